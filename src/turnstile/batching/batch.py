@@ -1,0 +1,41 @@
+"""The tensors of one update: rows merged into prefix trees.
+
+Tokens lie in depth-first order; token q may attend to token k iff `k <= q < subtree_end[k]`; `positions` are
+depths. Rows without a shared prefix are trees with one branch, so plain packing is the same layout. A trained
+token is a pair (source slot, target id): `source` indexes [T], because one hidden state can have several next
+tokens. Per-token arrays of the N trained tokens stay in the order of rows and turns; sharing never shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """One forest. T tokens in `trees` (slices of [T] that do not see each other), N trained tokens, S rows."""
+
+    tokens: Tensor  # i64[T]
+    positions: Tensor  # i64[T]
+    subtree_end: Tensor  # i64[T]
+    trees: tuple[tuple[int, int], ...]  # (begin, end) of each tree in [T]
+    source: Tensor  # i64[N] slot whose hidden state predicts the token
+    target: Tensor  # i64[N] the token
+    row: Tensor  # i64[N] index of the row in the step
+    turn: Tensor  # i64[N] index of the turn in its trajectory
+    trajectory: Tensor  # i64[N] index of the trajectory in the step
+    logprobs: Tensor  # f32[N] recorded while sampling
+    advantages: Tensor  # f32[N]
+    weights: Tensor  # f32[N] fixed before packing; a step's update is sum(weights * loss)
+    temperature: Tensor  # f32[N] of the sampling, applied by the trainer too
+    versions: Tensor  # i64[N]
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # f32[N] by name
+    row_tokens: int = 0  # tokens before sharing, for the log
+
+    @property
+    def size(self) -> int:
+        """T, the unique tokens of this forest."""
+        return int(self.tokens.shape[0])

@@ -1,0 +1,46 @@
+"""Who deserves it: the shape of an advantage estimator.
+
+An estimator sees every group of one step, because batch baselines need it, and returns arrays; it never
+changes what it was given. What it remembers between steps (moving baselines) is its `state`, which goes into
+the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from turnstile.types import F32, Group, Score
+
+Advantages = list[list[F32]]
+"""[trajectory][turn] -> f32[n], in the order of the groups' trajectories, for sampled tokens only."""
+
+State = Mapping[str, Any]
+Scores = Sequence[Sequence[Score]]
+"""[group][trajectory]"""
+
+
+class Estimator(Protocol):
+    """(groups, scores, aux, state, **knobs) -> (advantages, state).
+
+    `aux` holds arrays that learned parts computed (values, implicit rewards), by name. A trajectory whose
+    score is out of the baseline takes no part in any statistic; one out of the gradient gets zeros.
+    """
+
+    def __call__(
+        self, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, **knobs: Any
+    ) -> tuple[Advantages, State]: ...
+
+
+EQUAL = 1e-8
+"""A range of values below this counts as all equal, and gives exactly zero."""
+
+
+def broadcast(group: Group, per_trajectory: Sequence[float]) -> Advantages:
+    """One advantage per trajectory, given to each of its sampled tokens."""
+    return [
+        [np.full(len(turn.completion.token_ids), value, dtype=np.float32) for turn in trajectory.turns]
+        for trajectory, value in zip(group.trajectories, per_trajectory, strict=True)
+    ]

@@ -1,0 +1,55 @@
+"""Every error a user can meet. One line: what is wrong, where, and how to mend it."""
+
+from __future__ import annotations
+
+
+class TurnstileError(Exception):
+    """Base of all errors raised on purpose. The command line prints its text and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class ConfigError(TurnstileError):
+    """A recipe, an override or a knob is wrong."""
+
+    exit_code = 2
+
+
+class MissingExtra(TurnstileError):
+    """An optional dependency is not installed."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional dependency; install it with: pip install 'turnstile-rl[{extra}]'")
+
+
+class TaskError(TurnstileError):
+    """A task file or a task source cannot be used."""
+
+
+class CheckpointError(TurnstileError):
+    """A checkpoint is missing, torn or of another run."""
+
+
+class TrainingError(TurnstileError):
+    """Training cannot go on (for example too many steps with gradients that are not finite)."""
+
+
+class InfrastructureError(TurnstileError):
+    """Something under the episode broke: not the agent's fault, so never a reward of zero.
+
+    An episode that meets one ends with `Stop.ERROR`; it is retried, masked and counted.
+    """
+
+
+class SandboxError(InfrastructureError):
+    """The sandbox died, could not start or stopped answering."""
+
+
+class EngineError(InfrastructureError):
+    """The engine could not sample."""
+
+
+class VerifierError(InfrastructureError):
+    """The verdict could not be had: the verifier crashed, was killed or wrote nothing."""

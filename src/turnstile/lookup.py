@@ -1,0 +1,110 @@
+"""Names in a recipe to Python objects: one table a room, no registration, any `package.module:attribute`.
+
+    >>> resolve("credit", "grpo")        # doctest: +SKIP
+    <function grpo at ...>
+    >>> resolve("credit", "mine.credit:my_estimator")   # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from turnstile.errors import ConfigError
+
+KINDS: dict[str, dict[str, str]] = {
+    "env": {
+        "swe": "turnstile.envs.swe:SweEnv",
+        "guess": "turnstile.envs.guess:GuessEnv",
+    },
+    "sandbox": {
+        "local": "turnstile.sandboxes.local:LocalSandboxes",
+        "bubblewrap": "turnstile.sandboxes.bubblewrap:BubblewrapSandboxes",
+    },
+    "engine": {
+        "transformers": "turnstile.engines.transformers:TransformersEngine",
+        "scripted": "turnstile.engines.scripted:ScriptedEngine",
+    },
+    "renderer": {
+        "lines": "turnstile.agents.renderer:LinesRenderer",
+        "chat": "turnstile.agents.renderer:ChatRenderer",
+    },
+    "parser": {
+        "lines": "turnstile.agents.parsing.lines:LineParser",
+        "hermes": "turnstile.agents.parsing.hermes:HermesParser",
+    },
+    "reward": {
+        "outcome_class": "turnstile.rewards.outcome:outcome_class",
+        "signal": "turnstile.rewards.signal:signal",
+        "env": "turnstile.rewards.signal:env_reward",
+        "valid_format": "turnstile.rewards.steps:valid_format",
+        "command_succeeded": "turnstile.rewards.steps:command_succeeded",
+        "looked_at_failing_code": "turnstile.rewards.steps:looked_at_failing_code",
+        "ran_tests": "turnstile.rewards.steps:ran_tests",
+        "modified_code": "turnstile.rewards.steps:modified_code",
+    },
+    "compose": {
+        "gated": "turnstile.rewards.compose:gated",
+        "direct": "turnstile.rewards.compose:direct",
+    },
+    "credit": {
+        "grpo": "turnstile.credit.grpo:grpo",
+        "rloo": "turnstile.credit.rloo:rloo",
+        "turn_return": "turnstile.credit.turn_return:turn_return",
+    },
+    "loss": {
+        "ppo": "turnstile.losses.ppo:ppo",
+        "reinforce": "turnstile.losses.reinforce:reinforce",
+        "sft": "turnstile.losses.sft:sft",
+        "kl": "turnstile.losses.kl:kl",
+    },
+    "weights": {
+        "token": "turnstile.batching.weights:token",
+        "turn": "turnstile.batching.weights:turn",
+        "trajectory": "turnstile.batching.weights:trajectory",
+        "constant": "turnstile.batching.weights:constant",
+    },
+    "schedule": {
+        "constant": "turnstile.trainer.optim:constant",
+        "linear": "turnstile.trainer.optim:linear",
+        "cosine": "turnstile.trainer.optim:cosine",
+    },
+    "tracker": {
+        "jsonl": "turnstile.tracking.jsonl:JsonlTracker",
+        "console": "turnstile.tracking.console:ConsoleTracker",
+        "tensorboard": "turnstile.tracking.tensorboard:TensorboardTracker",
+    },
+}
+"""room -> kind -> "module:attribute"."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A clause that names the nearest known word, or lists them all when none is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+def resolve(room: str, kind: str) -> Any:
+    """The object that `kind` names in `room`: a table entry, or any `package.module:attribute`.
+
+    Raises ConfigError when the name is unknown, the module cannot be imported or lacks the attribute.
+    """
+    table = KINDS[room]
+    path = table.get(kind, kind)
+    module_name, colon, attribute = path.partition(":")
+    if not colon:
+        raise ConfigError(f"unknown {room} kind {kind!r}; {nearest(kind, table)} (or write your own as package.module:name)")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if kind in table or (error.name is not None and not module_name.startswith(error.name)):
+            raise  # a broken import inside that module is its own error
+        raise ConfigError(f"{room} kind {kind!r}: there is no module {module_name!r} on the import path") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise ConfigError(f"{room} kind {kind!r}: {module_name} has no {attribute!r}; {nearest(attribute, public)}") from None

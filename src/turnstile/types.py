@@ -1,0 +1,226 @@
+"""The data that flows through Turnstile, on one page.
+
+Everything here is frozen, keyword-only and slotted; arrays are numpy and never written to after
+construction. Letters used throughout the project: G attempts in a group, K turns in a trajectory,
+n new (sampled) tokens of a turn, c context tokens of a turn, L tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+I32 = NDArray[np.int32]
+F32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
+JSON = Any
+"""A value that `json.dumps` takes."""
+
+
+class Stop(StrEnum):
+    """Why an episode ended. `ERROR` is infrastructure: never trained on, never a reward of zero."""
+
+    SUBMITTED = "submitted"  # the agent said it was done
+    DONE = "done"  # the environment reached a terminal state
+    TURNS = "turns"  # turn limit
+    CONTEXT = "context"  # the context window is full
+    TOKENS = "tokens"  # the episode's budget of sampled tokens is spent
+    TIMEOUT = "timeout"  # the episode's wall clock ran out
+    PARSE = "parse"  # too many turns that could not be read
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """One call of a tool, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, JSON]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolSpec:
+    """A tool the environment offers; `schema` is the JSON schema of its arguments."""
+
+    name: str
+    description: str
+    schema: Mapping[str, JSON]
+
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One message of a conversation, free of any template."""
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One problem. `data` is whatever its environment needs, as JSON; `seed` fixes the environment's chance."""
+
+    id: str
+    env: str
+    prompt: str = ""
+    data: Mapping[str, JSON] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How tokens are drawn. Nothing is taken from a model's own defaults: what is off here is off.
+
+    `seed` keys the random numbers of one request: token i of a request depends on (seed, i) alone.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """The sampled tokens of one turn, exactly as sampled.
+
+    `logprobs` are of the distribution sampled from (temperature and truncation applied); `versions` says
+    which publication of the weights each token came from; `entropies` are in nats.
+    """
+
+    token_ids: I32  # [n]
+    logprobs: F32  # [n]
+    versions: I32  # [n]
+    sampling: Sampling
+    finish: Finish
+    seconds: float
+    entropies: F32 | None = None  # [n]
+
+    def __post_init__(self) -> None:
+        n = len(self.token_ids)
+        if len(self.logprobs) != n or len(self.versions) != n:
+            raise ValueError(f"completion of {n} tokens has {len(self.logprobs)} logprobs, {len(self.versions)} versions")
+        if self.entropies is not None and len(self.entropies) != n:
+            raise ValueError(f"completion of {n} tokens has {len(self.entropies)} entropies")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One turn: what was shown since the last one, what was sampled, and what came back.
+
+    A turn stores only the tokens it ADDS. With `fresh=True` the context was rewritten and `context_ids` is
+    the whole prompt. `rewards` holds the step rewards the environment itself gave, by term; `signals` what
+    it recorded; `agent` the seat that spoke; `trainable` whether its tokens may be trained at all.
+    """
+
+    context_ids: I32  # [c]
+    completion: Completion
+    message: Message
+    observation: tuple[Message, ...] = ()
+    fresh: bool = False
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    signals: Mapping[str, JSON] = field(default_factory=dict)
+    state_key: str = ""
+    agent: str = "agent"
+    trainable: bool = True
+    seconds: float = 0.0  # spent in the environment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """One attempt at a task. `signals` is what `Env.measure` found at the end; `error` says what broke."""
+
+    task_id: str
+    group: str
+    attempt: int
+    turns: tuple[Turn, ...]
+    stop: Stop
+    signals: Mapping[str, JSON] = field(default_factory=dict)
+    parent: tuple[int, int, int] | None = None  # (attempt, turn, token) this one branched from
+    error: str | None = None
+    times: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.group, self.attempt)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The attempts at one task that are compared with each other."""
+
+    id: str
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What the rewards made of one trajectory.
+
+    `outcome` is the terminal reward by agent, None where infrastructure failed. `turn` is the composed step
+    reward r_t of each turn after gating, `total` is outcome + sum of `turn`. `granted` and `withheld` give
+    each step term's reward by turn, split by what its gate did, and `gates` says which gates were open.
+    `in_baseline` and `in_gradient` say whether the trajectory counts in its group's statistics and in the
+    update (the two differ for ends that the recipe masks).
+    """
+
+    outcome: Mapping[str, float] | None
+    turn: F32  # [K]
+    total: float
+    granted: Mapping[str, F32] = field(default_factory=dict)  # term -> [K]
+    withheld: Mapping[str, F32] = field(default_factory=dict)  # term -> [K]
+    gates: Mapping[str, bool] = field(default_factory=dict)
+    in_baseline: bool = True
+    in_gradient: bool = True
+
+    def outcome_of(self, agent: str = "agent") -> float:
+        """The terminal reward of one seat; NaN where infrastructure failed."""
+        return float("nan") if self.outcome is None else float(self.outcome.get(agent, 0.0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One training row: a run of tokens seen by the model in one piece, made of one or more turns.
+
+    A trajectory is one row unless its context was rewritten (`Turn.fresh`), which starts a new row. Arrays
+    are [L]; `turn_ids` is the index of the turn a token belongs to, -1 for prompt and observation tokens;
+    `extras` holds further per-token arrays by name (ref_logprobs, proximal_logprobs, teacher_logprobs,
+    values, returns).
+    """
+
+    token_ids: I32
+    loss_mask: Bool
+    logprobs: F32
+    advantages: F32
+    turn_ids: I32
+    versions: I32
+    origin: tuple[str, int]  # (group, attempt)
+    temperature: float = 1.0  # of the sampling, which the trainer applies too
+    extras: Mapping[str, F32] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        for name in ("loss_mask", "logprobs", "advantages", "turn_ids", "versions"):
+            if len(getattr(self, name)) != length:
+                raise ValueError(f"row of {length} tokens has {len(getattr(self, name))} {name}")
+        for name, values in self.extras.items():
+            if len(values) != length:
+                raise ValueError(f"row of {length} tokens has {len(values)} {name}")
