@@ -15,7 +15,7 @@ class ConfigError(TurnstileError):
     exit_code = 2
 
 
-class MissingExtra(TurnstileError):
+class MissingExtraError(TurnstileError):
     """An optional dependency is not installed."""
 
     exit_code = 2

@@ -96,7 +96,8 @@ def resolve(room: str, kind: str) -> Any:
     path = table.get(kind, kind)
     module_name, colon, attribute = path.partition(":")
     if not colon:
-        raise ConfigError(f"unknown {room} kind {kind!r}; {nearest(kind, table)} (or write your own as package.module:name)")
+        hint = "or write your own as package.module:name"
+        raise ConfigError(f"unknown {room} kind {kind!r}; {nearest(kind, table)} ({hint})")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -107,4 +108,5 @@ def resolve(room: str, kind: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         public = [name for name in vars(module) if not name.startswith("_")]
-        raise ConfigError(f"{room} kind {kind!r}: {module_name} has no {attribute!r}; {nearest(attribute, public)}") from None
+        hint = nearest(attribute, public)
+        raise ConfigError(f"{room} kind {kind!r}: {module_name} has no {attribute!r}; {hint}") from None

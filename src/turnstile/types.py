@@ -115,10 +115,10 @@ class Completion:
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
-        if len(self.logprobs) != n or len(self.versions) != n:
-            raise ValueError(f"completion of {n} tokens has {len(self.logprobs)} logprobs, {len(self.versions)} versions")
-        if self.entropies is not None and len(self.entropies) != n:
-            raise ValueError(f"completion of {n} tokens has {len(self.entropies)} entropies")
+        for name in ("logprobs", "versions", "entropies"):
+            values = getattr(self, name)
+            if values is not None and len(values) != n:
+                raise ValueError(f"completion of {n} tokens has {len(values)} {name}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
