@@ -1,0 +1,258 @@
+"""A run is one TOML file: its schema, dotted overrides, and errors that name the nearest known word.
+
+`kind` names a function (see `lookup.KINDS`) and every other key of that section is one of its keyword
+arguments, so an algorithm adds no configuration class. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from turnstile.errors import ConfigError
+from turnstile.lookup import nearest
+
+EndRule = Literal["grade", "zero", "half", "mask", "drop"]
+
+
+class Section(BaseModel):
+    """A part of a recipe whose keys are all known here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Kind(BaseModel):
+    """A part of a recipe that names a function; its other keys are that function's keyword arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    kind: str
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class ModelConfig(Section):
+    id: str = "smollm2-135m"  # hub id, local folder, or a packaged name
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    train: Literal["all", "top", "lora"] = "all"
+    top_layers: int = Field(0, ge=0)  # with train = "top": how many of the last layers learn
+    lora_rank: int = Field(16, ge=1)
+    lora_alpha: int = Field(32, ge=1)
+    threads: int = Field(0, ge=0)  # 0: as many as torch finds
+
+
+class EngineConfig(Section):
+    kind: str = "transformers"
+    deterministic: bool = False  # lock-step decoding at a fixed width: runs repeat bit by bit
+    max_batch: int = Field(64, ge=1)  # tokens decoded at once
+    memory_mb: int = Field(4096, ge=64)  # for keys and values
+
+
+class AgentConfig(Section):
+    renderer: Kind = Kind(kind="chat")
+    parser: Kind = Kind(kind="hermes")
+
+
+class SamplingConfig(Section):
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    max_tokens: int = Field(256, ge=1)
+
+
+class TasksConfig(Section):
+    train: str = ""  # JSON lines, relative to the recipe's folder
+    heldout: str = ""
+    limit: int = Field(0, ge=0)  # train on the first so many tasks only (0: all)
+    where: dict[str, Any] = Field(default_factory=dict)  # keep tasks whose data has these values, or at most them
+
+
+class EpisodeConfig(Section):
+    turns: int = Field(8, ge=1)
+    tokens: int = Field(0, ge=0)  # sampled tokens an episode may spend (0: no limit)
+    context: int = Field(0, ge=0)  # tokens an episode may hold (0: the model's own window)
+    seconds: float = Field(300.0, gt=0)  # wall clock
+    unparsed: int = Field(0, ge=0)  # stop after so many unreadable turns in a row (0: never)
+    retries: int = Field(2, ge=0)  # after infrastructure errors
+    concurrent: int = Field(64, ge=1)  # episodes at once
+
+
+class EndsConfig(Section):
+    """What becomes of an episode by how it ended: graded, scored 0 or half, masked from the gradient, dropped."""
+
+    submitted: EndRule = "grade"
+    done: EndRule = "grade"
+    turns: EndRule = "grade"
+    context: EndRule = "grade"
+    tokens: EndRule = "grade"
+    timeout: EndRule = "mask"
+    parse: EndRule = "grade"
+
+
+class GateConfig(Section):
+    value: float
+    compare: Literal["gt", "ge"] = "gt"
+
+
+class TermConfig(Kind):
+    """One named reward; keys besides these are knobs of its function."""
+
+    name: str = ""  # default: the kind
+    scope: Literal["", "episode", "turn"] = ""  # default: what the function declares
+    level: int = 0
+    weight: float = 1.0
+    gate: GateConfig | None = None
+
+
+class RewardsConfig(Section):
+    compose: Literal["gated", "direct"] = "gated"
+    terms: tuple[TermConfig, ...] = (TermConfig(kind="signal", name="outcome", level=1),)
+
+
+class WarmstartConfig(Section):
+    """Supervised learning on oracle episodes before RL. `demos = 0` leaves it out."""
+
+    demos: int = Field(0, ge=0)
+    epochs: int = Field(1, ge=1)
+    batch: int = Field(8, ge=1)
+    lr: float = Field(4e-4, gt=0)
+    warmup: int = Field(4, ge=0)
+    key_weight: float = Field(1.0, gt=0)  # of the tokens that decide an action, against 1 for the others
+
+
+class TrainConfig(Section):
+    steps: int = Field(16, ge=0)
+    groups: int = Field(6, ge=1)  # tasks a step
+    attempts: int = Field(8, ge=1)  # episodes a task
+    epochs: int = Field(1, ge=1)  # passes over a step's rows
+    minibatches: int = Field(1, ge=1)  # optimiser steps a pass
+    budget: int = Field(8192, ge=64)  # unique tokens computed at once; gradients accumulate over the rest
+    lr: float = Field(1e-5, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = Field(0, ge=0)  # optimiser steps
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0)  # of the gradient's norm
+    drop_flat_groups: bool = True  # groups whose advantages are all zero cost no training
+    checkpoint_every: int = Field(10, ge=0)
+    keep: int = Field(2, ge=1)
+
+
+class EvalConfig(Section):
+    tasks: int = Field(0, ge=0)  # held-out tasks (0: all)
+    samples: int = Field(1, ge=1)
+    baseline_tasks: int = Field(0, ge=0)  # for the untouched model, whose episodes are long (0: as many)
+    every: int = Field(0, ge=0)  # steps between evaluations while training (0: only before and after)
+    temperature: float | None = None  # default: that of [sampling]
+
+
+class Recipe(Section):
+    """Everything a run needs. See `recipes/` for examples and docs/configuration.md for the whole list."""
+
+    name: str = "run"
+    seed: int = 0
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    agent: AgentConfig = AgentConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    sandbox: Kind = Kind(kind="local")
+    env: Kind = Kind(kind="swe")
+    tasks: TasksConfig = TasksConfig()
+    episode: EpisodeConfig = EpisodeConfig()
+    ends: EndsConfig = EndsConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    credit: Kind = Kind(kind="grpo")
+    loss: Kind = Kind(kind="ppo")
+    regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
+    weights: Kind = Kind(kind="token")
+    warmstart: WarmstartConfig = WarmstartConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    trackers: tuple[Kind, ...] = (Kind(kind="jsonl"), Kind(kind="console"), Kind(kind="tensorboard"))
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a TOML file, with `a.b=value` overrides applied; paths in it are relative to its folder.
+
+    Raises ConfigError with one line that says which key of which file is wrong and names the nearest known.
+    """
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"recipe {str(path)!r} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {str(path)!r} is not TOML: {error}") from None
+    for override in overrides:
+        _apply(data, override)
+    tasks = data.get("tasks")
+    if isinstance(tasks, dict):
+        for key in ("train", "heldout"):
+            if isinstance(tasks.get(key), str) and tasks[key]:
+                tasks[key] = str((path.parent / tasks[key]).resolve())
+    return make_recipe(data, where=str(path))
+
+
+def make_recipe(data: Mapping[str, Any], *, where: str = "recipe") -> Recipe:
+    """A recipe from plain data, with errors as in `load_recipe`."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_explain(error)}") from None
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    """Sets one dotted key. Values are TOML; what is not TOML is a string."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"override {override!r}: write it as section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    here: Any = data
+    *parents, last = key.strip().split(".")
+    for part in parents:
+        here = here[int(part)] if isinstance(here, list) and part.isdigit() else here.setdefault(part, {})
+        if not isinstance(here, dict | list):
+            raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
+    if isinstance(here, list):
+        here[int(last)] = value
+    else:
+        here[last] = value
+
+
+def _explain(error: ValidationError) -> str:
+    """The first problem, in one line."""
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        section = _section(first["loc"][:-1])
+        known = section.model_fields if section else ()
+        return f"unknown key {path!r}; {nearest(str(first['loc'][-1]), known)}"
+    more = len(error.errors()) - 1
+    tail = f" (and {more} more problems)" if more else ""
+    return f"{path or 'top level'}: {first['msg']}, got {first['input']!r}{tail}"
+
+
+def _section(location: Sequence[Any]) -> type[BaseModel] | None:
+    """The section class at a path of keys."""
+    here: Any = Recipe
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None
+        if field is None:
+            return None
+        here = field.annotation
+        for argument in getattr(here, "__args__", ()):
+            if isinstance(argument, type) and issubclass(argument, BaseModel):
+                here = argument
+    return here if isinstance(here, type) and issubclass(here, BaseModel) else None
