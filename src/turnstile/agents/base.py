@@ -46,8 +46,8 @@ class Parser(Protocol):
 class Renderer(Protocol):
     """The layout of a conversation in token ids. Sampled ids are never touched again.
 
-    `history` always ends with the assistant's message whose ids were sampled; `sampled_text` is how the
-    tokens of that message read (they may lack the end marker when the token limit cut them).
+    `history` always ends with the assistant's message whose ids were sampled; `sampled` are those ids (they
+    may lack the end marker when the token limit cut them).
     """
 
     stop: tuple[str, ...]  # strings that end a turn
@@ -57,7 +57,7 @@ class Renderer(Protocol):
         ...
 
     def observation(
-        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled_text: str
+        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
         """Exactly the ids a full render of history + new would add after the sampled tokens."""
         ...
