@@ -1,0 +1,156 @@
+"""Tasks in and out of JSON lines files, and the deterministic order in which training sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from turnstile.errors import TaskError
+from turnstile.lookup import nearest
+from turnstile.types import JSON, Task
+
+_FIELDS: Mapping[str, type] = {"id": str, "env": str, "prompt": str, "data": dict, "seed": int}
+
+
+def task_to_json(task: Task) -> dict[str, JSON]:
+    """The task as a JSON object; fields that hold their default are left out."""
+    record: dict[str, JSON] = {"id": task.id, "env": task.env}
+    if task.prompt:
+        record["prompt"] = task.prompt
+    if task.seed:
+        record["seed"] = task.seed
+    record["data"] = dict(task.data)
+    return record
+
+
+def task_from_json(record: JSON, where: str = "task") -> Task:
+    """A task from a JSON object. Raises TaskError naming `where` and the field that is wrong."""
+    if not isinstance(record, dict):
+        raise TaskError(f"{where}: a task is a JSON object, this is {type(record).__name__}")
+    for key in record:
+        if key not in _FIELDS:
+            raise TaskError(f"{where}: unknown field {key!r}; {nearest(key, _FIELDS)}")
+    for key in ("id", "env"):
+        if not record.get(key):
+            raise TaskError(f"{where}: field {key!r} is missing or empty")
+    for key, value in record.items():
+        wanted = _FIELDS[key]
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise TaskError(f"{where}: field {key!r} must be {wanted.__name__}, not {type(value).__name__}")
+    return Task(**record)
+
+
+def load_tasks(path: str | Path) -> list[Task]:
+    """The tasks of a JSON lines file, in file order; empty lines are skipped.
+
+    Raises TaskError with file and line for text that is not JSON, a field that is wrong or an id used
+    twice, and for a file that is missing or holds no task.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TaskError(f"{path}: the task file cannot be read ({error.strerror}); check the path") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: the task file is not UTF-8 text (byte {error.start})") from error
+    tasks: list[Task] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise TaskError(f"{where}: not JSON ({error.msg}, column {error.colno}); one task a line") from error
+        task = task_from_json(record, where)
+        if task.id in seen:
+            raise TaskError(f"{where}: id {task.id!r} is already used in line {seen[task.id]}; ids are unique")
+        seen[task.id] = number
+        tasks.append(task)
+    if not tasks:
+        raise TaskError(f"{path}: the task file holds no task")
+    return tasks
+
+
+def dump_task(task: Task) -> str:
+    """The task's line in a task file, without the line end."""
+    return json.dumps(task_to_json(task), ensure_ascii=False, separators=(",", ":"))
+
+
+def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
+    """Writes a task file in one step (a reader sees the old file or the new one); gives the number of tasks."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [dump_task(task) + "\n" for task in tasks]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return len(lines)
+
+
+@dataclasses.dataclass(slots=True)
+class TaskSampler:
+    """Endless tasks: every epoch is one permutation of all tasks, drawn from (seed, epoch) alone.
+
+    `pool` keeps only the first `pool` tasks; 0 keeps all. `shuffle=False` goes through them in file order.
+    The position is `state()`, small JSON that belongs in a checkpoint; `restore` takes it back and refuses
+    the state of other tasks, since going on with those would silently repeat and skip problems.
+    """
+
+    tasks: Sequence[Task]
+    seed: int = 0
+    pool: int = 0
+    shuffle: bool = True
+    _epoch: int = dataclasses.field(default=0, init=False)
+    _index: int = dataclasses.field(default=0, init=False)
+    _order: list[int] = dataclasses.field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        if self.pool < 0:
+            raise TaskError(f"pool must be 0 (all tasks) or positive, not {self.pool}")
+        self.tasks = tuple(self.tasks[: self.pool] if self.pool else self.tasks)
+        if not self.tasks:
+            raise TaskError("a sampler needs at least one task")
+        self._order = self._permutation()
+
+    @property
+    def epoch(self) -> int:
+        """How many times all tasks have been given out."""
+        return self._epoch
+
+    def next(self, n: int) -> list[Task]:
+        """The next n tasks; no task comes twice before all others came once."""
+        chosen: list[Task] = []
+        for _ in range(n):
+            if self._index == len(self._order):
+                self._epoch, self._index = self._epoch + 1, 0
+                self._order = self._permutation()
+            chosen.append(self.tasks[self._order[self._index]])
+            self._index += 1
+        return chosen
+
+    def state(self) -> dict[str, JSON]:
+        return {"epoch": self._epoch, "index": self._index, "seed": self.seed, "tasks": len(self.tasks)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken. Raises TaskError when it is of other tasks or another seed."""
+        for key, mine in (("seed", self.seed), ("tasks", len(self.tasks))):
+            if state[key] != mine:
+                raise TaskError(f"the sampler's state has {key} {state[key]}, this run has {mine}; use the same tasks")
+        self._epoch, self._index = int(state["epoch"]), int(state["index"])
+        self._order = self._permutation()
+
+    def _permutation(self) -> list[int]:
+        order = list(range(len(self.tasks)))
+        if self.shuffle:
+            random.Random(f"tasks/{self.seed}/{self._epoch}").shuffle(order)
+        return order
