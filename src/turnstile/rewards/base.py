@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from turnstile.errors import ConfigError
 from turnstile.types import F32, Task, Trajectory
 
 EpisodeReward = Callable[[Task, Trajectory], float | None]
@@ -47,9 +49,23 @@ class Term:
     weight: float = 1.0
     gate: Threshold | None = None
 
-    def values(self, task: Task, trajectory: Trajectory) -> F32 | None:
-        """The weighted reward: f32[1] for an episode term, f32[K] for a turn term; None without a verdict."""
+    def values(self, task: Task, trajectory: Trajectory) -> NDArray[np.float64] | None:
+        """The reward before weighting, f64[1] for an episode term, f64[K] for a turn term; None without a verdict.
+
+        Raises ConfigError when the function gives something else, or a number that is not finite.
+        """
         raw = self.function(task, trajectory)
         if raw is None:
             return None
-        return np.asarray(raw, dtype=np.float32).reshape(-1) * np.float32(self.weight)
+        where = f"reward term {self.name!r}, task {task.id!r}, attempt {trajectory.attempt}"
+        try:
+            values = np.atleast_1d(np.asarray(raw, dtype=np.float64))
+        except (TypeError, ValueError):
+            raise ConfigError(f"{where}: gave {type(raw).__name__}, not a number or a number for each turn") from None
+        expected = (1,) if self.scope == "episode" else (len(trajectory.turns),)
+        if values.shape != expected or (self.scope == "turn" and np.ndim(raw) == 0):
+            wanted = "one number" if self.scope == "episode" else f"{expected[0]} numbers, one for each turn"
+            raise ConfigError(f"{where}: gave {values.size} numbers but scope {self.scope!r} wants {wanted}")
+        if not np.isfinite(values).all():
+            raise ConfigError(f"{where}: gave {raw!r}; a reward must be finite (None means: no verdict)")
+        return values

@@ -1,0 +1,94 @@
+"""Many reward terms to one score: direct and gated accumulation (D-RA and G-RA, arXiv 2508.10548)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from turnstile.errors import ConfigError
+from turnstile.rewards.base import Term
+from turnstile.types import F32, Score, Stop, Task, Trajectory
+
+
+def gated(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
+    """Gated reward accumulation: R = sum_l m_l R_l, where R_l is the weighted sum of the terms of level l and
+    m_l = 1 iff every term of every level above l that has a gate passes its own threshold.
+
+    The terms of the highest level are always granted: its episode terms are the outcome. Everything else is a
+    step reward: a turn term of any level adds to r_t of its turn, an episode term of a lower level adds to the
+    last turn, so that total = outcome + sum_t r_t (an episode without turns has no place for it). A gate
+    compares the reward before weighting; that of a turn term is its sum over the turns.
+
+    Where infrastructure failed (`Stop.ERROR`, or a term without a verdict) the outcome is None and the
+    trajectory is out of both the baseline and the gradient.
+    """
+    return _compose(terms, task, trajectory, obey=True)
+
+
+def direct(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
+    """Direct reward accumulation: R = sum_l R_l; as `gated` with every gate open."""
+    return _compose(terms, task, trajectory, obey=False)
+
+
+def sum_terms(by_term: Mapping[str, F32], length: int) -> F32:
+    """r_t of each of the `length` turns: the terms' rewards added up, f32[K]."""
+    total = np.zeros(length, dtype=np.float64)
+    for values in by_term.values():
+        total += values
+    return total.astype(np.float32)
+
+
+def failed(trajectory: Trajectory) -> Score:
+    """The score of an infrastructure failure: no reward at all, in no statistic and in no gradient."""
+    turn = np.zeros(len(trajectory.turns), dtype=np.float32)
+    return Score(outcome=None, turn=turn, total=0.0, in_baseline=False, in_gradient=False)
+
+
+def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey: bool) -> Score:
+    if not terms:
+        raise ConfigError("a reward needs at least one term; add one under [[rewards.terms]]")
+    names = [term.name for term in terms]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ConfigError(f"reward terms must have different names, but {', '.join(map(repr, twice))} occurs twice")
+    if trajectory.stop is Stop.ERROR:
+        return failed(trajectory)
+    values = {}
+    for term in terms:
+        value = term.values(task, trajectory)
+        if value is None:
+            return failed(trajectory)
+        values[term.name] = value
+    gates = {
+        term.name: not obey or term.gate.passes(float(values[term.name].sum()))
+        for term in terms
+        if term.gate is not None
+    }
+    top = max(term.level for term in terms)
+    length = len(trajectory.turns)
+    outcome = 0.0
+    granted: dict[str, F32] = {}
+    withheld: dict[str, F32] = {}
+    for term in terms:
+        weighted = values[term.name] * term.weight
+        if term.level == top and term.scope == "episode":
+            outcome += float(weighted[0])
+            continue
+        steps = np.zeros(length, dtype=np.float32)
+        if term.scope == "turn":
+            steps[:] = weighted
+        elif length:
+            steps[-1] = weighted[0]
+        is_open = all(gates.get(higher.name, True) for higher in terms if higher.level > term.level)
+        zeros = np.zeros_like(steps)
+        granted[term.name], withheld[term.name] = (steps, zeros) if is_open else (zeros, steps)
+    turn = sum_terms(granted, length)
+    return Score(
+        outcome={"agent": outcome},
+        turn=turn,
+        total=outcome + float(turn.sum(dtype=np.float64)),
+        granted=granted,
+        withheld=withheld,
+        gates=gates,
+    )

@@ -1,0 +1,74 @@
+"""What becomes of an episode by how it ended: a table in the recipe, because published systems disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from turnstile.errors import ConfigError
+from turnstile.lookup import nearest
+from turnstile.rewards.compose import failed, sum_terms
+from turnstile.types import Score, Stop, Trajectory
+
+End = Literal["grade", "zero", "half", "mask", "drop"]
+"""grade: as scored. zero: every reward is 0. half: positive rewards count half, negative ones whole (an end
+must not become better by being halved). mask: out of the gradient, in the baseline. drop: out of both."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ends:
+    """Stop -> what to do; what is not named is graded. `Stop.ERROR` is always an infrastructure failure."""
+
+    table: Mapping[Stop, End] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, table: Mapping[str, str]) -> Ends:
+        """From a recipe's section. Raises ConfigError that names the nearest known word."""
+        known = [stop.value for stop in Stop if stop is not Stop.ERROR]
+        result: dict[Stop, End] = {}
+        for stop, end in table.items():
+            if stop not in known:
+                extra = "; infrastructure failures are always dropped" if stop == Stop.ERROR else ""
+                raise ConfigError(f"ends: unknown end {stop!r}; {nearest(stop, known)}{extra}")
+            match end:
+                case "grade" | "zero" | "half" | "mask" | "drop":
+                    result[Stop(stop)] = end
+                case _:
+                    raise ConfigError(f"ends.{stop}: unknown rule {end!r}; {nearest(end, get_args(End))}")
+        return cls(table=result)
+
+    def apply(self, score: Score, trajectory: Trajectory) -> Score:
+        """The score after the table: total = outcome + sum(turn) still holds, and what an end took from a step
+        term moves from `granted` to `withheld`."""
+        if trajectory.stop is Stop.ERROR:
+            return failed(trajectory)
+        if score.outcome is None:
+            return score
+        match self.table.get(trajectory.stop, "grade"):
+            case "grade":
+                return score
+            case "mask":
+                return replace(score, in_gradient=False)
+            case "drop":
+                return replace(score, in_gradient=False, in_baseline=False)
+            case "zero":
+                return _scaled(score, 0.0, 0.0)
+            case "half":
+                return _scaled(score, 0.5, 1.0)
+
+
+def _scaled(score: Score, positive: float, negative: float) -> Score:
+    """Every reward of a score times `positive` or `negative`, by its sign."""
+    assert score.outcome is not None
+    outcome = {agent: value * (positive if value > 0 else negative) for agent, value in score.outcome.items()}
+    granted = {
+        term: (steps * np.where(steps > 0, positive, negative)).astype(np.float32)
+        for term, steps in score.granted.items()
+    }
+    withheld = {term: score.withheld[term] + (steps - granted[term]) for term, steps in score.granted.items()}
+    turn = sum_terms(granted, len(score.turn))
+    total = sum(outcome.values()) + float(turn.sum(dtype=np.float64))
+    return replace(score, outcome=outcome, turn=turn, total=total, granted=granted, withheld=withheld)

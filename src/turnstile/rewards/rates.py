@@ -1,0 +1,73 @@
+"""What a step's episodes came to, as numbers to log: rates, ends, gates, and rewards granted and withheld."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from turnstile.types import F32, Group, Score, Stop, Trajectory
+
+
+def completed(trajectory: Trajectory) -> bool:
+    """The agent submitted."""
+    return bool(trajectory.signals.get("submitted", False))
+
+
+def modified(trajectory: Trajectory) -> bool:
+    """The agent submitted, and its non-test diff is not empty."""
+    return completed(trajectory) and bool(trajectory.signals.get("modified", False))
+
+
+def resolved(trajectory: Trajectory) -> bool:
+    """The agent submitted a change after which every test passes that must."""
+    return modified(trajectory) and bool(trajectory.signals.get("resolved", False))
+
+
+def rates(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, float]:
+    """Means over the trajectories that have a verdict (infrastructure failures are counted, never averaged).
+
+    rate/completion, rate/modification, rate/resolution (each a subset of the one before; left out where the
+    environment records no such signal), ends/STOP (share of all trajectories), reward/outcome, reward/total,
+    reward/step_granted, reward/step_withheld (means of sums over turns), reward/granted/TERM,
+    reward/withheld/TERM, gate/TERM (share open), count/trajectories, count/errors, turns (mean).
+    Means over nothing are left out.
+    """
+    pairs = [
+        (trajectory, score)
+        for group, group_scores in zip(groups, scores, strict=True)
+        for trajectory, score in zip(group.trajectories, group_scores, strict=True)
+    ]
+    graded = [(trajectory, score) for trajectory, score in pairs if score.outcome is not None]
+    result = {"count/trajectories": float(len(pairs)), "count/errors": float(len(pairs) - len(graded))}
+    for stop in Stop:
+        result[f"ends/{stop.value}"] = _mean(trajectory.stop is stop for trajectory, _ in pairs)
+    if not graded:
+        return {name: value for name, value in result.items() if not np.isnan(value)}
+    for name, signal, holds in (
+        ("completion", "submitted", completed),
+        ("modification", "modified", modified),
+        ("resolution", "resolved", resolved),
+    ):
+        if any(signal in trajectory.signals for trajectory, _ in graded):
+            result[f"rate/{name}"] = _mean(holds(trajectory) for trajectory, _ in graded)
+    result["turns"] = _mean(len(trajectory.turns) for trajectory, _ in graded)
+    result["reward/outcome"] = _mean(sum((score.outcome or {}).values()) for _, score in graded)
+    result["reward/total"] = _mean(score.total for _, score in graded)
+    result["reward/step_granted"] = _mean(_sum(score.granted) for _, score in graded)
+    result["reward/step_withheld"] = _mean(_sum(score.withheld) for _, score in graded)
+    for term in sorted({term for _, score in graded for term in score.granted}):
+        result[f"reward/granted/{term}"] = _mean(_sum(score.granted, term) for _, score in graded)
+        result[f"reward/withheld/{term}"] = _mean(_sum(score.withheld, term) for _, score in graded)
+    for gate in sorted({gate for _, score in graded for gate in score.gates}):
+        result[f"gate/{gate}"] = _mean(score.gates[gate] for _, score in graded if gate in score.gates)
+    return result
+
+
+def _sum(by_term: Mapping[str, F32], term: str | None = None) -> float:
+    return float(sum(values.sum(dtype=np.float64) for name, values in by_term.items() if term in (None, name)))
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = [float(value) for value in values]
+    return float(np.mean(numbers)) if numbers else float("nan")

@@ -1,0 +1,44 @@
+"""Rewards that pass on a number somebody else recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from turnstile.errors import ConfigError
+from turnstile.rewards.recorded import episode_signal
+from turnstile.types import F32, Stop, Task, Trajectory
+
+
+def signal(
+    task: Task,
+    trajectory: Trajectory,
+    *,
+    name: str = "outcome",
+    signal: str = "",
+    scale: float = 1.0,
+    offset: float = 0.0,
+) -> float | None:
+    """`scale * value + offset` of a number or a bool that `Env.measure` recorded of the episode.
+
+    `signal` says which one; by default the one called like the term (`name`). None where infrastructure failed
+    or the environment recorded None (no verdict). Raises ConfigError where the signal is missing or not a number.
+    """
+    if trajectory.stop is Stop.ERROR:
+        return None
+    which = signal or name
+    value = episode_signal(trajectory, which, "signal")
+    if value is None:
+        return None
+    if not isinstance(value, int | float):
+        raise ConfigError(f"reward 'signal' wants a number, but the episode recorded {which} = {value!r}")
+    return scale * float(value) + offset
+
+
+def env_reward(task: Task, trajectory: Trajectory, *, term: str = "") -> F32:
+    """The environment's own step rewards, f32[K]: those of one `term`, or the sum over all of them.
+
+    A turn in which the environment gave none counts 0.
+    """
+    turns = trajectory.turns
+    values = [turn.rewards.get(term, 0.0) if term else sum(turn.rewards.values()) for turn in turns]
+    return np.asarray(values, dtype=np.float32)
