@@ -1,0 +1,185 @@
+"""The record of every episode: what was shown, sampled, granted, withheld, credited and trained.
+
+It lies in `RUN/record/`, one file for each step and phase, only ever appended to. Each entry is a gzip member
+of its own holding one line of JSON, so an entry is whole or it is torn, `zcat` reads a file, and a process
+killed in the middle of a write costs that entry and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from turnstile.errors import TurnstileError
+from turnstile.rollout.codec import decode, encode
+from turnstile.types import F32, Group, Score
+
+Phase = Literal["warmstart", "train", "eval"]
+PerToken = tuple[tuple[F32, ...], ...]
+"""[trajectory][turn] -> f32[n], for the sampled tokens of one group."""
+
+WEIGHT, LOGPROB, UPDATED = "weight", "logprob", "updated_logprob"
+"""What `trained` holds: each token's share of the loss, its log-probability under the trainer before the
+update, and the same after it. Further arrays may stand beside them under names of their own."""
+
+_GZIP = 31  # zlib's window size for "expect a gzip header"
+_FILE = re.compile(r"(?P<step>\d{6,})-(?P<phase>[a-z]+)(?:-(?P<label>[\w.]+))?\.jsonl\.gz")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One group as it was played, judged and trained. `label` tells evaluations of one step apart.
+
+    `scores` are in the order of the group's trajectories; `advantages` and each array of `trained` are
+    [trajectory][turn] -> f32[n]; None and {} where the group was not trained on.
+    """
+
+    step: int
+    phase: Phase
+    group: Group
+    scores: tuple[Score, ...]
+    advantages: PerToken | None = None
+    trained: Mapping[str, PerToken] = field(default_factory=dict)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if self.phase not in get_args(Phase):
+            raise ValueError(f"phase {self.phase!r}: known are {', '.join(get_args(Phase))}")
+        if self.label and not re.fullmatch(r"[\w.]+", self.label):
+            raise ValueError(f"label {self.label!r}: use letters, digits, dots and underscores")
+        attempts = len(self.group.trajectories)
+        if len(self.scores) != attempts:
+            raise ValueError(f"group {self.group.id!r} of {attempts} trajectories has {len(self.scores)} scores")
+        for name, arrays in {"advantages": self.advantages or (), **self.trained}.items():
+            if name != "advantages" or self.advantages is not None:
+                _check_shape(self.group, name, arrays)
+
+
+class Recorder:
+    """Appends entries to the record of one run."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = Path(run) / "record"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._whole: set[Path] = set()  # files known to end with a whole entry
+
+    def write(
+        self,
+        step: int,
+        phase: Phase,
+        group: Group,
+        scores: Sequence[Score],
+        advantages: Sequence[Sequence[F32]] | None = None,
+        trained: Mapping[str, Sequence[Sequence[F32]]] | None = None,
+        *,
+        label: str = "",
+    ) -> None:
+        """Appends one group; it is in the file when this returns. Writing a group of the same step, phase and
+        label again replaces it for readers. Raises ValueError when the arrays do not fit the group."""
+        entry = Entry(
+            step=step,
+            phase=phase,
+            group=group,
+            scores=tuple(scores),
+            advantages=None if advantages is None else _frozen(advantages),
+            trained={name: _frozen(arrays) for name, arrays in (trained or {}).items()},
+            label=label,
+        )
+        path = self._folder / _file_name(step, phase, label)
+        if path not in self._whole:
+            _cut_torn_end(path)
+            self._whole.add(path)
+        packer = zlib.compressobj(wbits=_GZIP)
+        line = json.dumps(encode(entry), ensure_ascii=False) + "\n"
+        with path.open("ab") as file:
+            file.write(packer.compress(line.encode("utf-8", "surrogatepass")) + packer.flush())
+
+    def resume_at(self, step: int) -> None:
+        """Drops what was recorded after `step`, the last one that stands, because it will be played again."""
+        for path, its_step, _, _ in _files(self._folder):
+            if its_step > step:
+                path.unlink()
+                self._whole.discard(path)
+
+
+def read_record(
+    run: Path, *, phase: Phase | None = None, step: int | None = None, label: str | None = None
+) -> Iterator[Entry]:
+    """The entries of a run by step, each group of a step, phase and label once; None takes all.
+
+    A torn entry (the writer was killed) is left out with one warning in the log. Raises TurnstileError when
+    the run has no record.
+    """
+    folder = Path(run) / "record"
+    if not folder.is_dir():
+        raise TurnstileError(f"run {str(run)!r} has no record of episodes; give the folder of a run, like runs/NAME")
+    return _read(folder, phase, step, label)
+
+
+def _read(folder: Path, phase: str | None, step: int | None, label: str | None) -> Iterator[Entry]:
+    for path, its_step, its_phase, its_label in _files(folder):
+        if phase in (None, its_phase) and step in (None, its_step) and label in (None, its_label):
+            members, torn = _members(path)
+            if torn:
+                _log.warning("%s: entry %d is torn (%d bytes) and was left out", path, len(members) + 1, torn)
+            entries = (decode(json.loads(text.decode("utf-8", "surrogatepass")), Entry) for text, _ in members)
+            yield from {entry.group.id: entry for entry in entries}.values()
+
+
+def _files(folder: Path) -> list[tuple[Path, int, str, str]]:
+    """(path, step, phase, label) of each file in the order of a run: a step is evaluated after it is trained."""
+    order = {name: place for place, name in enumerate(get_args(Phase))}
+    found = [
+        (path, int(match["step"]), match["phase"], match["label"] or "")
+        for path in folder.iterdir()
+        if (match := _FILE.fullmatch(path.name)) and match["phase"] in order
+    ]
+    return sorted(found, key=lambda item: (item[1], order[item[2]], item[3]))
+
+
+def _file_name(step: int, phase: str, label: str) -> str:
+    return f"{step:06d}-{phase}{'-' if label else ''}{label}.jsonl.gz"
+
+
+def _members(path: Path) -> tuple[list[tuple[bytes, int]], int]:
+    """The whole entries of a file with the offset each ends at, and how many bytes of a torn one follow."""
+    data, members, begin = path.read_bytes(), [], 0
+    while begin < len(data):
+        unpacker = zlib.decompressobj(wbits=_GZIP)
+        try:
+            text = unpacker.decompress(data[begin:])
+        except zlib.error:  # a damaged member: where the next one begins cannot be known
+            break
+        if not unpacker.eof:
+            break
+        begin = len(data) - len(unpacker.unused_data)
+        members.append((text, begin))
+    return members, len(data) - begin
+
+
+def _cut_torn_end(path: Path) -> None:
+    """Entries written behind a torn one could not be found again, so it goes first."""
+    if path.exists():
+        members, torn = _members(path)
+        if torn:
+            _log.warning("%s: cut off a torn entry of %d bytes", path, torn)
+            with path.open("r+b") as file:
+                file.truncate(members[-1][1] if members else 0)
+
+
+def _frozen(arrays: Sequence[Sequence[F32]]) -> PerToken:
+    return tuple(tuple(turns) for turns in arrays)
+
+
+def _check_shape(group: Group, name: str, arrays: Sequence[Sequence[Any]]) -> None:
+    expected = [[len(turn.completion.token_ids) for turn in item.turns] for item in group.trajectories]
+    found = [[len(values) for values in turns] for turns in arrays]
+    if found != expected:
+        raise ValueError(f"{name} of group {group.id!r} have the lengths {found}, but its turns {expected}")
