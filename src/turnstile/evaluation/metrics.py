@@ -1,0 +1,220 @@
+"""From episodes to rates: intervals clustered by task, paired differences and pass@k.
+
+Every estimate gives each task the same weight: first the mean over a task's episodes, then the mean over
+tasks. Episodes that infrastructure broke (outcome None) count nowhere and are reported by `errors`. Intervals
+are percentile bootstraps that resample whole tasks, so several samples or several training seeds of one task
+stay together; they speak about new tasks for these policies, not about new training seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import comb, isfinite, nan
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnstile.rewards.rates import completed, modified, resolved
+from turnstile.types import Group, Score
+
+F64 = NDArray[np.float64]
+RateName = Literal["completion", "modification", "resolution", "changed"]
+FieldName = Literal[RateName, "turns", "outcome", "total"]
+RATES: tuple[RateName, ...] = ("completion", "modification", "resolution", "changed")
+
+LEVEL = 0.95
+RESAMPLES = 10_000
+_CHUNK = 1 << 21  # indices drawn at once, to bound memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeResult:
+    """What one evaluation episode came to.
+
+    `completion`, `modification` (submitted a change) and `resolution` (submitted a change that solves the task)
+    are nested and defined by `rewards.rates`, so they are the rates that training logs. `changed`: the work
+    differs from the start when the episode ends, submitted or not. `kind` and `package` come from the task's
+    data ("" where it has none); `outcome` and `total` are None where infrastructure failed.
+    """
+
+    task_id: str
+    sample: int
+    completion: bool
+    modification: bool
+    resolution: bool
+    changed: bool = False
+    kind: str = ""
+    package: str = ""
+    turns: int = 0
+    stop: str = ""
+    outcome: float | None = None
+    total: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A mean over tasks with the ends of its interval; all NaN where there is no task."""
+
+    mean: float
+    low: float
+    high: float
+    n_tasks: int
+    n_episodes: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 1e-12 or self.high < -1e-12  # thirds do not add up to exact zeros
+
+
+def from_group(group: Group, scores: Sequence[Score]) -> list[EpisodeResult]:
+    """One result for each trajectory, from its signals `submitted`, `modified`, `resolved` and its task's data.
+
+    A signal the environment does not give counts as False.
+    """
+    data = group.task.data
+    return [
+        EpisodeResult(
+            task_id=group.task.id,
+            sample=trajectory.attempt,
+            completion=completed(trajectory),
+            modification=modified(trajectory),
+            resolution=resolved(trajectory),
+            changed=bool(trajectory.signals.get("modified", False)),
+            kind=str(data.get("kind", "")),
+            package=str(data.get("package", "")),
+            turns=len(trajectory.turns),
+            stop=str(trajectory.stop),
+            outcome=None if score.outcome is None else score.outcome_of(),
+            total=None if score.outcome is None else float(score.total),
+        )
+        for trajectory, score in zip(group.trajectories, scores, strict=True)
+    ]
+
+
+def counted(results: Iterable[EpisodeResult]) -> list[EpisodeResult]:
+    """The episodes that count: those with a verdict."""
+    return [result for result in results if result.outcome is not None]
+
+
+def errors(results: Iterable[EpisodeResult]) -> int:
+    """How many episodes infrastructure broke."""
+    return sum(result.outcome is None for result in results)
+
+
+def rate(
+    results: Sequence[EpisodeResult],
+    field: FieldName = "resolution",
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """The mean of a field over tasks, with a bootstrap interval clustered by task."""
+    tasks = by_task(results, lambda result: float(getattr(result, field)))
+    values = np.array([np.mean(samples) for samples in tasks.values()], dtype=np.float64)
+    episodes = sum(len(samples) for samples in tasks.values())
+    return interval_of(values, episodes, _bounds(field), level, resamples, seed)
+
+
+def paired_difference(
+    before: Sequence[EpisodeResult],
+    after: Sequence[EpisodeResult],
+    field: FieldName = "resolution",
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """The mean over tasks of (after - before), over the tasks that both have, resampled task by task.
+
+    Results of several seeds may be joined on either side: all of a task's episodes make one mean.
+    """
+    pairs = paired_values(before, after, field)
+    values = np.array([difference for difference, _ in pairs.values()], dtype=np.float64)
+    episodes = sum(count for _, count in pairs.values())
+    low, high = _bounds(field)
+    return interval_of(values, episodes, (low - high, high - low), level, resamples, seed)
+
+
+def pass_at_k(
+    results: Sequence[EpisodeResult],
+    k: int,
+    field: RateName = "resolution",
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """The chance that one of k samples succeeds: mean over tasks of 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374).
+
+    n is a task's number of samples and c how many succeeded, so the estimate is unbiased for every n >= k;
+    tasks with fewer than k samples take no part (`n_tasks` says how many did). Raises ValueError if k < 1.
+    """
+    if k < 1:
+        raise ValueError(f"pass@k needs k >= 1, got {k}")
+    tasks = by_task(results, lambda result: float(getattr(result, field)))
+    enough = [samples for samples in tasks.values() if len(samples) >= k]
+    values = [1.0 - comb(len(s) - round(sum(s)), k) / comb(len(s), k) for s in enough]
+    return interval_of(np.array(values, dtype=np.float64), sum(map(len, enough)), (0.0, 1.0), level, resamples, seed)
+
+
+def max_samples(results: Sequence[EpisodeResult]) -> int:
+    """The most counted episodes that one task has; 0 without any."""
+    return max((len(samples) for samples in by_task(results, lambda _: 0.0).values()), default=0)
+
+
+def by_task(results: Sequence[EpisodeResult], value: Callable[[EpisodeResult], float]) -> dict[str, list[float]]:
+    """The values of the counted episodes by task, in order of first appearance."""
+    tasks: dict[str, list[float]] = {}
+    for result in counted(results):
+        tasks.setdefault(result.task_id, []).append(value(result))
+    return tasks
+
+
+def paired_values(
+    before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], field: FieldName
+) -> dict[str, tuple[float, int]]:
+    """For each task that both have: the difference of its means, and how many episodes went into it."""
+    old = by_task(before, lambda result: float(getattr(result, field)))
+    new = by_task(after, lambda result: float(getattr(result, field)))
+    return {
+        task: (float(np.mean(new[task]) - np.mean(old[task])), len(old[task]) + len(new[task]))
+        for task in old
+        if task in new
+    }
+
+
+def _bounds(field: FieldName) -> tuple[float, float]:
+    """The least and the largest value a field can have."""
+    return (0.0, 1.0) if field in RATES else (-np.inf, np.inf)
+
+
+def interval_of(
+    values: F64, episodes: int, bounds: tuple[float, float], level: float, resamples: int, seed: int
+) -> Interval:
+    """Percentile bootstrap of the mean of one value per task, f64[n_tasks].
+
+    Where all tasks agree (0 of 48, or 48 of 48) resampling has nothing to vary and would claim certainty. There
+    the exact binomial bound on the unseen other tasks is used: with confidence 1 - (1 - level) / 2 at most a
+    share u = 1 - ((1 - level) / 2)^(1 / n) of all tasks differs, by no more than the field's bounds allow.
+    """
+    n = len(values)
+    if n == 0:
+        return Interval(mean=nan, low=nan, high=nan, n_tasks=0, n_episodes=0)
+    mean, tail = float(values.mean()), (1.0 - level) / 2.0
+    if np.ptp(values) == 0.0:
+        unseen = 1.0 - tail ** (1.0 / n)
+        low, high = (mean + (bound - mean) * unseen if isfinite(bound) else mean for bound in bounds)
+        return Interval(mean=mean, low=low, high=high, n_tasks=n, n_episodes=episodes)
+    generator = np.random.default_rng(seed)
+    rows = max(1, _CHUNK // n)
+    means = np.concatenate(
+        [
+            values[generator.integers(n, size=(min(rows, resamples - start), n))].mean(axis=1)
+            for start in range(0, resamples, rows)
+        ]
+    )
+    low, high = np.quantile(means, (tail, 1.0 - tail))
+    return Interval(mean=mean, low=float(low), high=float(high), n_tasks=n, n_episodes=episodes)
