@@ -1,0 +1,126 @@
+"""Rows to prefix trees: what several rows begin with is computed once.
+
+Rows are put in lexicographic order of their tokens, so that rows with a common prefix are neighbours and the
+longest common prefix with the row before tells where each row branches off. Writing each row's private part
+in that order *is* the depth-first layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnstile.batching.batch import Batch
+from turnstile.types import F32, I32, Row
+
+
+def plant(
+    rows: Sequence[Row], weights: Sequence[F32], *, budget: int, device: torch.device | str = "cpu", share: bool = True
+) -> list[Batch]:
+    """Rows and their tokens' weights f32[L] as forests of at most `budget` unique tokens each.
+
+    A tree over the budget is cut between rows and its trunk repeated; a row longer than the budget stands
+    alone. `share=False` plants every row as a tree of its own (plain packing).
+    """
+    order = sorted(range(len(rows)), key=lambda r: rows[r].token_ids.tolist())
+    forests: list[Batch] = []
+    plot = _Plot()
+    for r in order:
+        common = plot.common(rows[r].token_ids) if share else 0
+        if plot.members and plot.size + len(rows[r].token_ids) - common > budget:
+            forests.append(_batch(plot, rows, weights, torch.device(device)))
+            plot, common = _Plot(), 0
+        plot.add(r, rows[r].token_ids, common)
+    if plot.members:
+        forests.append(_batch(plot, rows, weights, torch.device(device)))
+    return forests
+
+
+@dataclass
+class _Plot:
+    """A forest that grows: the slots of each member row, and where subtrees and trees end so far."""
+
+    members: list[int] = field(default_factory=list)
+    slots: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    tokens: list[I32] = field(default_factory=list)
+    positions: list[NDArray[np.int64]] = field(default_factory=list)
+    ends: list[tuple[NDArray[np.int64], int]] = field(default_factory=list)  # (closed slots, their subtree's end)
+    roots: list[int] = field(default_factory=list)
+    size: int = 0
+    _last: I32 | None = None
+
+    def common(self, tokens: I32) -> int:
+        """How many leading tokens are those of the row before."""
+        if self._last is None:
+            return 0
+        short = min(len(tokens), len(self._last))
+        different = np.flatnonzero(tokens[:short] != self._last[:short])
+        return int(different[0]) if len(different) else short
+
+    def add(self, member: int, tokens: I32, common: int) -> None:
+        private = np.arange(self.size, self.size + len(tokens) - common, dtype=np.int64)
+        trunk = np.empty(0, np.int64)
+        if self.members:
+            before = self.slots[self.members[-1]]
+            trunk = before[:common]
+            self.ends.append((before[common:], self.size))
+        if common == 0:
+            self.roots.append(self.size)
+        self.tokens.append(tokens[common:])
+        self.positions.append(np.arange(common, len(tokens), dtype=np.int64))
+        self.slots[member] = np.concatenate([trunk, private])
+        self.members.append(member)
+        self.size += len(private)
+        self._last = tokens
+
+    def subtree_end(self) -> NDArray[np.int64]:
+        end = np.full(self.size, self.size, dtype=np.int64)
+        for slots, at in self.ends:
+            end[slots] = at
+        return end
+
+
+def _batch(plot: _Plot, rows: Sequence[Row], weights: Sequence[F32], device: torch.device) -> Batch:
+    """The tensors of a finished plot. Trained tokens stay in the order of the step's rows."""
+    members = sorted(plot.members)
+    trained = {r: np.flatnonzero(rows[r].loss_mask) for r in members}
+    origins = {origin: i for i, origin in enumerate(dict.fromkeys(row.origin for row in rows))}
+
+    def gather(name: str) -> Tensor:
+        return _tensor(np.concatenate([getattr(rows[r], name)[trained[r]] for r in members]), device)
+
+    def spread(values: Sequence[float], dtype: type) -> Tensor:
+        parts = [np.full(len(trained[r]), v, dtype) for r, v in zip(members, values, strict=True)]
+        return _tensor(np.concatenate(parts), device)
+
+    extras = set.intersection(*(set(rows[r].extras) for r in members))
+    return Batch(
+        tokens=_tensor(np.concatenate(plot.tokens).astype(np.int64), device),
+        positions=_tensor(np.concatenate(plot.positions), device),
+        subtree_end=_tensor(plot.subtree_end(), device),
+        trees=tuple(zip(plot.roots, [*plot.roots[1:], plot.size], strict=True)),
+        source=_tensor(np.concatenate([plot.slots[r][trained[r] - 1] for r in members]), device),
+        target=gather("token_ids").long(),
+        row=spread(members, np.int64),
+        turn=gather("turn_ids").long(),
+        trajectory=spread([origins[rows[r].origin] for r in members], np.int64),
+        logprobs=gather("logprobs"),
+        advantages=gather("advantages"),
+        weights=_tensor(np.concatenate([weights[r][trained[r]] for r in members]), device),
+        temperature=spread([rows[r].temperature for r in members], np.float32),
+        versions=gather("versions").long(),
+        extras={
+            name: _tensor(np.concatenate([rows[r].extras[name][trained[r]] for r in members]), device)
+            for name in sorted(extras)
+        },
+        row_tokens=sum(len(rows[r].token_ids) for r in members),
+    )
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:  # type: ignore[type-arg]
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

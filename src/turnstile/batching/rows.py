@@ -1,0 +1,55 @@
+"""Trajectories to training rows: the sampled tokens as they were sampled, with what is trained marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from turnstile.types import F32, I32, Row, Trajectory, Turn
+
+
+def rows_of(trajectory: Trajectory, advantages: Sequence[F32]) -> list[Row]:
+    """The rows of one trajectory: one, and one more for each later turn whose context was rewritten.
+
+    `advantages` is [turn] -> f32[n], for the sampled tokens. Prompt and observation tokens carry zeros and are
+    masked, as are the tokens of turns that are not trainable.
+    """
+    if len(advantages) != len(trajectory.turns):
+        raise ValueError(f"{len(trajectory.turns)} turns but advantages for {len(advantages)}")
+    starts = [k for k, turn in enumerate(trajectory.turns) if k == 0 or turn.fresh]
+    spans = zip(starts, [*starts[1:], len(trajectory.turns)], strict=True)
+    return [_row(trajectory, advantages, begin, end) for begin, end in spans]
+
+
+def _row(trajectory: Trajectory, advantages: Sequence[F32], begin: int, end: int) -> Row:
+    """The row of turns begin..end-1, whose context was never rewritten in between."""
+    turns = trajectory.turns[begin:end]
+    pieces = list(zip(range(begin, end), turns, advantages[begin:end], strict=True))
+    return Row(
+        token_ids=_spread([(t.context_ids, t.completion.token_ids) for t in turns], np.int32),
+        loss_mask=_spread([(_of(t.context_ids, False), _of(t.completion.token_ids, t.trainable)) for t in turns], bool),
+        logprobs=_spread([(_of(t.context_ids, 0), t.completion.logprobs) for t in turns], np.float32),
+        advantages=_spread([(_of(t.context_ids, 0), a) for _, t, a in pieces], np.float32),
+        turn_ids=_spread([(_of(t.context_ids, -1), _of(t.completion.token_ids, k)) for k, t, _ in pieces], np.int32),
+        versions=_spread([(_of(t.context_ids, 0), t.completion.versions) for t in turns], np.int32),
+        origin=trajectory.key,
+        temperature=_temperature(turns),
+    )
+
+
+def _of(like: I32, value: float | bool) -> np.ndarray:  # type: ignore[type-arg]
+    return np.full(len(like), value)
+
+
+def _spread(pieces: Sequence[tuple[np.ndarray, np.ndarray]], dtype: type) -> np.ndarray:  # type: ignore[type-arg]
+    """Context and sampled parts of each turn, one after the other."""
+    return np.concatenate([part for piece in pieces for part in piece]).astype(dtype)
+
+
+def _temperature(turns: Sequence[Turn]) -> float:
+    """The one temperature that all turns of a row were sampled at."""
+    found = {turn.completion.sampling.temperature for turn in turns}
+    if len(found) != 1:
+        raise ValueError(f"one row was sampled at several temperatures: {sorted(found)}")
+    return found.pop()

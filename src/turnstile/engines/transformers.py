@@ -1,0 +1,324 @@
+"""Sampling in process from a transformers model: many sessions, one running batch, every prefix computed once.
+
+Requests join the batch at every step and leave it when they are done; between its turns a session's keys and
+values stay where they are; the sessions of one group share theirs for as long as their tokens agree. The
+random numbers of a request depend on its own seed and the token's index alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from turnstile.engines.pool import Part, Pool, PoolLayout, Shape
+from turnstile.errors import EngineError
+from turnstile.models.attention import forward_hidden, use_layouts
+from turnstile.models.logprobs import project, truncate
+from turnstile.types import I32, Completion, Finish, Sampling
+
+PREFILL_TOKENS = 512
+"""Prompt tokens computed in one step, so that a long prompt does not hold up those that decode."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    share: str
+    serial: int  # of the session
+    prompt: list[int]
+    sampling: Sampling
+    future: asyncio.Future[Completion]
+    started: float
+    pending: list[int]  # tokens not in the pool yet
+    slots: list[int] = field(default_factory=list)  # the path so far
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def order(self) -> tuple[str, int]:
+        return self.share, self.serial
+
+    def restart(self) -> None:
+        """What it had computed is gone; what it sampled stays."""
+        self.pending = self.prompt + self.ids
+        self.slots = []
+
+
+class TransformersEngine:
+    """Obeys `engines.base.Engine`.
+
+    `max_batch` bounds the requests decoded at once, `memory_mb` the keys and values kept (least recently used
+    groups go first, and are computed again when needed). With `deterministic` a step starts only when every
+    open session waits for tokens, in a fixed order: what is sampled no longer depends on how long tools took,
+    and costs waiting for the slowest of them. `stop_ids` end a turn, as do a request's stop strings.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        deterministic: bool = False,
+        max_batch: int = 64,
+        memory_mb: int = 4096,
+        stop_ids: Sequence[int] = (),
+    ) -> None:
+        use_layouts(model)
+        self._model = model
+        self._tokenizer = tokenizer
+        self._deterministic = deterministic
+        self._max_batch = max_batch
+        self._memory = memory_mb * 2**20
+        self._stop_ids = frozenset(stop_ids)
+        self._shape = _shape(model)
+        self._version = 0
+        self._sessions: dict[str, str] = {}  # session -> share
+        self._pools: dict[str, Pool] = {}
+        self._running: list[_Request] = []
+        self._serial = itertools.count()
+        self._clock = itertools.count(1)
+        self._driver: asyncio.Task[None] | None = None
+        self.stats: dict[str, float] = dict.fromkeys(STATS, 0.0)
+
+    def open(self, share: str) -> str:
+        session = f"{share}#{next(self._serial)}"
+        self._sessions[session] = share
+        return session
+
+    def close(self, session: str) -> None:
+        share = self._sessions.pop(session)
+        if share not in self._sessions.values():
+            self._pools.pop(share, None)
+        self._wake()  # the others may have waited for this one
+
+    async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
+        if session not in self._sessions:
+            raise EngineError(f"session {session!r} is not open")
+        if len(prompt_ids) == 0:
+            raise EngineError("the prompt is empty")
+        request = _Request(
+            share=self._sessions[session],
+            serial=int(session.rpartition("#")[2]),
+            prompt=prompt_ids.tolist(),
+            sampling=sampling,
+            future=asyncio.get_running_loop().create_future(),
+            started=time.monotonic(),
+            pending=prompt_ids.tolist(),
+        )
+        self.stats["tokens_asked"] += len(prompt_ids)
+        self._running.append(request)
+        self._wake()
+        try:
+            return await request.future
+        finally:
+            self._leave(request)  # also when the caller was cancelled
+
+    def publish(self, version: int) -> None:
+        """The weights have changed in place: what was computed with the old ones is dropped."""
+        self._version = version
+        self._forget()
+
+    def take_stats(self) -> dict[str, float]:
+        """What was done since the last call: tokens and seconds."""
+        taken, self.stats = self.stats, dict.fromkeys(STATS, 0.0)
+        return taken
+
+    def _forget(self) -> None:
+        self._pools.clear()
+        for request in self._running:
+            request.restart()
+
+    def _wake(self) -> None:
+        if self._running and (self._driver is None or self._driver.done()):
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+
+    async def _drive(self) -> None:
+        """Steps for as long as there is something to decode."""
+        while batch := self._next_batch():
+            try:
+                started = time.monotonic()
+                await asyncio.to_thread(self._step, batch)
+                self.stats["seconds"] += time.monotonic() - started
+            except Exception as error:  # the model or the device failed: every request of the batch is told
+                failed = EngineError(f"sampling failed: {type(error).__name__}: {error}")
+                for request in batch:
+                    self._leave(request)
+                    if not request.future.done():
+                        request.future.set_exception(failed)
+                self._forget()
+                continue
+            for request in batch:
+                if request.finish is not None:
+                    self._leave(request)
+                    if not request.future.done():
+                        request.future.set_result(self._completion(request))
+            await asyncio.sleep(0)  # those who were answered may ask again before the next step
+
+    def _leave(self, request: _Request) -> None:
+        if request in self._running:
+            self._running.remove(request)
+
+    def _next_batch(self) -> list[_Request]:
+        if self._deterministic:
+            if len(self._running) < len(self._sessions):
+                return []
+            return sorted(self._running, key=lambda request: request.order)[: self._max_batch]
+        return self._running[: self._max_batch]
+
+    @torch.no_grad()
+    def _step(self, batch: Sequence[_Request]) -> None:
+        """One forward pass over what the requests still lack, then one token for each that lacks nothing."""
+        self._evict(batch)
+        parts = self._plan(batch)
+        if parts:
+            tokens = torch.tensor([t for part in parts for t in part.tokens], device=self._shape.device)
+            positions = torch.tensor([p for part in parts for p in part.positions], device=self._shape.device)
+            hidden = forward_hidden(self._model, tokens, positions, PoolLayout(parts))
+            for part in parts:
+                part.pool.keep_hidden(part.begin, hidden[part.at : part.at + len(part.tokens)])
+            self.stats["tokens_computed"] += len(tokens)
+        ready = [request for request in batch if not request.pending]
+        if ready:
+            self._sample(ready)
+
+    def _plan(self, batch: Sequence[_Request]) -> list[Part]:
+        """Slots for the next tokens of each request, by pool; a history that a pool knows costs nothing."""
+        parts: dict[str, Part] = {}
+        budget = PREFILL_TOKENS
+        for request in sorted(batch, key=lambda r: r.order):
+            share = request.share
+            pool = self._pools.setdefault(share, Pool(self._shape))
+            pool.last_use = next(self._clock)
+            known = pool.walk(request.pending, request.slots)
+            del request.pending[:known]
+            take = request.pending[: max(1, budget)]
+            if not take:
+                continue
+            budget -= len(take)
+            part = parts.setdefault(share, Part(pool, pool.used, 0))
+            depth = len(request.slots)
+            pool.grow(take, request.slots)
+            path = np.array(request.slots)
+            for i, token in enumerate(take):
+                part.tokens.append(token)
+                part.positions.append(depth + i)
+                part.paths.append(path[: depth + i + 1])
+            del request.pending[: len(take)]
+        at = 0
+        for part in parts.values():
+            part.at = at
+            at += len(part.tokens)
+            part.seal()
+        return list(parts.values())
+
+    def _sample(self, ready: Sequence[_Request]) -> None:
+        """One token for each request, from the hidden state at the end of its path."""
+        nodes: dict[tuple[str, int], int] = {}  # requests at the same place share one row of logits
+        where = [nodes.setdefault((r.share, r.slots[-1]), len(nodes)) for r in ready]
+        hidden = torch.cat([self._pools[share].hidden([slot]) for share, slot in nodes])
+        logits = project(self._model, hidden)
+        settings: dict[Sampling, list[int]] = {}
+        for i, request in enumerate(ready):
+            settings.setdefault(_plain(request.sampling), []).append(i)
+        for sampling, members in settings.items():
+            draws = [_uniform(ready[i].sampling.seed, len(ready[i].ids)) for i in members]
+            rows = torch.tensor([where[i] for i in members], device=logits.device)
+            for i, drawn in zip(members, _draw(logits, rows, sampling, draws), strict=True):
+                self._append(ready[i], *drawn)
+
+    def _append(self, request: _Request, token: int, logprob: float, entropy: float) -> None:
+        request.ids.append(token)
+        request.logprobs.append(logprob)
+        request.entropies.append(entropy)
+        self.stats["tokens_sampled"] += 1
+        if token in self._stop_ids or self._ends(request):
+            request.finish = "stop"
+        elif len(request.ids) >= request.sampling.max_tokens:
+            request.finish = "length"
+        else:
+            request.pending.append(token)
+
+    def _ends(self, request: _Request) -> bool:
+        if not request.sampling.stop:
+            return False
+        text = self._tokenizer.decode(request.ids[-16:])
+        return any(stop in text for stop in request.sampling.stop)
+
+    def _completion(self, request: _Request) -> Completion:
+        return Completion(
+            token_ids=np.array(request.ids, np.int32),
+            logprobs=np.array(request.logprobs, np.float32),
+            entropies=np.array(request.entropies, np.float32),
+            versions=np.full(len(request.ids), self._version, np.int32),
+            sampling=request.sampling,
+            finish=request.finish or "length",
+            seconds=time.monotonic() - request.started,
+        )
+
+    def _evict(self, batch: Sequence[_Request]) -> None:
+        """Drops the least recently used pools that this batch does not need, down to the memory allowed."""
+        needed = {request.share for request in (*self._running, *batch)}
+        idle = sorted((pool.last_use, share) for share, pool in self._pools.items() if share not in needed)
+        total = sum(pool.bytes for pool in self._pools.values())
+        for _, share in idle:
+            if total <= self._memory:
+                return
+            total -= self._pools.pop(share).bytes
+            self.stats["evicted"] += 1
+
+
+STATS = ("tokens_asked", "tokens_computed", "tokens_sampled", "evicted", "seconds")
+
+
+def _shape(model: PreTrainedModel) -> Shape:
+    config: Any = model.config.get_text_config()
+    heads = config.num_attention_heads
+    return Shape(
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        hidden=config.hidden_size,
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def _plain(sampling: Sampling) -> Sampling:
+    """What decides the distribution: requests that agree on it are drawn together."""
+    return Sampling(
+        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p
+    )
+
+
+def _uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on (seed, index) alone."""
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
+
+
+def _draw(logits: Tensor, rows: Tensor, sampling: Sampling, draws: Sequence[float]) -> list[tuple[int, float, float]]:
+    """(token, log-probability, entropy) for each draw, out of row `rows[i]` of logits [R, V], by inversion."""
+    if sampling.temperature == 0:
+        best = logits.argmax(dim=-1)[rows]
+        return [(int(token), 0.0, 0.0) for token in best.tolist()]
+    logp = truncate(logits / sampling.temperature, sampling).log_softmax(dim=-1)
+    p = logp.exp()
+    entropy = -(p * logp.clamp(min=-1e4)).sum(dim=-1)
+    cumulative = p.cumsum(dim=-1)
+    target = torch.tensor(draws, dtype=p.dtype, device=p.device) * cumulative[rows, -1]
+    tokens = torch.searchsorted(cumulative[rows], target[:, None], right=True)[:, 0]
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)
+    chosen = logp[rows, tokens]
+    return list(zip(tokens.tolist(), chosen.tolist(), entropy[rows].tolist(), strict=True))
+
