@@ -1,0 +1,53 @@
+"""Group-relative advantages: each attempt against the mean of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from turnstile.credit.base import EQUAL, Advantages, Scores, State, broadcast
+from turnstile.credit.stats import Of, centred, check_knob, check_scores, members, standardised
+from turnstile.types import Group
+
+
+def grpo(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    of: Of = "total",
+    scale: Literal["group_std", "none", "batch_std"] = "group_std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """A_i = (S_i - mean) / (std + eps) within the group, given to every token of attempt i.
+
+    `of`: the composed total S_i or the outcome R_i alone. `scale`: `group_std` is GRPO (arXiv 2402.03300);
+    `none` leaves the division out (Dr. GRPO, arXiv 2503.20783); `batch_std` divides by the deviation of the
+    rewards of the whole step (Lite PPO, arXiv 2508.08221). `ddof`: the GRPO paper does not say; public trainers
+    use the unbiased deviation, ddof = 1. `eps` in reward units; a larger one shrinks groups that hardly differ.
+
+    Statistics in float64 over trajectories in the baseline. A group with fewer than two of them, or whose
+    rewards lie within 1e-8, gets exactly 0. Raises TrainingError for a reward that is not finite.
+    """
+    check_knob("grpo", "of", of, ("total", "outcome"))
+    check_knob("grpo", "scale", scale, ("group_std", "none", "batch_std"))
+    check_knob("grpo", "ddof", ddof, (0, 1))
+    check_scores(groups, scores)
+    rewards = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
+    divisor = 1.0
+    if scale == "batch_std":
+        counted = np.concatenate([group.values[group.counted] for group in rewards]) if rewards else np.zeros(0)
+        some = len(counted) > 1 and np.ptp(counted) >= EQUAL
+        divisor = float(counted.std(ddof=ddof)) + eps if some else 1.0
+    advantages: Advantages = []
+    for group, m in zip(groups, rewards, strict=True):
+        if scale == "group_std":
+            values = standardised(m.values, m.counted, ddof=ddof, eps=eps)
+        else:
+            values = centred(m.values, m.counted) / divisor
+        advantages += broadcast(group, np.where(m.learning, values, 0.0).tolist())
+    return advantages, state

@@ -1,0 +1,38 @@
+"""Leave-one-out advantages: each attempt against the mean of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State, broadcast
+from turnstile.credit.stats import Of, check_knob, check_scores, flat, members
+from turnstile.types import Group
+
+
+def rloo(
+    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, *, of: Of = "total"
+) -> tuple[Advantages, State]:
+    """A_i = S_i - mean_{j != i} S_j within the group, given to every token of attempt i.
+
+    RLOO (arXiv 2402.14740), used for multi-turn agents as LOOP (arXiv 2502.01600). `of`: the composed total S_i
+    or the outcome R_i alone. The baseline of an attempt never holds its own reward, so the gradient is unbiased.
+
+    Statistics in float64 over trajectories in the baseline. A group with fewer than two of them, or whose
+    rewards lie within 1e-8, gets exactly 0. Raises TrainingError for a reward that is not finite.
+    """
+    check_knob("rloo", "of", of, ("total", "outcome"))
+    check_scores(groups, scores)
+    advantages: Advantages = []
+    for group, group_scores in zip(groups, scores, strict=True):
+        m = members(group, group_scores, of)
+        values = np.zeros_like(m.values)
+        if not flat(m.values, m.counted):
+            # a trajectory outside the baseline has all of its members as "the others"
+            others = m.counted.sum() - m.counted
+            sums = m.values[m.counted].sum() - np.where(m.counted, m.values, 0.0)
+            values = m.values - sums / others
+        advantages += broadcast(group, np.where(m.learning, values, 0.0).tolist())
+    return advantages, state

@@ -1,0 +1,83 @@
+"""What estimators share: reading scores in float64, means and deviations that know who counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnstile.credit.base import EQUAL, Scores
+from turnstile.errors import ConfigError, TrainingError
+from turnstile.lookup import nearest
+from turnstile.types import Group, Score
+
+F64 = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Of = Literal["total", "outcome"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Members:
+    """The trajectories of one group as an estimator sees them."""
+
+    values: F64  # [G] the reward of each; 0 where it neither counts nor learns
+    counted: Flags  # [G] in the statistics
+    learning: Flags  # [G] in the gradient
+
+
+def members(group: Group, scores: Sequence[Score], of: Of) -> Members:
+    """One group's rewards: `total` S_i, or `outcome` R_i. Raises TrainingError for one that is not finite."""
+    counted = np.array([score.in_baseline for score in scores], dtype=np.bool_)
+    learning = np.array([score.in_gradient for score in scores], dtype=np.bool_)
+    values = np.zeros(len(group.trajectories), dtype=np.float64)
+    for index, (trajectory, score) in enumerate(zip(group.trajectories, scores, strict=True)):
+        if not counted[index] and not learning[index]:
+            continue
+        value = score.total if of == "total" else float(sum(score.outcome.values())) if score.outcome else np.nan
+        if not np.isfinite(value):
+            raise not_finite(group, trajectory.attempt, f"{of} reward {value}")
+        values[index] = value
+    return Members(values=values, counted=counted, learning=learning)
+
+
+def not_finite(group: Group, attempt: int, what: str) -> TrainingError:
+    return TrainingError(
+        f"task {group.task.id!r}, attempt {attempt}: {what} cannot be trained on; a reward must be finite, and an "
+        "infrastructure failure must have outcome None"
+    )
+
+
+def centred(values: F64, counted: Flags) -> F64:
+    """values - mean over `counted`; exactly 0 where fewer than two count or all that count are equal."""
+    if flat(values, counted):
+        return np.zeros_like(values)
+    return values - np.float64(values[counted].mean())
+
+
+def flat(values: F64, counted: Flags) -> bool:
+    """Whether the values that count carry no signal: fewer than two, or a range below `EQUAL`."""
+    return int(counted.sum()) < 2 or float(np.ptp(values[counted])) < EQUAL
+
+
+def standardised(values: F64, counted: Flags, *, ddof: int, eps: float) -> F64:
+    """(values - mean) / (std + eps) over `counted`, with zeros as in `centred`."""
+    if flat(values, counted):
+        return np.zeros_like(values)
+    return centred(values, counted) / (np.float64(values[counted].std(ddof=ddof)) + eps)
+
+
+def check_knob(kind: str, knob: str, value: object, known: Sequence[object]) -> None:
+    """Raises ConfigError that names the nearest known value."""
+    if value not in known:
+        hint = nearest(value, [str(k) for k in known]) if isinstance(value, str) else f"known: {known}"
+        raise ConfigError(f"credit {kind!r}: {knob} = {value!r} is not known; {hint}")
+
+
+def check_scores(groups: Sequence[Group], scores: Scores) -> None:
+    """Raises ValueError where scores and trajectories do not line up."""
+    shapes = [len(group.trajectories) for group in groups], [len(group) for group in scores]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"groups of {shapes[0]} trajectories have {shapes[1]} scores")
