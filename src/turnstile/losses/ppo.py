@@ -1,0 +1,40 @@
+"""Clipped policy gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from turnstile.batching.batch import Batch
+from turnstile.errors import ConfigError
+from turnstile.losses.base import Metrics
+from turnstile.losses.ratio import log_ratio, ratio_metrics
+
+
+def ppo(
+    logprobs: Tensor, batch: Batch, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
+) -> tuple[Tensor, Metrics]:
+    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) for each token (PPO, arXiv 1707.06347).
+
+    Separate bounds as in DAPO (arXiv 2503.14476). `dual_clip` c > 1 bounds the loss of a token with A < 0 by
+    -c * A, however large its ratio (arXiv 1912.09729). The ratio is against `batch.logprobs`, the policy that
+    sampled.
+
+    logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (1 where the gradient is cut).
+    Raises ConfigError for bounds that make no sense.
+    """
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise ConfigError(f"loss 'ppo': clip_low lies in [0, 1] and clip_high is >= 0, got {clip_low}, {clip_high}")
+    if dual_clip is not None and dual_clip <= 1:
+        raise ConfigError(f"loss 'ppo': dual_clip must be above 1, got {dual_clip}")
+    advantages = batch.advantages
+    log_ratios = log_ratio(logprobs, batch)
+    ratio = torch.exp(log_ratios)
+    loss = torch.maximum(-ratio * advantages, -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    clipped = ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
+    if dual_clip is not None:
+        bound = -dual_clip * advantages
+        beyond = (advantages < 0) & (loss > bound)
+        loss = torch.where(beyond, bound, loss)
+        clipped = clipped | beyond
+    return loss, {**ratio_metrics(log_ratios), "clipped": clipped.to(logprobs.dtype)}
