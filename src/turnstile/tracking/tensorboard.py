@@ -1,0 +1,54 @@
+"""Curves for TensorBoard, in `RUN/tensorboard`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from turnstile.errors import MissingExtraError
+from turnstile.tracking.base import Scalars
+
+try:
+    from torch.utils.tensorboard import SummaryWriter
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "tensorboard":
+        raise
+    SummaryWriter = None
+
+
+class TensorboardTracker:
+    """Writes every number a step reports as a scalar and every message as text.
+
+    Raises MissingExtraError when TensorBoard is not installed.
+    """
+
+    def __init__(self, run: Path, *, flush_secs: int = 30) -> None:
+        if SummaryWriter is None:
+            raise MissingExtraError("tracker 'tensorboard'", "tensorboard")
+        self._folder = Path(run) / "tensorboard"
+        self._flush_secs = flush_secs
+        self._step = 0
+        self._writer = self._open(None)
+
+    def log(self, step: int, metrics: Scalars) -> None:
+        self._step = step
+        for name, value in metrics.items():
+            if value is not None and not isinstance(value, str):
+                self._writer.add_scalar(name, float(value), step)
+
+    def say(self, line: str, *, level: str = "info") -> None:
+        self._writer.add_text(f"messages/{level}", line, self._step)
+
+    def progress(self, label: str, done: int, total: int) -> None:
+        """Not drawn: a curve of it says nothing."""
+
+    def resume_at(self, step: int) -> None:
+        self._writer.close()
+        self._step = step
+        self._writer = self._open(step + 1)  # TensorBoard hides what earlier files hold from that step on
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _open(self, purge_step: int | None) -> Any:
+        return SummaryWriter(str(self._folder), purge_step=purge_step, flush_secs=self._flush_secs)
