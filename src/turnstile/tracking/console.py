@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -33,11 +33,12 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("rate/resolution", "resol", ".2f"),
     ("reward/total", "reward", "+.3f"),
     ("reward/outcome", "outcome", "+.3f"),
-    ("gate/open", "gate", ".2f"),
+    ("turns", "turns", ".1f"),
     ("tokens/per_second", "tok/s", ".0f"),
 )
 """(metric, how a step's line calls it, format); metrics that a step did not log are left out of its line."""
 
+NO_BAR = TaskID(-1)
 STYLES = {"info": "", "warning": "yellow", "alarm": "bold red"}
 
 
@@ -120,7 +121,7 @@ class _Phase:
     began: float
     begun_with: int
     said: float
-    bar: TaskID = TaskID(0)
+    bar: TaskID = NO_BAR
     done: int = 0
     total: int = 0
     seen: float = 0.0  # when `done` was last reported
@@ -141,25 +142,31 @@ class _Left(ProgressColumn):
 
 
 def step_line(step: int, metrics: Scalars, columns: Sequence[tuple[str, str, str]] = COLUMNS) -> str:
-    """One step in one line: the chosen metrics, then the seconds of each phase (`seconds/*`)."""
+    """One step in one line: the chosen metrics, the share of open gates by reward term (`gate/*`), then the
+    seconds of each phase (`seconds/*`)."""
     parts = [f"step {step:>3}"]
     for name, label, form in columns:
         value = metrics.get(name)
         if isinstance(value, int | float):
             parts.append(f"{label} {float(value):{form}}")
+    parts += [f"gate {name} {value:.2f}" for name, value in _under("gate/", metrics).items()]
     parts += _seconds(metrics)
     return "  ".join(parts)
 
 
-def _seconds(metrics: Mapping[str, object]) -> list[str]:
-    prefix = "seconds/"
-    spent = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-    whole = spent.pop("step", None)
-    phases = [f"{name} {value:.1f}" for name, value in spent.items() if isinstance(value, int | float)]
-    head = f"{whole:.0f} s" if isinstance(whole, int | float) else "seconds"
-    if not phases:
-        return [head] if whole is not None else []
-    return [f"{head} ({', '.join(phases)})"]
+def _under(prefix: str, metrics: Scalars) -> dict[str, float]:
+    return {
+        name.removeprefix(prefix): float(value)
+        for name, value in metrics.items()
+        if name.startswith(prefix) and isinstance(value, int | float)
+    }
+
+
+def _seconds(metrics: Scalars) -> list[str]:
+    spent = _under("seconds/", metrics)
+    whole = spent.pop("step", sum(spent.values()))
+    phases = ", ".join(f"{name} {value:.1f}" for name, value in spent.items())
+    return [f"{whole:.0f} s" + (f" ({phases})" if phases else "")] if whole or phases else []
 
 
 def left_text(seconds: float | None) -> str:
