@@ -1,0 +1,175 @@
+"""One table of policies against rates, with their paired differences, for the terminal, Markdown and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import isnan
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from turnstile.evaluation.metrics import (
+    EpisodeResult,
+    FieldName,
+    Interval,
+    counted,
+    errors,
+    max_samples,
+    paired_difference,
+    pass_at_k,
+    rate,
+)
+
+Stages = Mapping[str, Sequence[EpisodeResult]]
+"""Results by the policy's name, in the order they are shown."""
+
+COLUMNS: tuple[FieldName, ...] = ("completion", "modification", "resolution")
+NOTE = "Brackets: 95 % interval, bootstrap over tasks. A vs B: A - B paired by task, bold where it excludes zero."
+NOTHING = "-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """A value, a smaller line below it, and whether it deserves notice."""
+
+    text: str
+    detail: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A policy, or the difference of two."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    difference: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """What the renderers below show; `columns` names the cells, the policy's name comes before them."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    note: str = NOTE
+
+
+def make_table(stages: Stages, pairs: Sequence[tuple[str, str]] = (), *, ks: Sequence[int] | None = None) -> Table:
+    """The table of all stages, then a row (after vs before) for each pair of stage names.
+
+    `ks`: the k of the pass@k columns; by default the most samples any task has, without a column if that is one
+    (pass@1 is the resolution rate). Raises KeyError for a pair that names no stage.
+    """
+    if ks is None:
+        most = max((max_samples(results) for results in stages.values()), default=0)
+        ks = (most,) if most > 1 else ()
+    rows = [Row(name=name, cells=_policy(results, ks)) for name, results in stages.items()]
+    for before, after in pairs:
+        cells = _difference(stages[before], stages[after], ks)
+        rows.append(Row(name=f"{after} vs {before}", cells=cells, difference=True))
+    return Table(
+        columns=(*COLUMNS, *(f"pass@{k}" for k in ks), "turns", "episodes"), rows=tuple(rows), note=_note(stages)
+    )
+
+
+def number(value: float, *, signed: bool = False, digits: int = 3) -> str:
+    """A short number: .188, 1.000, +.104; a dash for NaN."""
+    if isnan(value):
+        return NOTHING
+    text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+    return text.replace("0.", ".", 1) if abs(value) < 1 and digits > 1 and text.lstrip("+-").startswith("0.") else text
+
+
+def bounds(interval: Interval, *, digits: int = 3) -> str:
+    """An interval's ends: [.083, .313]."""
+    if interval.n_tasks == 0:
+        return ""
+    return f"[{number(interval.low, digits=digits)}, {number(interval.high, digits=digits)}]"
+
+
+def to_rich(table: Table) -> RichTable:
+    """For a rich console."""
+    shown = RichTable(box=box.SIMPLE_HEAD, padding=0, caption=table.note, caption_justify="left")
+    shown.add_column("policy", min_width=12)
+    for name in table.columns:
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row, following in zip(table.rows, (*table.rows[1:], None), strict=True):
+        cells = []
+        for cell in row.cells:
+            text = Text(cell.text, style="bold" if cell.strong or not row.difference else "")
+            small = cell.detail.replace(", ", ",").strip("()")  # the whole table fits 80 columns
+            cells.append(text.append(f"\n{small}", style="not bold dim") if small else text)
+        last = following is not None and following.difference and not row.difference
+        shown.add_row(Text(row.name), *cells, end_section=last)
+    return shown
+
+
+def to_markdown(table: Table) -> str:
+    """For a README: one line per policy, intervals in brackets."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    def value(cell: Cell) -> str:
+        return f"{f'**{cell.text}**' if cell.strong else cell.text} {cell.detail}".strip()
+
+    lines = [line(("policy", *table.columns)), line(("---", *("---:" for _ in table.columns)))]
+    lines += [
+        line((row.name.replace("|", "\\|"), *(value(cell).replace("|", "\\|") for cell in row.cells)))
+        for row in table.rows
+    ]
+    return "\n".join([*lines, "", table.note]) + "\n"
+
+
+def to_html(table: Table) -> str:
+    """A `<table class="rates">` without styles of its own."""
+
+    def value(cell: Cell) -> str:
+        text = f"<strong>{escape(cell.text)}</strong>" if cell.strong else escape(cell.text)
+        return f"<td>{text}<small>{escape(cell.detail)}</small></td>" if cell.detail else f"<td>{text}</td>"
+
+    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in ("policy", *table.columns))
+    body = "\n".join(
+        f"<tr{' class=difference' if row.difference else ''}><th scope='row'>{escape(row.name)}</th>"
+        + "".join(map(value, row.cells))
+        + "</tr>"
+        for row in table.rows
+    )
+    return (
+        f"<table class='rates'><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n"
+        f"<p class='note'>{escape(table.note)}</p>"
+    )
+
+
+def _note(stages: Stages) -> str:
+    lost = [f"{name}: {errors(results)}" for name, results in stages.items() if errors(results)]
+    return f"{NOTE} Episodes lost to infrastructure, counted nowhere: {', '.join(lost)}." if lost else NOTE
+
+
+def _policy(results: Sequence[EpisodeResult], ks: Sequence[int]) -> tuple[Cell, ...]:
+    found = [rate(results, field) for field in COLUMNS] + [pass_at_k(results, k) for k in ks]
+    turns, tasks = rate(results, "turns"), found[0].n_tasks
+    return (
+        *(Cell(text=number(part.mean), detail=bounds(part, digits=2)) for part in found),
+        Cell(text=number(turns.mean, digits=1)),
+        Cell(text=str(len(counted(results))), detail=f"({tasks} task{'s' * (tasks != 1)})" if tasks else ""),
+    )
+
+
+def _difference(before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], ks: Sequence[int]) -> tuple[Cell, ...]:
+    found = [paired_difference(before, after, field) for field in COLUMNS]
+    turns = paired_difference(before, after, "turns")
+    return (
+        *(_signed(part, detail=bounds(part)) for part in found),
+        *(Cell(text="") for _ in ks),
+        _signed(turns, digits=1),
+        Cell(text=str(turns.n_episodes), detail=f"({turns.n_tasks} pairs)" if turns.n_tasks else ""),
+    )
+
+
+def _signed(part: Interval, *, detail: str = "", digits: int = 3) -> Cell:
+    return Cell(text=number(part.mean, signed=True, digits=digits), detail=detail, strong=part.excludes_zero)
