@@ -1,0 +1,252 @@
+"""Alarms: rules that watch a run's metrics and say one line to a person when it goes wrong.
+
+Each alarm is fed every step's metrics, speaks once when its condition begins (and again only after it has
+ended), and keeps what it remembers in `state()`, which goes into the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from turnstile.errors import ConfigError, TrainingError
+from turnstile.tracking.base import Scalars
+
+
+@runtime_checkable
+class Alarm(Protocol):
+    """One rule."""
+
+    def update(self, step: int, metrics: Scalars) -> str | None:
+        """One line for a person when the rule's condition begins. Metrics it needs may be missing: then nothing."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers, as JSON."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+def number(metrics: Scalars, name: str) -> float | None:
+    """A metric as a float, None where it is missing or not a number; NaN and infinities pass."""
+    value = metrics.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def slope(values: Sequence[float]) -> tuple[float, float]:
+    """The least-squares slope of n >= 3 values per step, and its standard error."""
+    y = np.asarray(values, dtype=np.float64)
+    x = np.arange(len(y)) - (len(y) - 1) / 2
+    spread = float((x * x).sum())
+    estimate = float((x * y).sum()) / spread
+    residual = y - y.mean() - estimate * x
+    return estimate, math.sqrt(float((residual * residual).sum()) / (len(y) - 2) / spread)
+
+
+class CollapseAlarm:
+    """Total reward rises while the outcome falls: the policy collects step rewards instead of doing the task, the
+    way direct accumulation fails in arXiv 2508.10548.
+
+    Over the last `window` steps both series get a least-squares line; the alarm rises when the slope of
+    reward/total lies more than `z` of its standard errors above 0 and that of reward/outcome more than `z` of its
+    own below 0. The line names the step term whose granted reward (reward/granted/TERM) rose most.
+
+    window = 20 and z = 3 are tuned on simulated healthy runs of 200 steps with step-mean noise of .07 (outcome)
+    and .05 (step rewards), independent or with autocorrelation .3: flat; learning (both rise); step rewards that
+    rise by .6 and level off over a flat outcome. The last is the worst: 1.0 % false alarms a run (0.3 % with
+    independent noise); the others stay below 0.1 %. Against an outcome that falls by .005 / .01 a step while the
+    step rewards rise by .02, it speaks within 60 steps in 84 % / 99 % of runs, at step 31 / 23 in the median.
+    Step rewards that rise for ever over a flat outcome do not count as healthy. tests/tracking/test_alarms.py
+    runs this simulation.
+    """
+
+    def __init__(self, window: int = 20, z: float = 3.0) -> None:
+        if window < 4 or z <= 0:
+            raise ConfigError(f"collapse alarm: window must be at least 4 and z above 0, got {window} and {z}")
+        self.window = window
+        self.z = z
+        self._steps: list[int] = []
+        self._rows: list[dict[str, float]] = []
+        self._raised = False
+
+    def update(self, step: int, metrics: Scalars) -> str | None:
+        names = ["reward/total", "reward/outcome", *(name for name in metrics if name.startswith("reward/granted/"))]
+        row = {name: value for name in names if (value := number(metrics, name)) is not None and math.isfinite(value)}
+        if "reward/total" not in row or "reward/outcome" not in row:
+            return None
+        self._steps = [*self._steps, step][-self.window :]
+        self._rows = [*self._rows, row][-self.window :]
+        if len(self._rows) < self.window:
+            return None
+        total, total_error = slope([row["reward/total"] for row in self._rows])
+        outcome, outcome_error = slope([row["reward/outcome"] for row in self._rows])
+        tiny = 1e-12  # exact lines have no error: rounding must not pass for a slope
+        collapsing = total > self.z * total_error + tiny and outcome < -self.z * outcome_error - tiny
+        began, self._raised = collapsing and not self._raised, collapsing
+        if not began:
+            return None
+        return (
+            f"collapse: over steps {self._steps[0]}-{self._steps[-1]} the total reward rose by {total:.3g} "
+            f"(+-{total_error:.1g}) a step while the outcome fell by {-outcome:.3g} (+-{outcome_error:.1g}); "
+            f"{self._driver()}"
+        )
+
+    def _driver(self) -> str:
+        """The step term that rose most, in words."""
+        terms = {name for row in self._rows for name in row if name.startswith("reward/granted/")}
+        rises = {name: slope([row.get(name, 0.0) for row in self._rows])[0] for name in sorted(terms)}
+        if not rises:
+            return "gate the step rewards behind the outcome, or lower their weights"
+        worst = max(rises, key=lambda name: rises[name])
+        term = worst.removeprefix("reward/granted/")
+        return f"the step reward {term!r} drives it ({rises[worst]:+.3g} a step): gate it or lower its weight"
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": list(self._steps), "rows": [dict(row) for row in self._rows], "raised": self._raised}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._steps = list(state["steps"])
+        self._rows = [dict(row) for row in state["rows"]]
+        self._raised = bool(state["raised"])
+
+
+class EntropyAlarm:
+    """The policy's entropy has collapsed: the mean of the last `window` steps fell below `fraction` of the mean of
+    the run's first `window` steps. `metric` is the mean token entropy in nats."""
+
+    def __init__(self, fraction: float = 0.2, window: int = 5, metric: str = "policy/entropy") -> None:
+        if not 0 < fraction < 1 or window < 1:
+            raise ConfigError(f"entropy alarm: 0 < fraction < 1 and window >= 1, got {fraction} and {window}")
+        self.fraction = fraction
+        self.window = window
+        self.metric = metric
+        self._first: list[float] = []
+        self._last: list[float] = []
+        self._raised = False
+
+    def update(self, step: int, metrics: Scalars) -> str | None:
+        value = number(metrics, self.metric)
+        if value is None or not math.isfinite(value):
+            return None
+        if len(self._first) < self.window:
+            self._first.append(value)
+            return None
+        self._last = [*self._last, value][-self.window :]
+        start, now = float(np.mean(self._first)), float(np.mean(self._last))
+        low = len(self._last) == self.window and now < self.fraction * start
+        began, self._raised = low and not self._raised, low
+        if not began:
+            return None
+        return (
+            f"entropy: {now:.3g} nats a token at step {step}, {now / start:.0%} of the first {self.window} steps' "
+            f"{start:.3g}; the policy hardly explores any more: lower the learning rate or raise the temperature"
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"first": list(self._first), "last": list(self._last), "raised": self._raised}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._first = list(state["first"])
+        self._last = list(state["last"])
+        self._raised = bool(state["raised"])
+
+
+class RatioAlarm:
+    """The policy has run away from the one that sampled: the mean ratio (`metric`) of a step lies outside
+    [1/limit, limit], or the mean k3 estimate of KL(behaviour || policy) (`kl_metric`, nats a token) above
+    `kl_limit`. Both are near 1 and 0 while sampler and trainer agree and updates are small."""
+
+    def __init__(
+        self,
+        limit: float = 2.0,
+        kl_limit: float = 0.5,
+        metric: str = "loss/ratio",
+        kl_metric: str = "loss/kl_behaviour",
+    ) -> None:
+        if limit <= 1 or kl_limit <= 0:
+            raise ConfigError(f"ratio alarm: limit must be above 1 and kl_limit above 0, got {limit} and {kl_limit}")
+        self.limit = limit
+        self.kl_limit = kl_limit
+        self.metric = metric
+        self.kl_metric = kl_metric
+        self._raised = False
+
+    def update(self, step: int, metrics: Scalars) -> str | None:
+        ratio, divergence = number(metrics, self.metric), number(metrics, self.kl_metric)
+        if ratio is None and divergence is None:
+            return None
+        # written so that NaN counts as exploded
+        ratio_fine = ratio is None or 1 / self.limit <= ratio <= self.limit
+        divergence_fine = divergence is None or divergence <= self.kl_limit
+        exploded = not (ratio_fine and divergence_fine)
+        began, self._raised = exploded and not self._raised, exploded
+        if not began:
+            return None
+        what = (
+            f"mean ratio {ratio:.3g}" if not ratio_fine else f"KL to the sampling policy {divergence:.3g} nats a token"
+        )
+        return (
+            f"ratio: {what} at step {step}; the update has left the policy that sampled: lower the learning rate, "
+            "take fewer passes over a step, or check that engine and trainer agree"
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"raised": self._raised}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._raised = bool(state["raised"])
+
+
+class GradientAlarm:
+    """Counts steps whose gradient norm (`metric`) is NaN or infinite; the trainer skips such an update.
+
+    Says so each time, and raises TrainingError at the `limit`-th in a row.
+    """
+
+    def __init__(self, limit: int = 3, metric: str = "optim/grad_norm") -> None:
+        if limit < 1:
+            raise ConfigError(f"gradient alarm: limit must be at least 1, got {limit}")
+        self.limit = limit
+        self.metric = metric
+        self.in_a_row = 0
+        self.in_all = 0
+
+    def update(self, step: int, metrics: Scalars) -> str | None:
+        norm = number(metrics, self.metric)
+        if norm is None:
+            return None
+        if math.isfinite(norm):
+            self.in_a_row = 0
+            return None
+        self.in_a_row += 1
+        self.in_all += 1
+        if self.in_a_row >= self.limit:
+            raise TrainingError(
+                f"the gradient was not finite {self.in_a_row} steps in a row, last at step {step}; resume from the "
+                "last checkpoint with a lower learning rate, or in a wider dtype"
+            )
+        return (
+            f"gradient: norm {norm} at step {step}, update skipped ({self.in_a_row} in a row, {self.in_all} in all; "
+            f"the run stops at {self.limit} in a row)"
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"in_a_row": self.in_a_row, "in_all": self.in_all}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.in_a_row = int(state["in_a_row"])
+        self.in_all = int(state["in_all"])
+
+
+def standard_alarms() -> dict[str, Alarm]:
+    """One of each, by the name its state has in a checkpoint."""
+    return {
+        "collapse": CollapseAlarm(),
+        "entropy": EntropyAlarm(),
+        "ratio": RatioAlarm(),
+        "gradient": GradientAlarm(),
+    }
