@@ -95,7 +95,7 @@ def _batch(plot: _Plot, rows: Sequence[Row], weights: Sequence[F32], device: tor
         return _tensor(np.concatenate([getattr(rows[r], name)[trained[r]] for r in members]), device)
 
     def spread(values: Sequence[float], dtype: type) -> Tensor:
-        parts = [np.full(len(trained[r]), v, dtype) for r, v in zip(members, values, strict=True)]
+        parts: list[np.ndarray] = [np.full(len(trained[r]), v, dtype) for r, v in zip(members, values, strict=True)]
         return _tensor(np.concatenate(parts), device)
 
     extras = set.intersection(*(set(rows[r].extras) for r in members))
@@ -122,5 +122,5 @@ def _batch(plot: _Plot, rows: Sequence[Row], weights: Sequence[F32], device: tor
     )
 
 
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:  # type: ignore[type-arg]
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)

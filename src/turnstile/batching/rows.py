@@ -38,11 +38,11 @@ def _row(trajectory: Trajectory, advantages: Sequence[F32], begin: int, end: int
     )
 
 
-def _of(like: I32, value: float | bool) -> np.ndarray:  # type: ignore[type-arg]
+def _of(like: I32, value: float | bool) -> np.ndarray:
     return np.full(len(like), value)
 
 
-def _spread(pieces: Sequence[tuple[np.ndarray, np.ndarray]], dtype: type) -> np.ndarray:  # type: ignore[type-arg]
+def _spread(pieces: Sequence[tuple[np.ndarray, np.ndarray]], dtype: type) -> np.ndarray:
     """Context and sampled parts of each turn, one after the other."""
     return np.concatenate([part for piece in pieces for part in piece]).astype(dtype)
 

@@ -108,7 +108,7 @@ class Part:
     at: int
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    paths: list[np.ndarray] = field(default_factory=list)  # type: ignore[type-arg]  # slots each new token sees
+    paths: list[np.ndarray] = field(default_factory=list)  # slots each new token sees
     bias: Tensor | None = None
 
     def seal(self) -> None:

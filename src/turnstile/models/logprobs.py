@@ -65,7 +65,7 @@ def token_logprobs(
 
     `temperature` f32[N] is that of each token's sampling; the truncation of `sampling` is applied too.
     """
-    vocabulary = model.get_output_embeddings().weight.shape[0]  # type: ignore[union-attr,index]
+    vocabulary = model.get_output_embeddings().weight.shape[0]
     size = max(1, CHUNK_ELEMENTS // int(vocabulary))
 
     def chunk(h: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:

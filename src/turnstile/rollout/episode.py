@@ -1,0 +1,179 @@
+"""The one loop: an agent and its environment, turn by turn, until something ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from turnstile.agents.base import Scaffold
+from turnstile.engines.base import Engine
+from turnstile.envs.base import Env, Step
+from turnstile.errors import InfrastructureError
+from turnstile.types import JSON, Sampling, Stop, Task, Trajectory, Turn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What ends an episode that does not end by itself. 0 means no limit."""
+
+    turns: int = 8
+    tokens: int = 0  # sampled in the whole episode
+    context: int = 0  # held at once: prompt, observations and sampled tokens
+    seconds: float = 300.0  # wall clock, of the turns; what is measured at the end is not counted
+    unparsed: int = 0  # turns in a row in which no action could be read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """Which episode this is; its random numbers depend on these and on nothing else."""
+
+    group: str
+    number: int
+    seed: int
+
+    def turn_seed(self, task: Task, turn: int) -> int:
+        text = f"{self.seed}/{task.id}/{self.group}/{self.number}/{turn}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+async def play(
+    task: Task,
+    attempt: Attempt,
+    *,
+    env: Env,
+    engine: Engine,
+    session: str,
+    scaffold: Scaffold,
+    sampling: Sampling,
+    limits: Limits,
+) -> Trajectory:
+    """Plays one episode to its end and measures it; closes neither the session nor the environment.
+
+    An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's
+    text; every other exception is a fault of the program and propagates.
+    """
+    episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits)
+    started = time.monotonic()
+    signals: Mapping[str, JSON] = {}
+    error = None
+    try:
+        try:
+            async with asyncio.timeout(limits.seconds):
+                stop = await episode.run()
+        except TimeoutError:
+            stop = Stop.TIMEOUT
+        measuring = time.monotonic()
+        signals = await env.measure()
+        episode.times["measure"] = time.monotonic() - measuring
+    except InfrastructureError as failure:
+        stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
+    return Trajectory(
+        task_id=task.id,
+        group=attempt.group,
+        attempt=attempt.number,
+        turns=tuple(episode.turns),
+        stop=stop,
+        signals=signals,
+        error=error,
+        times={**episode.times, "total": time.monotonic() - started},
+    )
+
+
+class _Episode:
+    """The state of one episode between its turns."""
+
+    def __init__(
+        self,
+        task: Task,
+        attempt: Attempt,
+        env: Env,
+        engine: Engine,
+        session: str,
+        scaffold: Scaffold,
+        sampling: Sampling,
+        limits: Limits,
+    ) -> None:
+        self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
+        self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
+        self.turns: list[Turn] = []
+        self.times = {"generate": 0.0, "environment": 0.0}
+
+    async def run(self) -> Stop:
+        """Turns until an end; returns which."""
+        start = await self._timed("environment", self.env.reset(self.task))
+        renderer, parser = self.scaffold.renderer, self.scaffold.parser
+        history = list(start.messages)
+        held = added = renderer.prompt(history, start.tools)
+        fresh, sampled, unparsed = False, 0, 0
+        while True:
+            room = self._room(len(held), sampled)
+            if isinstance(room, Stop):
+                return room
+            seed = self.attempt.turn_seed(self.task, len(self.turns))
+            sampling = replace(self.sampling, max_tokens=room, stop=renderer.stop, seed=seed)
+            completion = await self._timed("generate", self.engine.generate(held, sampling, self.session))
+            message = parser.parse(renderer.text(completion.token_ids), start.tools)
+            state_key = self.env.state_key()
+            began = time.monotonic()
+            step = await self._timed("environment", self.env.step(message))
+            self.turns.append(
+                Turn(
+                    context_ids=added,
+                    completion=completion,
+                    message=message,
+                    observation=step.messages,
+                    fresh=fresh,
+                    rewards=step.rewards,
+                    signals=step.signals,
+                    state_key=state_key,
+                    seconds=time.monotonic() - began,
+                )
+            )
+            sampled += len(completion.token_ids)
+            unparsed = 0 if message.tool_calls else unparsed + 1
+            stop = self._ended(step, unparsed)
+            if stop is not None:
+                return stop
+            history.append(message)
+            context = renderer.observation(history, step.messages, start.tools, completion.token_ids)
+            history.extend(step.messages)
+            added, fresh = context.ids, context.fresh
+            held = added if fresh else np.concatenate([held, completion.token_ids, added])
+
+    def _room(self, held: int, sampled: int) -> int | Stop:
+        """How many tokens the next turn may sample, or why there is no next turn."""
+        room = self.sampling.max_tokens
+        if self.limits.context:
+            if held >= self.limits.context:
+                return Stop.CONTEXT
+            room = min(room, self.limits.context - held)
+        if self.limits.tokens:
+            if sampled >= self.limits.tokens:
+                return Stop.TOKENS
+            room = min(room, self.limits.tokens - sampled)
+        return room
+
+    def _ended(self, step: Step, unparsed: int) -> Stop | None:
+        if step.terminated:
+            return Stop.SUBMITTED if step.submitted else Stop.DONE
+        if self.limits.unparsed and unparsed >= self.limits.unparsed:
+            return Stop.PARSE
+        if step.truncated or len(self.turns) >= self.limits.turns:
+            return Stop.TURNS
+        return None
+
+    async def _timed(self, phase: str, work: Awaitable[T]) -> T:
+        began = time.monotonic()
+        try:
+            return await work
+        finally:
+            self.times[phase] += time.monotonic() - began
+

@@ -1,0 +1,60 @@
+"""From judged groups to training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnstile.batching.rows import rows_of
+from turnstile.credit.base import Advantages
+from turnstile.types import Group, Row, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The rows of one step, those of one group together, and which groups gave none."""
+
+    rows: list[list[Row]]  # by group that is trained
+    groups: list[int]  # index of that group in the step
+    flat: int  # groups left out because every advantage in them is zero
+
+
+def prepare(
+    groups: Sequence[Group], scores: Sequence[Sequence[Score]], advantages: Advantages, *, drop_flat: bool
+) -> Prepared:
+    """Rows of every trajectory that is in the gradient.
+
+    With `drop_flat`, groups whose advantages are all zero are left out: they would cost a forward and a
+    backward pass to add nothing.
+    """
+    rows: list[list[Row]] = []
+    kept: list[int] = []
+    flat = 0
+    credit = iter(advantages)
+    for place, (group, group_scores) in enumerate(zip(groups, scores, strict=True)):
+        own = [next(credit) for _ in group.trajectories]
+        made = [
+            row
+            for trajectory, score, turns in zip(group.trajectories, group_scores, own, strict=True)
+            if score.in_gradient
+            for row in rows_of(trajectory, turns)
+            if row.loss_mask.any()
+        ]
+        if drop_flat and not any(np.any(row.advantages) for row in made):
+            flat += 1
+        elif made:
+            rows.append(made)
+            kept.append(place)
+    return Prepared(rows, kept, flat)
+
+
+def split(prepared: Prepared, parts: int) -> list[list[Row]]:
+    """The rows of a step as at most `parts` mini-batches, whole groups each."""
+    bounds = np.linspace(0, len(prepared.rows), min(parts, len(prepared.rows)) + 1).astype(int)
+    return [
+        [row for group in prepared.rows[begin:end] for row in group]
+        for begin, end in zip(bounds[:-1], bounds[1:], strict=True)
+        if end > begin
+    ]
