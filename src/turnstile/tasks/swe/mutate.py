@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ def _edits(node: ast.AST, tokens: _Tokens) -> Iterator[tuple[int, int, str, str,
     match node:
         case ast.Compare():
             operands = [node.left, *node.comparators]
-            for left, right in zip(operands, operands[1:], strict=False):
+            for left, right in itertools.pairwise(operands):
                 yield from _compare(tokens.between(tokens.end(left), tokens.start(right)))
         case ast.BinOp():
             yield from _arith(tokens.between(tokens.end(node.left), tokens.start(node.right)))
@@ -202,7 +203,7 @@ def _edits(node: ast.AST, tokens: _Tokens) -> Iterator[tuple[int, int, str, str,
             yield from _arith(tokens.between(tokens.end(node.target), tokens.start(node.value)))
         case ast.BoolOp():
             other = "or" if isinstance(node.op, ast.And) else "and"
-            for left, right in zip(node.values, node.values[1:], strict=False):
+            for left, right in itertools.pairwise(node.values):
                 for token in tokens.between(tokens.end(left), tokens.start(right)):
                     yield *token.start, "boolop", token.string, other
         case ast.UnaryOp(op=ast.Not()):

@@ -78,7 +78,7 @@ class Profile:
 def copy_tree(package: Package, into: Path) -> Path:
     """A private working copy of the pristine tree."""
     shutil.copytree(package.tree, into, ignore=_IGNORED, symlinks=True)
-    return into
+    return into.resolve()
 
 
 def clean_environment(home: str) -> dict[str, str]:
@@ -106,18 +106,19 @@ async def run_tests(
 ) -> TestRun | None:
     """Runs tests of the copy at `root` in a process group of its own; None when it hung or died.
 
-    `nodes` picks tests by id (their files are the only ones collected); `seconds` is wall-clock.
+    `root` is absolute and free of links. `nodes` picks tests by id (their files are the only ones collected);
+    `seconds` is wall-clock.
     """
     with tempfile.TemporaryDirectory(prefix="turnstile-test-", ignore_cleanup_errors=True) as folder:
         report, ini = Path(folder) / "report.json", Path(folder) / "pytest.ini"
         ini.write_text("[pytest]\n")  # the package's own settings may ask for plugins that are not here
         files = list(package.tests) if nodes is None else sorted({node.split("::", 1)[0] for node in nodes})
         spec: dict[str, Any] = {
-            "root": str(root.resolve()),
-            "paths": package.import_paths(root.resolve()),
+            "root": str(root),
+            "paths": package.import_paths(root),
             "tests": files,
             "nodes": None if nodes is None else list(nodes),
-            "profile": str((root / package.import_root).resolve()) if profiled else None,
+            "profile": package.import_paths(root)[0] if profiled else None,
             "ini": str(ini),
             "report": str(report),
             "memory_mb": memory_mb,

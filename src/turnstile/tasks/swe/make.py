@@ -1,0 +1,396 @@
+"""Making repository tasks: a package, its one-token bugs, and the tests' word on which of them are good.
+
+Every candidate is judged by running the tests that call its function. Good ones are appended to the task file
+as they are found, the others are remembered in `FILE.rejected.jsonl`, so a run that was killed goes on where
+it stopped, and the same call with a larger number only adds to the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turnstile.errors import TaskError
+from turnstile.tasks.base import dump_task, load_tasks
+from turnstile.tasks.swe import mutate
+from turnstile.tasks.swe.instance import ENV, Bug, read_source
+from turnstile.tasks.swe.profile import Profile, TestRun, copy_tree, profile, run_tests
+from turnstile.tasks.swe.source import Package, Source, fetch
+from turnstile.types import Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filter:
+    """Which bugs are wanted. 0 is no limit."""
+
+    max_line: int = 0  # characters of the buggy line without its indentation
+    max_shown: int = 0  # lines shown of the function
+    unique: bool = False  # the search text occurs once in the function
+    kinds: tuple[str, ...] = mutate.KINDS
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            if kind not in mutate.KINDS:
+                raise TaskError(f"unknown bug kind {kind!r}; known: {', '.join(mutate.KINDS)}")
+
+    def takes(self, candidate: Candidate) -> bool:
+        function, patch = candidate.mutant.function, candidate.patch
+        return (
+            candidate.mutant.kind in self.kinds
+            and not (self.max_line and candidate.line_length > self.max_line)
+            and not (self.max_shown and function.shown > self.max_shown)
+            and (patch.unique or not self.unique)
+        )
+
+
+DEMO_FILTER = Filter(max_line=56, max_shown=12, unique=True)
+"""Bugs that a model of a hundred million parameters can be shown whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A bug that has not met the tests yet; `nodes` are the tests that will judge it."""
+
+    id: str
+    file: str
+    mutant: mutate.Mutant
+    patch: mutate.Patch
+    line_length: int
+    sites: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far the making of one file is."""
+
+    package: str
+    stage: str  # "fetch", "profile", "validate" or "done"
+    message: str = ""
+    valid: int = 0
+    wanted: int = 0
+    judged: int = 0
+    candidates: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """What `make` did. `rejected` counts the reasons; `tasks` are all tasks of the package in the file."""
+
+    tasks: tuple[Task, ...]
+    added: int
+    rejected: Mapping[str, int]
+    exhausted: bool  # every candidate was judged before `n` were found
+
+
+Judge = Callable[[Candidate, str | None], Awaitable[TestRun | None]]
+"""Runs a candidate's tests on a copy where its file holds the text given (None: pristine); None for a hang."""
+
+
+def candidates(package: Package, measured: Profile, seed: int, wanted: Filter, cap: int) -> list[list[Candidate]]:
+    """The candidates of each function in the order they are tried, functions in an order drawn from `seed`.
+
+    Within a function the kinds take turns, so that a function full of numbers still shows other bugs.
+    """
+    chosen = random.Random(f"make/{package.label}/{seed}")
+    by_function: list[list[Candidate]] = []
+    for file in package.modules:
+        try:
+            text = read_source(package.tree / file)
+            found = mutate.mutants(text)
+        except (SyntaxError, UnicodeDecodeError):
+            continue  # a source file for another Python, or of another encoding
+        sites = mutate.site_count(found)
+        groups: dict[tuple[str, int], list[mutate.Mutant]] = {}
+        for mutant in found:
+            groups.setdefault((mutant.function.qualname, mutant.function.start), []).append(mutant)
+        for (qualname, _), group in groups.items():
+            row = list(_candidates_of(package, measured, file, text, _mixed(group, chosen), sites[qualname], cap))
+            row = [candidate for candidate in row if wanted.takes(candidate)]
+            if row:
+                by_function.append(row)
+    chosen.shuffle(by_function)
+    return by_function
+
+
+def _mixed(group: list[mutate.Mutant], chosen: random.Random) -> list[mutate.Mutant]:
+    kinds: dict[str, list[mutate.Mutant]] = {}
+    for mutant in group:
+        kinds.setdefault(mutant.kind, []).append(mutant)
+    piles = list(kinds.values())
+    chosen.shuffle(piles)
+    for pile in piles:
+        chosen.shuffle(pile)
+    return [pile[turn] for turn in range(max(map(len, piles))) for pile in piles if turn < len(pile)]
+
+
+def _candidates_of(
+    package: Package, measured: Profile, file: str, text: str, group: Sequence[mutate.Mutant], sites: int, cap: int
+) -> Iterator[Candidate]:
+    module = file.rsplit("/", 1)[-1].removesuffix(".py")
+    module = file.split("/")[-2] if module == "__init__" and "/" in file else module
+    lines = mutate.source_lines(text)
+    for mutant in group:
+        nodes = measured.tests_of(file, mutant.scope, cap)
+        if not nodes:
+            continue
+        where = f"{module}.{mutant.function.qualname}"
+        yield Candidate(
+            id=f"{package.label}/{where}/l{mutant.line}-{mutant.kind}-{mutant.index}",
+            file=file,
+            mutant=mutant,
+            patch=mutate.patch(text, mutant),
+            line_length=len(lines[mutant.line - 1].strip()) + len(mutant.new) - len(mutant.old),
+            sites=sites,
+            nodes=nodes,
+        )
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """The task file and its side file: what has been judged already, and where new verdicts go."""
+
+    out: Path
+    package: Package
+    tasks: dict[str, Task] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def side(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.rejected.jsonl")
+
+    def open(self) -> None:
+        """Reads both files; a line that a killed run left half-written is cut off."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        for path in (self.out, self.side):
+            if path.exists():
+                content = path.read_bytes()
+                whole = content[: content.rfind(b"\n") + 1]
+                if whole != content:
+                    path.write_bytes(whole)
+        if self.out.exists() and self.out.stat().st_size:
+            prefix = f"{self.package.label}/"
+            self.tasks = {task.id: task for task in load_tasks(self.out) if task.id.startswith(prefix)}
+        if self.side.exists():
+            for line in self.side.read_text(encoding="utf-8").splitlines():
+                record = json.loads(line)
+                self.rejected[record["id"]] = record["why"]
+
+    def verdict_on(self, candidate: Candidate) -> Task | str | None:
+        return self.tasks.get(candidate.id) or self.rejected.get(candidate.id)
+
+    def add(self, candidate: Candidate, verdict: Task | str) -> None:
+        if isinstance(verdict, Task):
+            self.tasks[candidate.id] = verdict
+            path, line = self.out, dump_task(verdict)
+        else:
+            self.rejected[candidate.id] = verdict
+            path, line = self.side, json.dumps({"id": candidate.id, "why": verdict})
+        with path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(line + "\n")
+
+
+class _Bench:
+    """Working copies of one package and the judging of candidates in them, one at a time in each copy."""
+
+    def __init__(self, package: Package, copies: Sequence[Path], judge_seconds: float, measured: Profile) -> None:
+        self._package = package
+        self._seconds = judge_seconds
+        self._measured = measured
+        self._free: asyncio.Queue[Path] = asyncio.Queue()
+        for copy in copies:
+            self._free.put_nowait(copy)
+        self._sound: dict[tuple[str, ...], asyncio.Task[frozenset[str]]] = {}
+
+    async def judge(self, candidate: Candidate, text: str | None) -> TestRun | None:
+        """Runs the candidate's tests with `text` as its file."""
+        root = await self._free.get()
+        path = root / candidate.file
+        pristine = (self._package.tree / candidate.file).read_bytes()
+        expected = sum(self._measured.seconds[node] for node in candidate.nodes)
+        try:
+            if text is not None:
+                path.write_bytes(text.encode("utf-8"))
+            return await run_tests(
+                self._package, root, nodes=candidate.nodes, seconds=self._seconds + 10 * expected, memory_mb=2048
+            )
+        finally:
+            path.write_bytes(pristine)
+            self._free.put_nowait(root)
+
+    async def close(self) -> None:
+        """Stops what still runs, and returns when its processes are gone."""
+        for future in self._sound.values():
+            future.cancel()
+        await asyncio.gather(*self._sound.values(), return_exceptions=True)
+
+    async def sound_nodes(self, candidate: Candidate) -> frozenset[str]:
+        """The candidate's tests that pass on the pristine tree when only they are run."""
+        if candidate.nodes not in self._sound:
+
+            async def measure() -> frozenset[str]:
+                run = await self.judge(candidate, None)
+                return frozenset(run.passed) if run is not None else frozenset()
+
+            self._sound[candidate.nodes] = asyncio.ensure_future(measure())
+        return await self._sound[candidate.nodes]
+
+    async def verdict(self, candidate: Candidate) -> Task | str:
+        """A task, or the word for why the candidate is none."""
+        sound = await self.sound_nodes(candidate)
+        if not sound:
+            return "tests unsound alone"
+        text = read_source(self._package.tree / candidate.file)
+        mutant = candidate.mutant
+        run = await self.judge(candidate, mutate.apply(text, mutant.line, mutant.col, mutant.old, mutant.new))
+        if run is None:
+            return "hangs or crashes"
+        if not run.results:
+            return "breaks the import"
+        f2p = tuple(node for node in candidate.nodes if node in sound and node not in run.passed)
+        p2p = tuple(node for node in candidate.nodes if node in sound and node in run.passed)
+        if not f2p:
+            return "survives"
+        first = next((node for node in f2p if node in run.results and run.results[node].message), None)
+        if first is None:
+            return "no message"
+        f2p = (first, *(node for node in f2p if node != first))
+        return self._task(candidate, f2p, p2p, run.results[first].message)
+
+    def _task(self, candidate: Candidate, f2p: tuple[str, ...], p2p: tuple[str, ...], message: str) -> Task:
+        package, mutant, patch = self._package, candidate.mutant, candidate.patch
+        bug = Bug(
+            source=package.spec,
+            package=package.name,
+            version=package.version,
+            licence=package.licence,
+            requires=package.requires,
+            digest=package.digest[:16],
+            file=candidate.file,
+            function=mutant.function.qualname,
+            kind=mutant.kind,
+            line=mutant.line,
+            col=mutant.col,
+            old=mutant.old,
+            new=mutant.new,
+            buggy=patch.buggy,
+            fixed=patch.fixed,
+            unique=patch.unique,
+            shown=(mutant.function.start, mutant.function.end),
+            hidden=mutant.function.hidden,
+            f2p=f2p,
+            p2p=p2p,
+            message=message,
+            difficulty=candidate.sites,
+        )
+        return Task(id=candidate.id, env=ENV, data=bug.data())
+
+
+async def make(
+    source: Source | str,
+    out: str | Path,
+    n: int,
+    seed: int = 0,
+    *,
+    wanted: Filter | None = None,
+    per_function: int = 4,
+    tests_per_bug: int = 30,
+    workers: int = 2,
+    extra: Sequence[str] = (),
+    judge_seconds: float = 10.0,
+    suite_seconds: float = 300.0,
+    cache: Path | None = None,
+    progress: Callable[[Progress], None] = lambda report: None,
+) -> Made:
+    """Adds validated tasks of one package to the task file `out` until it holds `n` of it.
+
+    A task is kept when at least one of the at most `tests_per_bug` tests that call the function fails with
+    the bug, nothing hangs, and the module still imports. At most `per_function` tasks come from one function.
+    The same arguments give the same file, whatever `workers` is. `extra` names requirements of the tests that
+    the package's metadata leaves out; `judge_seconds` is wall-clock, over ten times what the tests took.
+
+    Raises TaskError when the package cannot be fetched, has no tests, or none passes.
+    """
+    name = source if isinstance(source, str) else source.spec
+    package = await asyncio.to_thread(
+        fetch, source, extra=extra, cache=cache,
+        progress=lambda message: progress(Progress(package=name, stage="fetch", message=message)),
+    )  # fmt: skip
+    measured = await profile(
+        package, seconds=suite_seconds,
+        progress=lambda message: progress(Progress(package=package.label, stage="profile", message=message)),
+    )  # fmt: skip
+    ledger = _Ledger(out=Path(out), package=package)
+    ledger.open()
+    before = len(ledger.tasks)
+    rows = candidates(package, measured, seed, wanted or Filter(), tests_per_bug)
+    total = sum(map(len, rows))
+
+    def report(stage: str) -> None:
+        judged = len(ledger.tasks) + len(ledger.rejected)
+        progress(
+            Progress(package=package.label, stage=stage, valid=len(ledger.tasks), wanted=n, judged=judged,
+                     candidates=total)
+        )  # fmt: skip
+
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-make-", ignore_cleanup_errors=True))
+        copies = [copy_tree(package, Path(folder) / f"copy{number}") for number in range(workers)]
+        bench = _Bench(package, copies, judge_seconds, measured)
+        stack.push_async_callback(bench.close)
+        exhausted = await _rounds(rows, ledger, bench, n, per_function, workers, report)
+    report("done")
+    reasons: dict[str, int] = {}
+    for candidate in (candidate for row in rows for candidate in row):
+        why = ledger.rejected.get(candidate.id)
+        if why is not None:
+            reasons[why] = reasons.get(why, 0) + 1
+    return Made(
+        tasks=tuple(ledger.tasks.values()), added=len(ledger.tasks) - before, rejected=reasons, exhausted=exhausted
+    )
+
+
+async def _rounds(
+    rows: Sequence[Sequence[Candidate]],
+    ledger: _Ledger,
+    bench: _Bench,
+    n: int,
+    per_function: int,
+    workers: int,
+    report: Callable[[str], None],
+) -> bool:
+    """Tries one candidate of every function, then the next of each, until n are found; True when none is left.
+
+    Verdicts are written in the order of the candidates, so the file does not depend on who was quicker.
+    """
+    for turn in range(max(map(len, rows), default=0)):
+        queue = [row[turn] for row in rows if turn < len(row) and _kept(row[:turn], ledger) < per_function]
+        for start in range(0, len(queue), 4 * workers):
+            if len(ledger.tasks) >= n:
+                return False
+            block = queue[start : start + 4 * workers]
+            running = {
+                candidate.id: asyncio.ensure_future(bench.verdict(candidate))
+                for candidate in block
+                if ledger.verdict_on(candidate) is None
+            }
+            try:
+                for candidate in block:
+                    if candidate.id in running and len(ledger.tasks) < n:
+                        ledger.add(candidate, await running[candidate.id])
+                        report("validate")
+            finally:
+                for future in running.values():
+                    future.cancel()
+                await asyncio.gather(*running.values(), return_exceptions=True)
+    return len(ledger.tasks) < n
+
+
+def _kept(row: Sequence[Candidate], ledger: _Ledger) -> int:
+    return sum(candidate.id in ledger.tasks for candidate in row)
