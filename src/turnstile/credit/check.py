@@ -1,0 +1,248 @@
+"""The invariants of a training signal, and a checker that any estimator can be put through.
+
+    broken = check_estimator(my_estimator, {"gamma": 0.9})
+    assert not broken, broken
+
+`DECLARED` says for each built-in kind which invariants do not hold, and why they cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Estimator, Scores
+from turnstile.types import Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
+
+INVARIANTS: Mapping[int, str] = {
+    1: "inserting masked tokens between turns changes no action token's advantage, return or loss",
+    2: "permuting the trajectories of a group permutes the result, nothing else",
+    3: "packing, padding, sharing and splitting change no gradient",
+    4: "a masked token and an infrastructure failure get no gradient and no share in a baseline",
+    5: "a terminal reward that falls on an observation reaches the last action before it",
+    6: "a turn of zero reward is still a turn",
+    7: "all-equal rewards give exactly zero",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declaration:
+    """A kind with knobs, and the invariants that cannot hold for it: number -> why."""
+
+    kind: str
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    exempt: Mapping[int, str] = field(default_factory=dict)
+
+
+_WHOLE_STEP = "statistics of the whole step: all its groups must be given in one call, as the trainer does"
+_LENGTHS = "a discounted return depends on how many turns lie ahead, also where all outcomes are equal"
+
+DECLARED: tuple[Declaration, ...] = (
+    Declaration(kind="grpo"),
+    Declaration(kind="grpo", knobs={"of": "outcome", "ddof": 0}),
+    Declaration(kind="grpo", knobs={"scale": "none"}),
+    Declaration(kind="grpo", knobs={"scale": "batch_std"}, exempt={3: _WHOLE_STEP}),
+    Declaration(kind="rloo"),
+    Declaration(kind="rloo", knobs={"of": "outcome"}),
+    Declaration(kind="turn_return"),
+    Declaration(kind="turn_return", knobs={"scale": "none"}),
+    Declaration(kind="turn_return", knobs={"gamma": 0.9}, exempt={7: _LENGTHS}),
+    Declaration(kind="turn_return", knobs={"among": "batch"}, exempt={3: _WHOLE_STEP}),
+    Declaration(kind="turn_return", knobs={"among": "mixed", "gamma": 0.9}, exempt={3: _WHOLE_STEP, 7: _LENGTHS}),
+)
+
+
+def check_estimator(
+    estimator: Estimator, knobs: Mapping[str, Any] | None = None, *, aux: Mapping[str, Any] | None = None, seed: int = 0
+) -> dict[int, str]:
+    """The invariants an estimator breaks: number -> what was seen. Empty when all hold.
+
+    Inputs are read-only arrays, so an estimator that writes into them raises. Costs milliseconds.
+    """
+    rng = np.random.default_rng(seed)
+    groups = [sample_group(rng, f"g{g}", lengths) for g, lengths in enumerate(((3, 2, 4, 3), (2, 3, 3, 4)))]
+    scores = [[_random_score(rng, trajectory) for trajectory in group.trajectories] for group in groups]
+
+    def run(groups: Sequence[Group], scores: Scores) -> Advantages:
+        advantages, _ = estimator(groups, scores, dict(aux or {}), {}, **dict(knobs or {}))
+        shapes = [[len(turn.completion.token_ids) for turn in t.turns] for g in groups for t in g.trajectories]
+        if [[len(values) for values in turns] for turns in advantages] != shapes:
+            raise AssertionError("advantages are not [trajectory][turn] -> f32[n] in the order of the groups")
+        return advantages
+
+    checks: dict[int, Callable[[], str | None]] = {
+        1: lambda: _observation(run, groups, scores),
+        2: lambda: _permutation(run, groups, scores),
+        3: lambda: _splitting(run, groups, scores),
+        4: lambda: _failure(run, groups, scores),
+        5: lambda: _terminal(run, groups, scores),
+        6: lambda: _zero_turn(run, groups, scores),
+        7: lambda: _all_equal(run, groups, scores),
+    }
+    return {number: seen for number, check in checks.items() if (seen := check()) is not None}
+
+
+Run = Callable[[Sequence[Group], Scores], Advantages]
+
+
+def _observation(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
+    longer = [
+        replace(group, trajectories=tuple(with_observations(t, extra=5 + i) for i, t in enumerate(group.trajectories)))
+        for group in groups
+    ]
+    return _differ(run(groups, scores), run(longer, scores), "longer observations changed an advantage")
+
+
+def _permutation(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
+    order = [2, 0, 3, 1]
+    moved_groups = [replace(g, trajectories=tuple(g.trajectories[i] for i in order)) for g in groups]
+    moved_scores = [[group_scores[i] for i in order] for group_scores in scores]
+    plain = run(groups, scores)
+    expected = [plain[4 * g + i] for g in range(len(groups)) for i in order]
+    return _differ(expected, run(moved_groups, moved_scores), "the order of a group's trajectories matters")
+
+
+def _splitting(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
+    apart = [turns for g in range(len(groups)) for turns in run(groups[g : g + 1], scores[g : g + 1])]
+    return _differ(run(groups, scores), apart, "groups given one by one get other advantages than together")
+
+
+def _failure(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
+    broken = replace(groups[0].trajectories[0], attempt=99, stop=Stop.ERROR, signals={})
+    nothing = np.zeros(len(broken.turns), dtype=np.float32)
+    score = Score(outcome=None, turn=nothing, total=0.0, in_baseline=False, in_gradient=False)
+    wider = [replace(groups[0], trajectories=(*groups[0].trajectories, broken)), *groups[1:]]
+    result = run(wider, [[*scores[0], score], *scores[1:]])
+    its_own = result.pop(len(groups[0].trajectories))
+    if any(values.any() for values in its_own):
+        return "an infrastructure failure got an advantage"
+    if seen := _differ(run(groups, scores), result, "an infrastructure failure changed the others' advantages"):
+        return seen
+    masked = [[replace(scores[0][0], in_gradient=False), *scores[0][1:]], *scores[1:]]
+    result = run(groups, masked)
+    if any(values.any() for values in result[0]):
+        return "a trajectory out of the gradient got an advantage"
+    return _differ(run(groups, scores)[1:], result[1:], "a masked trajectory left the baseline")
+
+
+def _terminal(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
+    first = scores[0][0]
+    assert first.outcome is not None
+    better = replace(first, outcome={"agent": first.outcome["agent"] + 3.0}, total=first.total + 3.0)
+    plain, raised = run(groups, scores), run(groups, [[better, *scores[0][1:]], *scores[1:]])
+    if not (raised[0][-1] > plain[0][-1]).all():
+        return "a better outcome does not raise the advantage of the last action"
+    return None
+
+
+def _zero_turn(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
+    bare = [[_score(_outcome(s), np.zeros_like(s.turn)) for s in group_scores] for group_scores in scores]
+    for turns in run(groups, bare):
+        if any(not values.any() for values in turns[:2]):  # at later turns few trajectories are left to compare with
+            return "a turn without a step reward got no advantage although the outcomes differ"
+    return None
+
+
+def _all_equal(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
+    equal = [[_score(0.1, np.zeros_like(s.turn)) for s in group_scores] for group_scores in scores]
+    for turns in run(groups, equal):
+        if any(values.any() or np.isnan(values).any() for values in turns):
+            return "equal rewards gave an advantage that is not exactly zero"
+    return None
+
+
+def _differ(expected: Advantages, actual: Advantages, what: str) -> str | None:
+    same = len(expected) == len(actual) and all(
+        len(a) == len(b) and all(np.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(a, b, strict=True))
+        for a, b in zip(expected, actual, strict=True)
+    )
+    return None if same else what
+
+
+def _outcome(score: Score) -> float:
+    return score.outcome_of()
+
+
+def _score(outcome: float, turn: np.ndarray[Any, np.dtype[np.float32]]) -> Score:
+    turn.setflags(write=False)
+    return Score(outcome={"agent": outcome}, turn=turn, total=outcome + float(turn.sum(dtype=np.float64)))
+
+
+def _random_score(rng: np.random.Generator, trajectory: Trajectory) -> Score:
+    return _score(float(rng.normal()), rng.normal(size=len(trajectory.turns)).astype(np.float32))
+
+
+def sample_group(rng: np.random.Generator, name: str, lengths: Sequence[int]) -> Group:
+    """A group of trajectories with so many turns each, of one to four random tokens a turn."""
+    task = Task(id=f"task-{name}", env="check")
+    trajectories = tuple(
+        sample_trajectory([int(n) for n in rng.integers(1, 5, size=k)], task=task.id, group=name, attempt=i)
+        for i, k in enumerate(lengths)
+    )
+    return Group(id=name, task=task, trajectories=trajectories)
+
+
+def sample_trajectory(
+    tokens: Sequence[int],
+    *,
+    task: str = "task",
+    group: str = "g",
+    attempt: int = 0,
+    stop: Stop = Stop.DONE,
+    signals: Mapping[str, Any] | None = None,
+    turn_signals: Sequence[Mapping[str, Any]] | None = None,
+) -> Trajectory:
+    """A made-up trajectory whose turn t samples `tokens[t]` tokens after two context tokens; arrays read-only."""
+
+    def turn(t: int, n: int) -> Turn:
+        arrays = (
+            np.full(2, 7, dtype=np.int32),
+            np.arange(10 * t, 10 * t + n, dtype=np.int32),
+            np.full(n, -0.5, dtype=np.float32),
+            np.zeros(n, dtype=np.int32),
+        )
+        for array in arrays:
+            array.setflags(write=False)
+        context, ids, logprobs, versions = arrays
+        return Turn(
+            context_ids=context,
+            completion=Completion(
+                token_ids=ids,
+                logprobs=logprobs,
+                versions=versions,
+                sampling=Sampling(),
+                finish="stop",
+                seconds=0.0,
+            ),
+            message=Message(role="assistant", content="act"),
+            observation=(Message(role="user", content="seen"),),
+            signals=dict(turn_signals[t]) if turn_signals else {},
+        )
+
+    return Trajectory(
+        task_id=task,
+        group=group,
+        attempt=attempt,
+        turns=tuple(turn(t, n) for t, n in enumerate(tokens)),
+        stop=stop,
+        signals=dict(signals or {}),
+    )
+
+
+def with_observations(trajectory: Trajectory, extra: int) -> Trajectory:
+    """The same trajectory with `extra` more masked tokens before every turn and more seen after it."""
+    more = Message(role="user", content="more was seen")
+    return replace(
+        trajectory,
+        turns=tuple(
+            replace(
+                turn,
+                context_ids=np.concatenate([turn.context_ids, np.full(extra, 3, dtype=np.int32)]),
+                observation=(*turn.observation, more),
+            )
+            for turn in trajectory.turns
+        ),
+    )
