@@ -15,6 +15,7 @@ from turnstile.evaluation.metrics import (
     paired_difference,
     pass_at_k,
     rate,
+    to_metrics,
 )
 from turnstile.types import Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
@@ -220,3 +221,12 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
         naive += alone.low <= 0.5 <= alone.high
     assert 0.90 <= clustered / runs <= 0.985
     assert naive / runs < 0.85  # what treating samples as independent would claim
+
+
+def test_metrics_to_log() -> None:
+    logged = to_metrics([*episodes(a=[1], b=[0]), episode("c", broken=True)])
+    assert (logged["eval/rate/resolution"], logged["eval/rate/completion"]) == (0.5, 1.0)
+    assert (logged["eval/rate/resolution_low"], logged["eval/rate/resolution_high"]) == (0.0, 1.0)
+    assert (logged["eval/turns"], logged["eval/reward/outcome"]) == (3.0, 0.5)
+    assert (logged["eval/count/errors"], logged["eval/count/trajectories"]) == (1.0, 3.0)
+    assert to_metrics([]) == {"eval/count/errors": 0.0, "eval/count/trajectories": 0.0}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import comb, isfinite, nan
+from math import comb, isfinite, isnan, nan
 from typing import Literal
 
 import numpy as np
@@ -189,6 +189,19 @@ def paired_values(
 def _bounds(field: FieldName) -> tuple[float, float]:
     """The least and the largest value a field can have."""
     return (0.0, 1.0) if field in RATES else (-np.inf, np.inf)
+
+
+def to_metrics(results: Sequence[EpisodeResult], prefix: str = "eval/") -> dict[str, float]:
+    """What to log of an evaluation while training: the names that training logs, after `prefix`, with the ends of
+    each rate's interval as `_low` and `_high`; nothing for what no episode has."""
+    logged = {f"rate/{field}": rate(results, field) for field in RATES[:3]}
+    found = {f"{prefix}count/errors": float(errors(results)), f"{prefix}count/trajectories": float(len(results))}
+    for name, part in logged.items():
+        found |= {f"{prefix}{name}": part.mean, f"{prefix}{name}_low": part.low, f"{prefix}{name}_high": part.high}
+    found[f"{prefix}turns"] = rate(results, "turns").mean
+    found[f"{prefix}reward/outcome"] = rate(results, "outcome").mean
+    found[f"{prefix}reward/total"] = rate(results, "total").mean
+    return {name: value for name, value in found.items() if not isnan(value)}
 
 
 def interval_of(
