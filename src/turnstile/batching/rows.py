@@ -53,3 +53,13 @@ def _temperature(turns: Sequence[Turn]) -> float:
     if len(found) != 1:
         raise ValueError(f"one row was sampled at several temperatures: {sorted(found)}")
     return found.pop()
+
+
+def by_turn(trajectory: Trajectory, rows: Sequence[Row], values: Sequence[F32]) -> list[F32]:
+    """The inverse of `rows_of` for any per-token array: f32[L] of each row to [turn] -> f32[n]; zeros for turns
+    that are in none of the rows."""
+    turns = [np.zeros(len(turn.completion.token_ids), np.float32) for turn in trajectory.turns]
+    for row, array in zip(rows, values, strict=True):
+        for k in np.unique(row.turn_ids[row.turn_ids >= 0]):
+            turns[k] = array[row.turn_ids == k].astype(np.float32)
+    return turns

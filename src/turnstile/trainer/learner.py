@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from turnstile.batching.batch import Batch
 from turnstile.batching.forest import plant
-from turnstile.errors import TrainingError
 from turnstile.losses.base import Metrics, TokenLoss
 from turnstile.models.attention import ForestLayout, forward_hidden, use_layouts
 from turnstile.models.logprobs import token_logprobs
@@ -22,8 +21,6 @@ from turnstile.trainer.optim import Schedule, adamw, factor
 from turnstile.types import F32, Row, Sampling
 
 Weigh = Callable[[Sequence[Row]], list[F32]]
-MAX_BAD_STEPS = 3
-"""So many updates in a row without a finite gradient end the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,30 +60,28 @@ class Learner:
         self.plan = plan
         self.optimizer = adamw(self.parameters, plan.lr, plan.betas, plan.weight_decay)
         self.step = 0  # optimiser steps taken or skipped
-        self.bad_steps = 0  # in a row
 
     def update(self, rows: Sequence[Row], objective: Objective) -> tuple[dict[str, float], list[F32], list[F32]]:
         """One optimiser step over `rows`.
 
         Returns its metrics and, for each row, the weights f32[L] and the trainer's log-probabilities f32[L]
-        before the step (0 where masked). A gradient that is not finite changes nothing and is counted; too
-        many in a row raise TrainingError.
+        before the step (0 where masked). A gradient that is not finite changes nothing and is reported.
         """
         started = time.monotonic()
         weights = objective.weigh(rows)
         logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
         forests = plant(rows, weights, budget=self.plan.budget, device=self.model.device)
         self.optimizer.zero_grad(set_to_none=True)
-        sums: dict[str, float] = {}
+        sums = {"loss/total": 0.0}
         for batch in forests:
             total, metrics, new = _forward(self.model, batch, objective)
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
             _scatter(logprobs, rows, batch, new)
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float((value * batch.weights).sum())
-            sums["loss"] = sums.get("loss", 0.0) + float(total.detach())
+            sums["loss/total"] += float(total.detach())
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
-        report = {f"train/{name}": value / (1.0 if name == "loss" else mass) for name, value in sums.items()}
+        report = {name: value / (1.0 if name == "loss/total" else mass) for name, value in sums.items()}
         report |= self._step()
         report |= {
             "tokens/rows": float(sum(batch.row_tokens for batch in forests)),
@@ -106,24 +101,16 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
-            self.bad_steps = 0
-        else:
-            self.bad_steps += 1
-            if self.bad_steps >= MAX_BAD_STEPS:
-                raise TrainingError(
-                    f"{self.bad_steps} updates in a row had a gradient that is not finite; lower train.lr, check the "
-                    "rewards for NaN, or resume from an earlier checkpoint"
-                )
         self.optimizer.zero_grad(set_to_none=True)
-        return {"train/grad_norm": norm, "train/lr": rate, "train/skipped": float(not finite)}
+        return {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(not finite)}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the weights."""
-        return {"optimizer": self.optimizer.state_dict(), "step": self.step, "bad_steps": self.bad_steps}
+        return {"optimizer": self.optimizer.state_dict(), "step": self.step}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.bad_steps = int(state["step"]), int(state["bad_steps"])
+        self.step = int(state["step"])
 
 
 def _forward(model: PreTrainedModel, batch: Batch, objective: Objective) -> tuple[Tensor, Metrics, Tensor]:
@@ -134,11 +121,12 @@ def _forward(model: PreTrainedModel, batch: Batch, objective: Objective) -> tupl
         model, hidden[batch.source], batch.target, batch.temperature, objective.sampling
     )
     loss, metrics = objective.loss(logprobs, batch)
-    metrics = {**metrics, "entropy": entropy, "logprob_gap": (logprobs.detach() - batch.logprobs).abs()}
+    metrics = {f"loss/{name}": value for name, value in metrics.items()}
+    metrics |= {"policy/entropy": entropy, "policy/logprob_gap": (logprobs.detach() - batch.logprobs).abs()}
     for coefficient, regularizer in objective.regularizers:
         extra, further = regularizer(logprobs, batch)
         loss = loss + coefficient * extra
-        metrics |= further
+        metrics |= {f"loss/{name}": value for name, value in further.items()}
     return (loss * batch.weights).sum(), metrics, logprobs.detach()
 
 

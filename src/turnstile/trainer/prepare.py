@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,6 @@ def split(prepared: Prepared, parts: int) -> list[list[Row]]:
     bounds = np.linspace(0, len(prepared.rows), min(parts, len(prepared.rows)) + 1).astype(int)
     return [
         [row for group in prepared.rows[begin:end] for row in group]
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True)
+        for begin, end in itertools.pairwise(bounds)
         if end > begin
     ]

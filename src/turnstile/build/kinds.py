@@ -1,0 +1,38 @@
+"""A recipe's `kind` sections to callables: the function it names with its knobs bound and checked."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any
+
+from turnstile.config import Kind
+from turnstile.errors import ConfigError
+from turnstile.lookup import nearest, resolve
+
+
+def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[..., Any]:
+    """The function or class that `kind` names in `room` with its knobs as keyword arguments.
+
+    `given` names the parameters that will be passed at the call. Raises ConfigError for an unknown kind, and
+    for a knob that the function does not take, naming the nearest it does.
+    """
+    function = resolve(room, kind.kind)
+    if not callable(function):
+        raise ConfigError(f"{room} kind {kind.kind!r} is {type(function).__name__}, not something that can be called")
+    parameters = inspect.signature(function).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        knobs = [name for name in known if name not in given]
+        for knob in kind.knobs:
+            if knob not in knobs:
+                hint = nearest(knob, knobs) if knobs else "it has none"
+                raise ConfigError(f"{room} kind {kind.kind!r} has no knob {knob!r}; {hint}")
+    return functools.partial(function, **kind.knobs)
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether `function` has a parameter of that name."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return name in inspect.signature(inner).parameters

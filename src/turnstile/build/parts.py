@@ -1,0 +1,248 @@
+"""From a recipe to the parts of a run. This is the only room that knows all the others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from turnstile.agents.base import Scaffold
+from turnstile.build.kinds import bind, takes
+from turnstile.config import Kind, Recipe
+from turnstile.engines.base import Engine
+from turnstile.engines.transformers import TransformersEngine
+from turnstile.envs.base import Env
+from turnstile.errors import ConfigError, TaskError
+from turnstile.losses.base import TokenLoss
+from turnstile.models.adapt import choose_trainable
+from turnstile.models.load import load_model, load_tokenizer
+from turnstile.rewards.base import Threshold
+from turnstile.rewards.build import Scorer, make_term
+from turnstile.rewards.ends import Ends
+from turnstile.rollout.episode import Limits
+from turnstile.rollout.group import Player
+from turnstile.sandboxes.base import Sandboxes
+from turnstile.tasks.base import load_tasks
+from turnstile.tracking.base import Tracker
+from turnstile.tracking.fanout import Trackers
+from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.types import Sampling, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """What episodes happen in: the environment's maker and what all its episodes share."""
+
+    make_env: Callable[[], Env]
+    sandboxes: Sandboxes | None
+
+    async def close(self) -> None:
+        if self.sandboxes is not None:
+            await self.sandboxes.close()
+
+
+def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
+    """The environment of a recipe, or `env` in its place. One that names a parameter `sandboxes` or `grader` is
+    given the run's."""
+    maker = functools.partial(env, **recipe.env.knobs) if env is not None else bind("env", recipe.env, given=SHARED)
+    if not any(takes(maker, name) for name in SHARED):
+        return World(make_env=maker, sandboxes=None)
+    sandboxes: Sandboxes = bind("sandbox", recipe.sandbox)()
+    shared: dict[str, Any] = {"sandboxes": sandboxes}
+    if takes(maker, "grader"):
+        from turnstile.tasks.swe.grader import Grader  # what repository tasks need is loaded for them alone
+
+        shared["grader"] = Grader(sandboxes)
+    given = {name: value for name, value in shared.items() if takes(maker, name)}
+    return World(make_env=functools.partial(maker, **given), sandboxes=sandboxes)
+
+
+SHARED = ("sandboxes", "grader")
+
+
+def make_scorer(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Scorer:
+    """The rewards of a recipe; `reward`, a plain function, replaces its terms by one."""
+    if reward is not None:
+        terms = [make_term("reward", reward, level=1)]
+    else:
+        terms = [
+            make_term(
+                term.name,
+                term.kind,
+                term.knobs,
+                level=term.level,
+                weight=term.weight,
+                gate=Threshold(value=term.gate.value, compare=term.gate.compare) if term.gate else None,
+                scope=term.scope or None,
+            )
+            for term in recipe.rewards.terms
+        ]
+    compose = bind("compose", Kind(kind=recipe.rewards.compose))
+    return Scorer(terms=tuple(terms), compose=compose, ends=Ends.read(recipe.ends.model_dump()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agent:
+    """The network and everything that speaks for it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    scaffold: Scaffold
+    engine: TransformersEngine
+    context: int
+
+
+def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Scaffold:
+    renderer = bind("renderer", recipe.agent.renderer, given=("tokenizer",))(tokenizer)
+    return Scaffold(renderer, bind("parser", recipe.agent.parser)())
+
+
+def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
+    """Loads the recipe's model, or the one named `model`, with its engine and scaffold."""
+    if recipe.model.threads:
+        torch.set_num_threads(recipe.model.threads)
+    name = model or recipe.model.id
+    tokenizer = load_tokenizer(name)
+    network = load_model(name, device=recipe.model.device, dtype=recipe.model.dtype)
+    scaffold = make_scaffold(recipe, tokenizer)
+    window = int(getattr(network.config.get_text_config(), "max_position_embeddings", 0) or 2**20)
+    engine = TransformersEngine(
+        network,
+        tokenizer,
+        deterministic=recipe.engine.deterministic,
+        max_batch=recipe.engine.max_batch,
+        memory_mb=recipe.engine.memory_mb,
+        stop_ids=sorted(stop_ids(tokenizer, network)),
+    )
+    return Agent(
+        model=network,
+        tokenizer=tokenizer,
+        scaffold=scaffold,
+        engine=engine,
+        context=min(recipe.episode.context or window, window),
+    )
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> set[int]:
+    """The tokens that the model ends a turn with."""
+    found: set[int] = set()
+    generation = model.generation_config.eos_token_id if model.generation_config else None
+    for value in (tokenizer.eos_token_id, model.config.get_text_config().eos_token_id, generation):
+        found.update([value] if isinstance(value, int) else value or [])
+    return found
+
+
+def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine, context: int) -> Player:
+    sampling = recipe.sampling
+    episode = recipe.episode
+    return Player(
+        make_env=world.make_env,
+        engine=engine,
+        scaffold=scaffold,
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            max_tokens=sampling.max_tokens,
+        ),
+        limits=Limits(
+            turns=episode.turns,
+            tokens=episode.tokens,
+            context=context,
+            seconds=episode.seconds,
+            unparsed=episode.unparsed,
+        ),
+        retries=episode.retries,
+        concurrent=episode.concurrent,
+        deterministic=recipe.engine.deterministic,
+    )
+
+
+def for_evaluation(recipe: Recipe, player: Player) -> Player:
+    """The same player at the temperature of `[eval]`."""
+    if recipe.eval.temperature is None:
+        return player
+    return replace(player, sampling=replace(player.sampling, temperature=recipe.eval.temperature))
+
+
+def make_learner(recipe: Recipe, agent: Agent) -> Learner:
+    """The learner of RL. Raises ConfigError for sampling that cannot be trained from."""
+    if recipe.sampling.temperature == 0:
+        raise ConfigError("sampling.temperature = 0 leaves nothing to learn from; train with one above 0")
+    parameters = choose_trainable(
+        agent.model,
+        recipe.model.train,
+        top_layers=recipe.model.top_layers,
+        lora_rank=recipe.model.lora_rank,
+        lora_alpha=recipe.model.lora_alpha,
+    )
+    train = recipe.train
+    plan = Plan(
+        lr=train.lr,
+        schedule=bind("schedule", Kind(kind=train.schedule)),
+        warmup=train.warmup,
+        total=train.steps * train.epochs * train.minibatches,
+        betas=train.betas,
+        weight_decay=train.weight_decay,
+        clip=train.clip,
+        budget=train.budget,
+    )
+    return Learner(agent.model, parameters, plan)
+
+
+def make_objective(recipe: Recipe, sampling: Sampling) -> Objective:
+    regularizers: list[tuple[float, TokenLoss]] = []
+    for kind in recipe.regularizers:
+        knobs = kind.knobs
+        coefficient = knobs.pop("coef", None)
+        if not isinstance(coefficient, int | float):
+            raise ConfigError(f"regularizers: {kind.kind!r} needs coef, a number")
+        bare = Kind.model_validate({"kind": kind.kind, **knobs})
+        regularizers.append((float(coefficient), bind("loss", bare, given=("logprobs", "batch"))))
+    return Objective(
+        loss=bind("loss", recipe.loss, given=("logprobs", "batch")),
+        weigh=bind("weights", recipe.weights, given=("rows",)),
+        regularizers=tuple(regularizers),
+        sampling=sampling,
+    )
+
+
+def make_trackers(recipe: Recipe, run: Path) -> Tracker:
+    return Trackers([bind("tracker", kind, given=("run",))(run) for kind in recipe.trackers])
+
+
+def read_tasks(recipe: Recipe, which: str, limit: int = 0) -> list[Task]:
+    """The train or held-out tasks of a recipe after `tasks.where`; raises TaskError when none is left."""
+    path = recipe.tasks.train if which == "train" else recipe.tasks.heldout
+    if not path:
+        raise ConfigError(f"tasks.{which} is not set; name a JSON-lines file (turnstile tasks make writes one)")
+    tasks = [task for task in load_tasks(path) if _wanted(task, recipe.tasks.where)]
+    if not tasks:
+        raise TaskError(f"{path}: no task is left after tasks.where = {recipe.tasks.where}")
+    return tasks[:limit] if limit else tasks
+
+
+def _wanted(task: Task, where: Mapping[str, Any]) -> bool:
+    """A number asks for at most that much, a list for one of its values, anything else for just itself."""
+    for key, wanted in where.items():
+        value = task.data.get(key)
+        if isinstance(wanted, int | float) and not isinstance(wanted, bool):
+            if not isinstance(value, int | float) or value > wanted:
+                return False
+        elif isinstance(wanted, Iterable) and not isinstance(wanted, str):
+            if value not in wanted:
+                return False
+        elif value != wanted:
+            return False
+    return True
+
+
+def overlap(train: Sequence[Task], heldout: Sequence[Task]) -> list[str]:
+    """Ids of tasks that are in both."""
+    return sorted({task.id for task in train} & {task.id for task in heldout})

@@ -1,0 +1,132 @@
+"""Checkpoints that are whole or not there: a folder written aside, flushed, and renamed into place.
+
+`checkpoints/step-000012/` holds the network as a plain Hugging Face folder (`model/`), the optimiser
+(`optimizer.pt`) and everything else as JSON (`state.json`). `state.json` names the size of every other file,
+so a torn folder is found out when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from turnstile.errors import CheckpointError
+from turnstile.trainer.learner import Learner
+
+_NAME = re.compile(r"step-(\d{6})")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint on disk, found whole."""
+
+    path: Path
+    step: int
+    state: Mapping[str, Any]
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+
+def save(
+    folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any], keep: int
+) -> Path:
+    """Writes the checkpoint of `step` and removes all but the last `keep`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"step-{step:06d}"
+    scratch = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
+    try:
+        save_model(learner.model, tokenizer, scratch / "model")
+        torch.save(learner.state(), scratch / "optimizer.pt")
+        sizes = {str(p.relative_to(scratch)): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
+        body = {"step": step, "files": sizes, **state}
+        (scratch / "state.json").write_text(json.dumps(body, indent=1), encoding="utf-8")
+        for file in scratch.rglob("*"):
+            _flush(file)
+        _flush(scratch)
+        if target.exists():
+            shutil.rmtree(target)
+        scratch.rename(target)
+        _flush(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    for old in sorted(folder.glob("step-*"))[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """The network and its tokenizer as a plain Hugging Face folder; adapters are saved beside the weights they
+    sit on, under the names the modules have here."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint, and a line for each newer one that is torn."""
+    complaints: list[str] = []
+    found = sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
+    for path in found:
+        try:
+            return read(path), complaints
+        except CheckpointError as error:
+            complaints.append(f"{error}; going back to the one before")
+    return None, complaints
+
+
+def read(path: Path) -> Checkpoint:
+    """Raises CheckpointError when a file is missing or not as long as it was written."""
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        sizes = dict(state["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"checkpoint {path.name} is torn: state.json is missing or unreadable") from None
+    for name, size in sizes.items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != size:
+            raise CheckpointError(f"checkpoint {path.name} is torn: {name} is missing or cut short")
+    return Checkpoint(path, int(state["step"]), state)
+
+
+def restore(checkpoint: Checkpoint, learner: Learner) -> None:
+    """Puts weights and optimiser back in place, bit by bit."""
+    load_weights(learner.model, checkpoint.model)
+    learner.restore(torch.load(checkpoint.path / "optimizer.pt", map_location=learner.model.device, weights_only=True))
+
+
+def load_weights(model: PreTrainedModel, folder: Path) -> None:
+    """The weights of a Hugging Face folder into a network that is already there.
+
+    Raises CheckpointError when they belong to another architecture.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights.update(load_file(file, device=str(model.device)))
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    missing = [name for name in missing if name not in tied]
+    if missing or unexpected:
+        wrong = (missing + unexpected)[0]
+        raise CheckpointError(f"{folder} does not fit the model: {len(missing)} weights missing, "
+                              f"{len(unexpected)} unknown, for example {wrong}; is model.id or model.train another?")
+    model.tie_weights()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

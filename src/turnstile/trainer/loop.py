@@ -1,0 +1,147 @@
+"""Training, on one page: play groups, judge them, give credit, update, publish, write down, go on.
+
+Read this first. Every line of `train` is one room of the house; what is behind it is in the file the name says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from turnstile.credit.base import Estimator, State
+from turnstile.rewards.build import Scorer
+from turnstile.rewards.rates import rates
+from turnstile.rollout.group import Player
+from turnstile.rollout.record import Recorder
+from turnstile.tasks.base import TaskSampler
+from turnstile.tracking.alarms import Alarm
+from turnstile.tracking.base import Tracker
+from turnstile.trainer.learner import Learner, Objective
+from turnstile.trainer.prepare import prepare
+from turnstile.trainer.step import Trained, per_group, update
+from turnstile.types import Group, Score
+
+
+class Publisher(Protocol):
+    """The engine's side that the trainer sees: new weights, and what sampling cost."""
+
+    def publish(self, version: int) -> None: ...
+
+    def take_stats(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The numbers of a run. 0 for the `every`s means never."""
+
+    steps: int
+    groups: int
+    attempts: int
+    seed: int = 0
+    epochs: int = 1
+    minibatches: int = 1
+    drop_flat: bool = True
+    checkpoint_every: int = 0
+    evaluate_every: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class Progress:
+    """How far a run has come: everything that is not a weight and must survive a crash."""
+
+    step: int = 0
+    credit: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a training loop is made of; `build` puts them together."""
+
+    player: Player
+    sampler: TaskSampler
+    scorer: Scorer
+    estimator: Estimator
+    learner: Learner
+    objective: Objective
+    engine: Publisher
+    tracker: Tracker
+    recorder: Recorder
+    alarms: Mapping[str, Alarm]
+    evaluate: Callable[[int], Any]  # async (step) -> None
+    checkpoint: Callable[[Progress], None]
+
+
+async def train(parts: Parts, settings: Settings, progress: Progress) -> Progress:
+    """Goes on from `progress` to the last step; returns where it stands."""
+    while progress.step < settings.steps:
+        progress.step += 1
+        started = time.monotonic()
+        tasks = parts.sampler.next(settings.groups)
+        groups = await _play(parts, settings, progress.step, tasks)
+        played = time.monotonic()
+
+        scores = parts.scorer(groups)
+        advantages, progress.credit = parts.estimator(groups, scores, {}, progress.credit)
+        prepared = prepare(groups, scores, advantages, drop_flat=settings.drop_flat)
+        trained = update(
+            groups,
+            prepared,
+            parts.learner,
+            parts.objective,
+            epochs=settings.epochs,
+            minibatches=settings.minibatches,
+        )
+        parts.engine.publish(progress.step)
+
+        for group, own, advantage, weight, logprob in zip(
+            groups, scores, per_group(groups, advantages), trained.weights, trained.logprobs, strict=True
+        ):
+            parts.recorder.write(
+                progress.step, "train", group, own, advantage, {"weight": weight, "logprob": logprob}
+            )
+        metrics = _metrics(parts, groups, scores, trained, flat=prepared.flat)
+        metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
+        parts.tracker.log(progress.step, metrics)
+        for alarm in parts.alarms.values():
+            if line := alarm.update(progress.step, metrics):
+                parts.tracker.say(line, level="alarm")
+        parts.tracker.progress("training", progress.step, settings.steps)
+
+        if _due(progress.step, settings.evaluate_every) and progress.step < settings.steps:
+            await parts.evaluate(progress.step)
+        if _due(progress.step, settings.checkpoint_every) or progress.step == settings.steps:
+            parts.checkpoint(progress)
+    return progress
+
+
+async def _play(parts: Parts, settings: Settings, step: int, tasks: list[Any]) -> list[Group]:
+    return await parts.player.groups(tasks, settings.attempts, label=f"train/{step}", seed=settings.seed)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _metrics(
+    parts: Parts, groups: list[Group], scores: list[list[Score]], trained: Trained, *, flat: int
+) -> dict[str, float]:
+    """Everything a step reports, by slash-separated names."""
+    engine = parts.engine.take_stats()
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    sampled = engine["tokens_sampled"]
+    return {
+        **rates(groups, scores),
+        **trained.metrics,
+        "groups/flat": float(flat),
+        "groups/all": float(len(groups)),
+        "tokens/sampled": sampled,
+        "tokens/computed": engine["tokens_computed"],
+        "tokens/asked": engine["tokens_asked"] + sampled,
+        "tokens/per_second": sampled / max(engine["seconds"], 1e-9),
+        "seconds/generate": engine["seconds"],
+        "seconds/environment": sum(
+            t.times.get("environment", 0.0) + t.times.get("measure", 0.0) for t in trajectories
+        ),
+    }

@@ -1,0 +1,58 @@
+"""Supervised learning on oracle episodes, so that RL begins with an agent that knows how to act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from turnstile.batching.rows import rows_of
+from turnstile.trainer.learner import Learner, Objective
+from turnstile.types import F32, Row, Trajectory
+
+TokenWeights = Callable[[Trajectory, int], F32]
+"""(trajectory, turn) -> f32[n]: how much each token of a demonstrated turn counts."""
+
+
+def demo_rows(demos: Sequence[Trajectory], token_weights: TokenWeights | None = None) -> list[Row]:
+    """Rows of demonstrations. The advantage of a token is its weight: 1, or what `token_weights` says."""
+
+    def credit(demo: Trajectory, turn: int) -> F32:
+        if token_weights is None:
+            return np.ones(len(demo.turns[turn].completion.token_ids), np.float32)
+        return token_weights(demo, turn)
+
+    return [
+        replace(row, temperature=1.0)
+        for demo in demos
+        for row in rows_of(demo, [credit(demo, k) for k in range(len(demo.turns))])
+        if row.loss_mask.any()
+    ]
+
+
+def warm_start(
+    learner: Learner,
+    rows: Sequence[Row],
+    objective: Objective,
+    *,
+    epochs: int,
+    batch: int,
+    seed: int,
+    report: Callable[[int, int, dict[str, float]], None] = lambda done, total, metrics: None,
+) -> dict[str, float]:
+    """Passes over `rows` in mini-batches of `batch` rows, shuffled by `seed`; returns the last metrics.
+
+    `report(done, total, metrics)` is called after each optimiser step.
+    """
+    order = np.random.default_rng(seed)
+    batches = [part for _ in range(epochs) for part in _batches(order.permutation(len(rows)).tolist(), batch)]
+    metrics: dict[str, float] = {}
+    for done, members in enumerate(batches):
+        metrics, _, _ = learner.update([rows[i] for i in members], objective)
+        report(done + 1, len(batches), metrics)
+    return metrics
+
+
+def _batches(order: list[int], size: int) -> list[list[int]]:
+    return [order[begin : begin + size] for begin in range(0, len(order), size)]
