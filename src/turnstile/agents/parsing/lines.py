@@ -1,0 +1,113 @@
+"""Actions as single lines, for small models: `NAME argument`, `fix OLD -> NEW`.
+
+A tool without arguments is its bare name; with one argument the rest of the line is that argument; with
+several, the schema says how they stand in the line, under the key `x-line`: `"{old} -> {new}"`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from turnstile.errors import ConfigError
+from turnstile.types import JSON, Message, ToolCall, ToolSpec
+
+CALL_ID = "call00000"
+"""The id of the one call a line can hold (nine letters and digits: what the strictest templates take)."""
+
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+class LineParser:
+    """One action a line. `parse` reads the first line that is not empty, and only exact names."""
+
+    def parse(self, text: str, tools: Sequence[ToolSpec]) -> Message:
+        """The line as an assistant's message; without tool calls where no tool's form fits. Never raises."""
+        line = next((part.strip() for part in text.splitlines() if part.strip()), "")
+        name, _, rest = line.partition(" ")
+        for tool in tools:
+            if tool.name == name:
+                arguments = _read(tool, rest.strip())
+                if arguments is not None:
+                    call = ToolCall(id=CALL_ID, name=name, arguments=arguments)
+                    return Message(role="assistant", content=line, tool_calls=(call,))
+        return Message(role="assistant", content=line)
+
+    def write(self, message: Message, tools: Sequence[ToolSpec]) -> str:
+        """The line of the message's first tool call, or its content where it has none."""
+        if not message.tool_calls:
+            return message.content
+        call = message.tool_calls[0]
+        form = next((_form(tool) for tool in tools if tool.name == call.name), "")
+        rest = _FIELD.sub(lambda field: _show(call.arguments.get(field[1], "")), form)
+        return f"{call.name} {rest}".strip()
+
+    def instructions(self, tools: Sequence[ToolSpec]) -> str:
+        """One line that lists the commands: `Commands: view | fix OLD -> NEW | submit`."""
+        forms = (f"{tool.name} {_FIELD.sub(lambda field: field[1].upper(), _form(tool))}".strip() for tool in tools)
+        return "Commands: " + " | ".join(forms)
+
+
+def _form(tool: ToolSpec) -> str:
+    """How the tool's arguments stand in its line, with `{name}` for each; "" for none."""
+    declared = tool.schema.get("x-line")
+    if declared is not None:
+        return str(declared)
+    names = list(tool.schema.get("properties", {}))
+    if len(names) > 1:
+        raise ConfigError(
+            f"tool {tool.name!r} has {len(names)} arguments and no line form; "
+            'add "x-line" to its schema, such as "{old} -> {new}"'
+        )
+    return "{" + names[0] + "}" if names else ""
+
+
+def _read(tool: ToolSpec, rest: str) -> Mapping[str, JSON] | None:
+    """The arguments in `rest`, or None where they do not fit the tool's form and types."""
+    form = _form(tool)
+    properties: Mapping[str, Mapping[str, JSON]] = tool.schema.get("properties", {})
+    required = tool.schema.get("required", list(properties))
+    if not rest:
+        return None if required else {}
+    found = re.fullmatch(_pattern(form), rest)
+    if found is None:
+        return None
+    arguments: dict[str, JSON] = {}
+    for name, text in found.groupdict().items():
+        value = _typed(text.strip(), properties.get(name, {}))
+        if value is None:
+            return None
+        arguments[name] = value
+    return arguments
+
+
+def _pattern(form: str) -> str:
+    """A regular expression for `form`; what stands between two fields may lose its blanks at the line's end."""
+    pieces = _FIELD.split(form)
+    pattern = ""
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            pattern += f"(?P<{piece}>.*?)"
+        elif piece.strip():
+            before = r"(?:^|\s+)" if piece[0].isspace() else ""
+            after = r"(?:\s+|$)" if piece[-1].isspace() else ""
+            pattern += before + re.escape(piece.strip()) + after
+        elif piece:
+            pattern += r"\s+"
+    return pattern
+
+
+def _typed(text: str, schema: Mapping[str, JSON]) -> JSON | None:
+    """`text` as the schema's type; None where it is not one, or is shorter than `minLength` (1 if unsaid)."""
+    kind = schema.get("type", "string")
+    if kind == "integer":
+        return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else None
+    if kind == "number":
+        return float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.I) else None
+    if kind == "boolean":
+        return {"true": True, "false": False}.get(text.lower())
+    return text if len(text) >= schema.get("minLength", 1) else None
+
+
+def _show(value: JSON) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

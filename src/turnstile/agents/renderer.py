@@ -1,0 +1,69 @@
+"""Conversations as token ids: plain lines for small models, a chat template for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from turnstile.agents.base import Context, Parser, Tokenizer
+from turnstile.agents.parsing.lines import LineParser
+from turnstile.agents.renderer_chat import ChatRenderer
+from turnstile.types import I32, Message, ToolSpec
+
+__all__ = ["ChatRenderer", "LinesRenderer"]
+
+
+class LinesRenderer:
+    """No template: the prompt's text and the parser's instructions, then each action on a line of its own,
+    followed by what came back as lines.
+
+    An action is whatever the model samples up to and with the token that holds the first newline. `prefix` is
+    text put before everything else (a model's begin-of-text token, where it wants one).
+    """
+
+    stop: tuple[str, ...] = ("\n",)
+
+    def __init__(self, tokenizer: Tokenizer, *, parser: Parser | None = None, prefix: str = "") -> None:
+        self.tokenizer = tokenizer
+        self.parser: Parser = LineParser() if parser is None else parser
+        self.prefix = prefix
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
+        """Every message as lines, the instructions after the last one before the agent's first; i32[L]."""
+        first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
+        told = self.parser.instructions(tools) if tools else ""
+        opening = self._lines(messages[:first], tools) + (told + "\n" if told else "")
+        return self._encode(self.prefix + opening + self._lines(messages[first:], tools))
+
+    def observation(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
+    ) -> Context:
+        """The new messages as lines, after a newline if the sampled ids lack one; never fresh."""
+        ended = "\n" in self._decode(sampled)
+        return Context(ids=self._encode(("" if ended else "\n") + self._lines(new, tools)))
+
+    def text(self, token_ids: I32) -> str:
+        """The action's line: everything before the first newline."""
+        return self._decode(token_ids).split("\n", 1)[0]
+
+    def completion(self, text: str) -> I32:
+        """The ids of `text` (one line) and its newline."""
+        return self._encode(text.split("\n", 1)[0] + "\n")
+
+    def _lines(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+        """The messages, each ended by one newline; one that says nothing adds nothing, unless it is an action."""
+        text = ""
+        for message in messages:
+            if message.role == "assistant":
+                text += self.parser.write(message, tools).split("\n", 1)[0] + "\n"
+            elif message.content:
+                text += message.content.rstrip("\n") + "\n"
+        return text
+
+    def _encode(self, text: str) -> I32:
+        ids = self.tokenizer.encode(text, add_special_tokens=False) if text else []
+        return np.asarray(ids, dtype=np.int32)
+
+    def _decode(self, token_ids: I32) -> str:
+        return self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)

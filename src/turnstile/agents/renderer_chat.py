@@ -1,0 +1,230 @@
+"""Conversations through a Hugging Face chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from jinja2 import TemplateError
+
+from turnstile.agents.base import Context, Parser, Tokenizer
+from turnstile.agents.parsing.hermes import HermesParser
+from turnstile.errors import ConfigError
+from turnstile.types import I32, Message, ToolCall, ToolSpec
+
+_PROBE = "zq"  # stands for a text that no template contains
+_CALL = ToolCall(id="call00000", name=f"{_PROBE}tool", arguments={"x": _PROBE})
+_TOOL = ToolSpec(
+    name=_CALL.name,
+    description="a tool",
+    schema={"type": "object", "properties": {"x": {"type": "string", "description": "a text"}}, "required": ["x"]},
+)
+_USER = Message(role="user", content="go")
+
+
+class ChatTokenizer(Tokenizer, Protocol):
+    """The part of a Hugging Face tokenizer that chat templates need."""
+
+    eos_token: str | None
+    added_tokens_decoder: Mapping[int, Any]
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any: ...
+
+
+class ChatRenderer:
+    """Any chat template whose assistant turns end in a token of its own.
+
+    `template` replaces the tokenizer's; `variables` are passed to it (`{"enable_thinking": False}`). Tools go
+    through the template where it shows them in a syntax that `parser` reads; elsewhere the parser's
+    instructions stand in the first message and its text in the assistant's, and where the template has no
+    tool messages these are user messages. Between two assistant messages, and after one that nothing
+    answered, stands an empty user message, since most templates demand that roles alternate.
+
+    Raises ConfigError for a tokenizer without a template, and for one whose turns have no end marker.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        parser: Parser | None = None,
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.parser: Parser = HermesParser() if parser is None else parser
+        self._template = template if template is not None else getattr(tokenizer, "chat_template", None)
+        if not self._template:
+            raise ConfigError("this tokenizer has no chat template; use the 'lines' renderer or give `template`")
+        self._variables = dict(variables or {})
+        self._knows_reasoning = self._knows_system = True
+        self._native_calls = self._native_answers = True
+        self._probe()
+        self.end, self._end_id = self._find_end()
+        eos = tokenizer.eos_token
+        self.stop: tuple[str, ...] = (self.end,) if eos in (None, self.end) else (self.end, str(eos))
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
+        """A full render with the head of the assistant's turn; i32[L]."""
+        return self._encode(self._render(messages, tools))
+
+    def observation(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
+    ) -> Context:
+        """What a full render adds behind the sampled tokens; the whole of it where it rewrites what came before.
+
+        Found in text, by the assistant's end marker, in a render in which that turn's own text is a blank, so
+        that nothing the model wrote is mistaken for the marker; only the text behind it becomes tokens.
+        """
+        last = history[-1]
+        blank = replace(
+            last,
+            content=_PROBE,
+            reasoning=_PROBE * 2 if last.reasoning else None,
+            tool_calls=tuple(replace(call, arguments={}) for call in last.tool_calls),
+        )
+        before = self._render(history[:-1], tools)
+        full = self._render([*history[:-1], blank, *new], tools)
+        inside, end, behind = full[len(before) :].partition(self.end)
+        kept = not last.reasoning or _PROBE * 2 in inside
+        if not full.startswith(before) or not end or not kept:
+            return Context(ids=self.prompt([*history, *new], tools), fresh=True)
+        ids = self._encode(self.end + behind)
+        ended = len(sampled) > 0 and int(sampled[-1]) == self._end_id
+        return Context(ids=ids[1:] if ended else ids)
+
+    def text(self, token_ids: I32) -> str:
+        """The turn's text before its end marker."""
+        text = self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
+        for marker in self.stop:
+            text = text.partition(marker)[0]
+        return text
+
+    def completion(self, text: str) -> I32:
+        """The ids of `text` and the end marker."""
+        return self._encode(text + self.end)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, head: bool = True) -> str:
+        if not self._native_calls:
+            messages = self._instructed(messages, tools)
+        dicts = self._alternating([self._as_dict(message, tools) for message in messages], head)
+        text: str = self.tokenizer.apply_chat_template(
+            dicts,
+            tools=[_as_function(tool) for tool in tools] if tools and self._native_calls else None,
+            chat_template=self._template,
+            add_generation_prompt=head,
+            tokenize=False,
+            **self._variables,
+        )
+        return text
+
+    def _instructed(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
+        """The messages with the parser's instructions at the end of the first one."""
+        told = self.parser.instructions(tools) if tools else ""
+        if not told or not messages:
+            return list(messages)
+        if messages[0].role == "assistant":
+            return [Message(role="user", content=told), *messages]
+        first = messages[0]
+        return [replace(first, content=f"{first.content}\n\n{told}" if first.content else told), *messages[1:]]
+
+    def _as_dict(self, message: Message, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+        if message.role == "assistant" and not self._native_calls:
+            bare = replace(message, reasoning=None) if self._knows_reasoning else message
+            found = {"role": "assistant", "content": self.parser.write(bare, tools)}
+        elif message.role == "assistant" and message.reasoning and not self._knows_reasoning:
+            bare = replace(message, tool_calls=())
+            found = {"role": "assistant", "content": self.parser.write(bare, tools)}
+        else:
+            role = "user" if message.role == "tool" and not self._native_answers else message.role
+            found = {"role": role, "content": message.content}
+        extra: dict[str, Any] = {}
+        if message.reasoning and self._knows_reasoning:
+            extra["reasoning_content"] = message.reasoning
+        if message.tool_calls and self._native_calls:
+            extra["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                for call in message.tool_calls
+            ]
+        if message.role == "tool" and self._native_answers and message.tool_call_id is not None:
+            extra["tool_call_id"] = message.tool_call_id
+        return {**found, **extra}
+
+    def _alternating(self, dicts: list[dict[str, Any]], head: bool) -> list[dict[str, Any]]:
+        """Neighbouring user messages joined, and an empty one wherever the assistant would speak twice."""
+        result: list[dict[str, Any]] = []
+        for item in dicts:
+            last = result[-1] if result else {"role": ""}
+            if item["role"] == "system" and not self._knows_system:
+                item = {**item, "role": "user"}
+            if item["role"] == last["role"] == "user":
+                result[-1] = {**last, "content": f"{last['content']}\n\n{item['content']}"}
+                continue
+            if item["role"] == last["role"] == "assistant":
+                result.append({"role": "user", "content": ""})
+            result.append(item)
+        if head and result and result[-1]["role"] == "assistant":
+            result.append({"role": "user", "content": ""})
+        return result
+
+    def _probe(self) -> None:
+        """Finds out what the template knows by rendering with and without it."""
+        said = Message(role="assistant", content="ok")
+        self._knows_system = self._shows([Message(role="system", content=_PROBE), _USER])
+        self._knows_reasoning = self._shows([_USER, replace(said, reasoning=_PROBE)], head=False)
+        called = Message(role="assistant", tool_calls=(_CALL,))
+        self._native_calls = self._shows([_USER], (_TOOL,)) and self._reads(called)
+        answer = Message(role="tool", content=_PROBE * 2, tool_call_id=_CALL.id)
+        self._native_answers = self._native_calls and self._shows([_USER, called, answer], (_TOOL,), want=_PROBE * 2)
+
+    def _shows(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        head: bool = True,
+        want: str = _PROBE,
+    ) -> bool:
+        try:
+            return want in self._render(messages, tools, head=head)
+        except TemplateError:  # how a template says that it does not take such a message
+            return False
+
+    def _reads(self, called: Message) -> bool:
+        """Whether the parser reads a tool call as the template writes it."""
+        try:
+            whole = self._render([_USER, called], (_TOOL,), head=False)
+        except TemplateError:
+            return False
+        text = whole.removeprefix(self._render([_USER], (_TOOL,)))
+        for token in self._markers():
+            if not token.startswith("<tool_call") and not token.startswith("</tool_call"):
+                text = text.partition(token)[0] if text.find(token) > text.find(_PROBE) else text
+        return self.parser.parse(text, (_TOOL,)).tool_calls[:1] == (_CALL,)
+
+    def _markers(self) -> dict[str, int]:
+        """The tokenizer's tokens that stand for themselves, by text."""
+        return {str(token): int(index) for index, token in self.tokenizer.added_tokens_decoder.items()}
+
+    def _find_end(self) -> tuple[str, int]:
+        """The marker behind an assistant's text, and its id."""
+        text = self._render([_USER, Message(role="assistant", content=_PROBE)], (), head=False)
+        behind = text.rpartition(_PROBE)[2]
+        found = [(behind.find(token), -len(token), token, index) for token, index in self._markers().items()]
+        places = sorted(item for item in found if item[0] >= 0)
+        if not places:
+            raise ConfigError("this chat template ends the assistant's turn with no token of its own; give `template`")
+        return places[0][2], places[0][3]
+
+    def _encode(self, text: str) -> I32:
+        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+
+
+def _as_function(tool: ToolSpec) -> dict[str, Any]:
+    """The tool as templates expect it, without the keys that only this project reads."""
+    schema = {key: value for key, value in tool.schema.items() if not key.startswith("x-")}
+    function = {"name": tool.name, "description": tool.description, "parameters": json.loads(json.dumps(schema))}
+    return {"type": "function", "function": function}

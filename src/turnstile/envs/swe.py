@@ -1,0 +1,242 @@
+"""Repairing one function of a real package: look, search and replace, run the tests, submit."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from turnstile.envs.base import Start, Step
+from turnstile.envs.swe_code import Code, EditError
+from turnstile.tasks.swe.instance import Bug, package_of
+from turnstile.types import JSON, Message, Task, ToolCall, ToolSpec
+
+_NOTHING: Mapping[str, JSON] = {"type": "object", "properties": {}, "required": []}
+
+TOOLS = (
+    ToolSpec(name="view", description="Show the suspect function.", schema=_NOTHING),
+    ToolSpec(
+        name="fix",
+        description="Replace OLD, which must occur exactly once in the function as shown, by NEW.",
+        schema={
+            "type": "object",
+            "properties": {
+                "old": {"type": "string", "description": "text to find, copied from the function"},
+                "new": {"type": "string", "description": "text to put in its place", "minLength": 0},
+            },
+            "required": ["old", "new"],
+            "x-line": "{old} -> {new}",
+        },
+    ),
+    ToolSpec(name="undo", description="Take the last fix back.", schema=_NOTHING),
+    ToolSpec(name="run", description="Run the failing test and the tests that pass through the function.",
+             schema=_NOTHING),
+    ToolSpec(name="submit", description="Hand in the code as it is now and end.", schema=_NOTHING),
+)  # fmt: skip
+
+
+class Verdict(Protocol):
+    """What the tests said of one state of the code."""
+
+    @property
+    def resolved(self) -> bool: ...
+    @property
+    def f2p_passed(self) -> int: ...
+    @property
+    def f2p_total(self) -> int: ...
+    @property
+    def p2p_passed(self) -> int: ...
+    @property
+    def p2p_total(self) -> int: ...
+    @property
+    def message(self) -> str:
+        """What the first failing test says; "" when all pass."""
+        ...
+
+
+class Grader(Protocol):
+    """Runs a task's tests on a fresh copy of its package with `files` written over the pristine tree.
+
+    The same files give the same verdict, which may come from a memory. Raises InfrastructureError when there
+    is no verdict to be had.
+    """
+
+    async def grade(self, task: Task, files: Mapping[str, bytes]) -> Verdict: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Done:
+    """What one command answers, and the signals of it."""
+
+    say: str
+    signals: Mapping[str, JSON]
+
+
+class SweEnv:
+    """One episode of repairing one bug in one function, whose failing test is named in the prompt.
+
+    The working copy is the package's pristine tree with the bug in, of which the agent can change one
+    function; tests run and the end is graded on fresh copies, in the grader's sandboxes, so an episode that
+    only looks and edits starts none. Every observation of one line is cut to `chars` characters.
+
+    Turn signals: parsed, command, succeeded, reason (of what did not), looked_at_failing_code, ran_tests,
+    tests_passed (None where none ran), modified. Episode signals: submitted, modified, resolved, f2p_passed,
+    f2p_total, p2p_passed, p2p_total, patch (a unified diff against the buggy tree).
+    """
+
+    def __init__(self, *, grader: Grader, chars: int = 70) -> None:
+        self._grader = grader
+        self._chars = chars
+
+    async def reset(self, task: Task) -> Start:
+        """The task's opening. Raises TaskError when its package is not the one it was made from."""
+        bug = Bug.of(task)
+        text = bug.bugged_text(package_of(bug))
+        self._task, self._bug = task, bug
+        self._base = Code(text=text, start=bug.shown[0], end=bug.shown[1], hidden=frozenset(bug.hidden))
+        self._code = self._base
+        self._undo: list[Code] = []
+        self._viewed = self._submitted = False
+        return Start(messages=(Message(role="user", content=self._prompt()),), tools=TOOLS)
+
+    async def step(self, message: Message) -> Step:
+        """Carries out the message's calls in order, up to and with a submit."""
+        if not message.tool_calls:
+            said = self._cut(f"no command; use {_names()}")
+            return Step(messages=(Message(role="user", content=said),), signals=_signals("", False, "unreadable"))
+        answers: list[Message] = []
+        signals: dict[str, JSON] = {}
+        for call in message.tool_calls:
+            done = await self._call(call)
+            signals = _merged(signals, done.signals)
+            if done.say:
+                answers.append(Message(role="tool", content=done.say, tool_call_id=call.id))
+            if self._submitted:
+                break
+        return Step(messages=tuple(answers), signals=signals, terminated=self._submitted, submitted=self._submitted)
+
+    async def measure(self) -> Mapping[str, JSON]:
+        """Grades the working copy. A copy that was not changed fails by what the task is, and is not run."""
+        bug = self._bug
+        found: dict[str, JSON] = {"submitted": self._submitted, "modified": self._code.text != self._base.text}
+        if found["modified"]:
+            verdict = await self._grade()
+            found |= {"resolved": verdict.resolved, "f2p_passed": verdict.f2p_passed, "p2p_passed": verdict.p2p_passed}
+        else:
+            found |= {"resolved": False, "f2p_passed": 0, "p2p_passed": len(bug.p2p)}
+        return found | {"f2p_total": len(bug.f2p), "p2p_total": len(bug.p2p), "patch": self.patch()}
+
+    def patch(self) -> str:
+        """The working copy's unified diff against the tree with the bug in; "" when nothing changed."""
+        before, after = (code.text.splitlines(keepends=True) for code in (self._base, self._code))
+        return "".join(difflib.unified_diff(before, after, f"a/{self._bug.file}", f"b/{self._bug.file}"))
+
+    def state_key(self) -> str:
+        """A hash of the code, of what undo would bring back, and of whether the function was shown."""
+        digest = hashlib.blake2b(digest_size=12)
+        for part in (self._task.id, str(self._viewed), self._code.text, *(code.text for code in self._undo)):
+            digest.update(hashlib.blake2b(part.encode("utf-8", "surrogatepass")).digest())
+        return digest.hexdigest()
+
+    async def close(self) -> None:
+        """Nothing of this episode outlives it: what its tests ran in belongs to the grader."""
+
+    def _prompt(self) -> str:
+        bug = self._bug
+        test = bug.f2p[0].rpartition("::")[2].partition("[")[0]
+        return f"{test} fails: {self._cut(bug.message)}\nThe bug is in {bug.function} of {bug.file}."
+
+    async def _call(self, call: ToolCall) -> _Done:
+        match call.name:
+            case "view":
+                self._viewed = True
+                return _done("view", self._code.view(), looked_at_failing_code=True)
+            case "fix":
+                return self._fix(call.arguments.get("old"), call.arguments.get("new"))
+            case "undo":
+                return self._take_back()
+            case "run":
+                return await self._run()
+            case "submit":
+                self._submitted = True
+                return _done("submit", "")
+            case name:
+                return _failed(name, self._cut(f"no command {name}; use {_names()}"), "unknown command")
+
+    def _fix(self, old: JSON, new: JSON) -> _Done:
+        if not isinstance(old, str) or not isinstance(new, str):
+            return _failed("fix", "fix needs old and new as text", "bad arguments")
+        try:
+            edited = self._code.replaced(old, new)
+        except EditError as error:
+            reason = str(error)
+            return _failed("fix", self._cut(reason), reason.partition(":")[0].partition(";")[0].partition(",")[0])
+        self._undo.append(self._code)
+        self._code = edited
+        line = edited.line_with(new.partition("\n")[0]) if new else ""
+        return _done("fix", self._cut(f"ok: {line}" if line else "ok"), modified=True)
+
+    def _take_back(self) -> _Done:
+        if not self._undo:
+            return _failed("undo", "nothing to undo", "nothing to undo")
+        self._code = self._undo.pop()
+        return _done("undo", "undone")
+
+    async def _run(self) -> _Done:
+        verdict = await self._grade()
+        total = verdict.f2p_total + verdict.p2p_total
+        failed = total - verdict.f2p_passed - verdict.p2p_passed
+        passed = verdict.resolved
+        said = f"all {total} tests pass" if passed else f"{failed} of {total} tests fail: {verdict.message}"
+        return _done("run", self._cut(said), ran_tests=True, tests_passed=passed)
+
+    async def _grade(self) -> Verdict:
+        return await self._grader.grade(self._task, {self._bug.file: self._code.text.encode("utf-8", "surrogatepass")})
+
+    def _cut(self, text: str) -> str:
+        line = " ".join(text.split())
+        return line if len(line) <= self._chars else line[: self._chars - 3] + "..."
+
+
+def _names() -> str:
+    return ", ".join(tool.name for tool in TOOLS)
+
+
+def _signals(command: str, succeeded: bool, reason: str = "", **found: JSON) -> Mapping[str, JSON]:
+    return {
+        "parsed": bool(command),
+        "command": command,
+        "succeeded": succeeded,
+        "reason": reason,
+        "looked_at_failing_code": False,
+        "ran_tests": False,
+        "tests_passed": None,
+        "modified": False,
+        **found,
+    }
+
+
+def _done(command: str, say: str, **found: JSON) -> _Done:
+    return _Done(say=say, signals=_signals(command, True, **found))
+
+
+def _failed(command: str, say: str, reason: str) -> _Done:
+    return _Done(say=say, signals=_signals(command, False, reason))
+
+
+def _merged(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The signals of a turn of several calls: all must succeed, anything seen or done counts, the last test
+    run and the first reason stand."""
+    if not one:
+        return dict(other)
+    result = {name: bool(one[name] or other[name]) for name in ("looked_at_failing_code", "ran_tests", "modified")}
+    return {
+        **one,
+        **result,
+        "command": f"{one['command']}+{other['command']}",
+        "succeeded": one["succeeded"] and other["succeeded"],
+        "reason": one["reason"] or other["reason"],
+        "tests_passed": one["tests_passed"] if other["tests_passed"] is None else other["tests_passed"],
+    }
