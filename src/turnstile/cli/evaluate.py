@@ -1,0 +1,32 @@
+"""`turnstile eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from turnstile.build import evaluate as evaluate_policy
+from turnstile.cli.runs import find_run, recipe_of
+from turnstile.config import load_recipe
+from turnstile.errors import ConfigError
+
+
+@click.command(short_help="Evaluate a model, a run or a baseline on held-out tasks.")
+@click.argument("target", metavar="RECIPE|RUN")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--model", help="A hub id, a folder or a packaged name; default: the run's last weights, or the recipe's."
+)
+@click.option("--policy", type=click.Choice(["model", "random", "oracle"]), default="model", show_default=True)
+@click.option("--samples", type=click.IntRange(min=1), help="Episodes for each task; default: the recipe's.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many held-out tasks.")
+def evaluate(
+    target: str, overrides: tuple[str, ...], model: str | None, policy: str, samples: int | None, limit: int | None
+) -> None:
+    """Plays the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/)."""
+    run = None if Path(target).is_file() or target.endswith(".toml") else find_run(target)
+    if run is not None and overrides:
+        raise ConfigError("overrides go with a recipe; a run is evaluated as it was trained")
+    recipe = load_recipe(target, overrides) if run is None else recipe_of(run)
+    evaluate_policy(recipe, run=run, model=model, policy=policy, samples=samples, limit=limit)

@@ -1,0 +1,42 @@
+"""From what a user types to a run's folder and its recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from turnstile.config import Recipe, make_recipe
+from turnstile.errors import ConfigError
+from turnstile.lookup import nearest
+
+RUNS = Path("runs")
+
+
+def run_folder(name: str | None, out: str | None, recipe: Recipe) -> Path:
+    """Where a new run goes: `out`, else `runs/NAME`, where NAME is the recipe's own if none is given."""
+    if name is not None and out is not None:
+        raise ConfigError("--run and --out both say where the run goes; give one of them")
+    if out is not None:
+        return Path(out)
+    name = name or recipe.name
+    if not name or Path(name).name != name or name in (".", ".."):
+        raise ConfigError(f"--run {name!r} is a name below {RUNS}/, not a path; give a folder with --out")
+    return RUNS / name
+
+
+def find_run(text: str) -> Path:
+    """The folder of an existing run, by path or by its name below `runs`."""
+    for folder in (Path(text), RUNS / text):
+        if folder.is_dir():
+            return folder
+    known = [folder.name for folder in RUNS.iterdir() if folder.is_dir()] if RUNS.is_dir() else []
+    hint = nearest(text, known) if known else f"there is no run in {RUNS}/ yet"
+    raise ConfigError(f"there is no run {text!r}; {hint}")
+
+
+def recipe_of(run: Path) -> Recipe:
+    """The resolved recipe a run was started with."""
+    path = run / "resolved.json"
+    if not path.is_file():
+        raise ConfigError(f"{str(run)!r} is no run: it has no resolved.json; give a folder that `turnstile train` made")
+    return make_recipe(json.loads(path.read_text(encoding="utf-8"))["recipe"], where=str(path))

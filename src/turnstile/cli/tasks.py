@@ -1,0 +1,148 @@
+"""`turnstile tasks`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from turnstile.tasks.base import load_tasks
+from turnstile.tasks.swe.instance import ENV, Bug, package_of
+from turnstile.tasks.swe.make import DEMO_FILTER, Filter, Progress
+from turnstile.tasks.swe.make import make as make_tasks
+from turnstile.tasks.swe.mutate import KINDS
+
+
+@click.group(short_help="Make, prepare and list task files.")
+def tasks() -> None:
+    """Task files are JSON lines: one task a line."""
+
+
+@tasks.command()
+@click.argument("source")
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The task file to add to.")
+@click.option(
+    "-n", "--number", default=50, show_default=True, type=click.IntRange(min=1), help="Tasks of this package."
+)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Bugs of this kind only; repeatable.")
+@click.option("--small", is_flag=True, help="Only bugs that a small model can be shown whole.")
+@click.option(
+    "--per-function", default=4, show_default=True, type=click.IntRange(min=1), help="At most so many a function."
+)
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
+@click.option("--extra", multiple=True, help="A requirement of the tests that the package does not name; repeatable.")
+def make(
+    source: str,
+    out: Path,
+    number: int,
+    seed: int,
+    kinds: tuple[str, ...],
+    small: bool,
+    per_function: int,
+    workers: int,
+    extra: tuple[str, ...],
+) -> None:
+    """Makes bugs in a package and keeps those that its tests notice.
+
+    SOURCE is like pypi:toolz==1.2.0. Killed and started again, it goes on where it stopped.
+    """
+    base = DEMO_FILTER if small else Filter()
+    wanted = Filter(max_line=base.max_line, max_shown=base.max_shown, unique=base.unique, kinds=kinds or KINDS)
+    console = Console(highlight=False)
+    with _bars(console) as bars:
+        view = _MakeView(bars, number)
+        made = asyncio.run(
+            make_tasks(
+                source,
+                out,
+                number,
+                seed,
+                wanted=wanted,
+                per_function=per_function,
+                workers=workers,
+                extra=extra,
+                progress=view,
+            )
+        )
+    console.print(Text(f"{out}: {len(made.tasks)} tasks of {source}, {made.added} of them new"))
+    for why, count in sorted(made.rejected.items(), key=lambda item: -item[1]):
+        console.print(Text(f"  {count} candidates rejected: {why}"))
+    if made.exhausted:
+        console.print(
+            Text(f"  no candidates are left: this package gives {len(made.tasks)} tasks of the kind asked for")
+        )
+
+
+class _MakeView:
+    """Shows the making of one file: a line for each stage, a bar for the validation."""
+
+    def __init__(self, bars: Bars, wanted: int) -> None:
+        self._bars = bars
+        self._bar = bars.add_task("starting", total=wanted)
+        self._stage = ""
+
+    def __call__(self, report: Progress) -> None:
+        if report.message:
+            self._bars.console.print(Text(f"{report.package}: {report.message}"))
+        label = f"{report.stage} {report.package}"
+        if report.stage == "validate":
+            label += f" ({report.judged} of {report.candidates} candidates judged)"
+        if not self._bars.console.is_terminal and report.stage != self._stage:
+            self._bars.console.print(Text(f"{report.package}: {report.stage}"))
+        self._stage = report.stage
+        self._bars.update(self._bar, description=label, completed=report.valid)
+
+
+@tasks.command()
+@click.argument("files", nargs=-1, required=True)
+def prepare(files: tuple[str, ...]) -> None:
+    """Fetches the packages that task FILES need into the cache, so that training needs no network."""
+    bugs = {bug.label: bug for file in files for task in load_tasks(file) if task.env == ENV for bug in (Bug.of(task),)}
+    console = Console(highlight=False)
+    with _bars(console) as bars:
+        bar = bars.add_task("packages", total=len(bugs))
+        for bug in bugs.values():
+            bars.update(bar, description=bug.source)
+            package = package_of(bug)
+            bars.advance(bar)
+            console.print(Text(f"{bug.source}: {len(package.tests)} test files, licence {package.licence}"))
+    console.print(Text(f"{len(bugs)} packages are ready"))
+
+
+@tasks.command("list")
+@click.argument("file")
+@click.option("--ids", is_flag=True, help="One task a line instead of counts.")
+def list_tasks(file: str, ids: bool) -> None:
+    """Counts the tasks of FILE by package and kind of bug."""
+    found = load_tasks(file)
+    if ids:
+        for task in found:
+            click.echo(task.id)
+        return
+    counts = Counter((_of(task.data, "package", task.env), _of(task.data, "kind", "-")) for task in found)
+    kinds = sorted({kind for _, kind in counts})
+    table = Table(title=f"{len(found)} tasks", title_justify="left")
+    table.add_column("package")
+    for kind in (*kinds, "all"):
+        table.add_column(kind, justify="right")
+    for package in dict.fromkeys(package for package, _ in counts):
+        row = [counts[package, kind] for kind in kinds]
+        table.add_row(Text(package), *(str(count or "") for count in row), str(sum(row)))
+    Console(highlight=False).print(table)
+
+
+def _of(data: object, key: str, other: str) -> str:
+    return str(data[key]) if isinstance(data, dict) and key in data else other
+
+
+def _bars(console: Console) -> Bars:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
+    return Bars(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -1,0 +1,57 @@
+"""`turnstile train`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from turnstile.build import dry_run
+from turnstile.build import train as train_run
+from turnstile.cli.runs import run_folder
+from turnstile.config import load_recipe
+
+
+@click.command(short_help="Train a model as a recipe says, or go on with a run.")
+@click.argument("recipe", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--run", "name", metavar="NAME", help="Put the run in runs/NAME; default: the recipe's name.")
+@click.option("--out", metavar="DIR", help="Put the run in this folder.")
+@click.option("--fresh", is_flag=True, help="Start anew, and drop what the run's folder holds.")
+@click.option(
+    "--overfit", metavar="TASK", help="Train on this one task only: it must be learnt, or something is broken."
+)
+@click.option("--dry-run", "dry", is_flag=True, help="Estimate time and memory, and train nothing.")
+def train(
+    recipe: str,
+    overrides: tuple[str, ...],
+    name: str | None,
+    out: str | None,
+    fresh: bool,
+    overfit: str | None,
+    dry: bool,
+) -> None:
+    """Trains as RECIPE (a TOML file) says. KEY=VALUE changes one key of it, like train.steps=4.
+
+    A run that was interrupted goes on from its last checkpoint when the same command is given again.
+    """
+    loaded = load_recipe(recipe, overrides)
+    if dry:
+        _print("dry run", dry_run(loaded))
+        return
+    folder = run_folder(name, out, loaded)
+    train_run(loaded, run=folder, fresh=fresh, overfit=overfit)
+    click.echo(f"\nrun: {folder}\nan episode: turnstile rollout show {folder} --best")
+
+
+def _print(title: str, found: Mapping[str, Any]) -> None:
+    """Names and values, two columns."""
+    table = Table(title=title, show_header=False, box=None, title_justify="left")
+    for key, value in found.items():
+        shown = f"{value:,.4g}" if isinstance(value, float) else str(value)
+        table.add_row(Text(key), Text(shown))
+    Console(highlight=False).print(table)
