@@ -1,0 +1,214 @@
+"""A sandbox that is a folder: private copies of a tree, and commands run in them by a fork server.
+
+The tiers on one machine (`local`, `bubblewrap`) share this and differ in where their fork server runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import itertools
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from turnstile.errors import SandboxError
+from turnstile.sandboxes.base import ExecResult, Limits
+from turnstile.sandboxes.forkserver import ForkServer, base_environment
+
+PREFIX = "turnstile-sandboxes-"
+NOT_COPIED = frozenset({"__pycache__", ".git", ".hg", ".tox", ".venv", ".pytest_cache", ".mypy_cache"})
+"""Names never copied: stale byte code and history (which may hold the answer) stay out of a sandbox."""
+
+
+class FolderSandbox:
+    """One private copy of a template: `folder/work` is its root, `folder/scratch` its HOME and TMPDIR."""
+
+    def __init__(
+        self,
+        folder: Path,
+        server: ForkServer,
+        *,
+        limits: Limits,
+        snapshots: Callable[[], Path],
+        on_close: Callable[[FolderSandbox], Awaitable[None]],
+        scratch: str | None = None,
+    ) -> None:
+        self.folder = folder
+        self.root = folder / "work"
+        self._server = server
+        self._limits = limits
+        self._snapshots = snapshots
+        self._on_close = on_close
+        self._environment = base_environment(scratch or folder / "scratch")
+        self._closed = False
+
+    async def exec(
+        self, argv: Sequence[str], *, limits: Limits | None = None, env: Mapping[str, str] | None = None
+    ) -> ExecResult:
+        """Run a command in the root. `env` adds to a plain environment (nothing of the caller's)."""
+        self._check()
+        environment = {**self._environment, **(env or {})}
+        return await self._server.run(argv, cwd=self.root, env=environment, limits=limits or self._limits)
+
+    async def read(self, path: str) -> bytes:
+        """A file's bytes. Raises ValueError outside the root, FileNotFoundError, IsADirectoryError."""
+        self._check()
+        return await asyncio.to_thread(read_inside, self.root, path)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Create or replace a file, with its folders. Raises ValueError outside the root."""
+        self._check()
+        await asyncio.to_thread(write_inside, self.root, path, data)
+
+    async def snapshot(self) -> Path:
+        """A copy of the files now, kept until the provider closes."""
+        self._check()
+        target = self._snapshots()
+        await asyncio.to_thread(copy_tree, self.root, target)
+        return target
+
+    async def close(self) -> None:
+        """End what runs here and remove the files. Closing twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            await self._on_close(self)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox was closed")
+        if not self.root.is_dir():
+            raise SandboxError(f"the sandbox's folder {self.root} is gone")
+
+
+class Home:
+    """The folder under which a provider keeps its sandboxes and snapshots.
+
+    It is locked while its provider lives, so that a later one can tell and remove the leavings of a process
+    that was killed.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        parent = Path(tempfile.gettempdir()) if root is None else root
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).resolve()
+        self._lock: IO[str] | None = (self.path / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._numbers = itertools.count()
+
+    def new_sandbox(self) -> Path:
+        folder = self.path / f"sandbox-{next(self._numbers)}"
+        (folder / "scratch").mkdir(parents=True)
+        return folder
+
+    def new_snapshot(self) -> Path:
+        return self.path / f"snapshot-{next(self._numbers)}"
+
+    def remove(self) -> None:
+        if self._lock is not None:
+            remove_tree(self.path)
+            self._lock.close()
+            self._lock = None
+
+
+def sweep(parent: Path) -> int:
+    """Remove the homes of providers that are no more; returns how many there were."""
+    removed = 0
+    for home in parent.glob(PREFIX + "*"):
+        try:
+            with (home / "lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(home)
+                removed += 1
+        except (BlockingIOError, FileNotFoundError, PermissionError):
+            continue  # in use, just being made or removed, or another user's
+    return removed
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy folders, files and the symbolic links that stay inside; `target` must not exist yet.
+
+    Left out: `NOT_COPIED`, compiled Python, links that leave the tree, and what is no plain file. Raises
+    SandboxError when `source` is no folder.
+    """
+    if not source.is_dir():
+        raise SandboxError(f"there is no template folder {source}")
+    top = os.path.realpath(source)
+    pending = [("", str(target))]
+    while pending:
+        inner, made = pending.pop()
+        os.mkdir(made)
+        with os.scandir(os.path.join(top, inner)) as entries:
+            for entry in entries:
+                name = entry.name
+                if name in NOT_COPIED or name.endswith((".pyc", ".pyo")):
+                    continue
+                if entry.is_symlink():
+                    link = os.readlink(entry.path)
+                    if not os.path.isabs(link) and is_inside(top, os.path.realpath(entry.path)):
+                        os.symlink(link, os.path.join(made, name))
+                elif entry.is_dir():
+                    pending.append((os.path.join(inner, name), os.path.join(made, name)))
+                elif entry.is_file():
+                    shutil.copy(entry.path, os.path.join(made, name))
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a tree, also one whose folders were made unwritable."""
+
+    def unlock(function: Callable[[str], object], path: str, info: object) -> None:
+        if not os.path.lexists(path):
+            return
+        for each in (os.path.dirname(path), path):
+            if not os.path.islink(each):
+                os.chmod(each, stat.S_IRWXU)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+    if folder.exists():
+        shutil.rmtree(folder, onerror=unlock)
+
+
+def is_inside(top: str, path: str) -> bool:
+    return path == top or path.startswith(top + os.sep)
+
+
+def resolve_inside(root: Path, path: str) -> str:
+    """The real path of `path` below `root`. Raises ValueError when it leaves the root, links followed."""
+    top = os.path.realpath(root)
+    real = os.path.realpath(os.path.join(top, path))
+    if os.path.isabs(path) or "\0" in path or not is_inside(top, real):
+        raise ValueError(f"the path {path!r} leaves the sandbox; give one relative to its root")
+    return real
+
+
+def read_inside(root: Path, path: str) -> bytes:
+    descriptor = os.open(resolve_inside(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe or a device would never end
+            raise ValueError(f"{path!r} is no plain file")
+        return file.read()
+
+
+def write_inside(root: Path, path: str, data: bytes) -> None:
+    """Replace rather than overwrite, so that no link made by the agent carries the write elsewhere."""
+    real = resolve_inside(root, path)
+    folder = os.path.dirname(real)
+    os.makedirs(folder, exist_ok=True)
+    mode = stat.S_IMODE(os.stat(real).st_mode) if os.path.exists(real) else 0o644
+    descriptor, temporary = tempfile.mkstemp(dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, mode)
+        os.replace(temporary, real)
+    except BaseException:
+        os.unlink(temporary)
+        raise

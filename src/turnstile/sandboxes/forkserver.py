@@ -1,0 +1,195 @@
+"""Commands by fork: a client of one preloaded Python process (`turnstile.sandboxes.server`).
+
+`python -m MODULE ...` costs a fork instead of an interpreter start and its imports; any other command is
+executed by the same wardens under the same limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from turnstile.errors import SandboxError
+from turnstile.sandboxes.base import ExecResult, Limits
+
+PRELOAD = ("pytest", "_pytest.*", "turnstile.tasks.swe.verifier")
+"""What a server imports before it serves; `package.*` is every module of a package."""
+GRACE = 15.0  # seconds past its own limit after which a silent server is given up
+SERVER = Path(__file__).with_name("server.py")
+QUIET = {
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "TERM": "dumb",
+    "NO_COLOR": "1",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "OMP_NUM_THREADS": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # what is installed beside Turnstile is no part of a task
+}
+"""The environment of every command, before its folder's HOME and TMPDIR and what the caller adds."""
+
+
+def base_environment(scratch: Path | str) -> dict[str, str]:
+    """A command's environment: nothing of the caller's own but a PATH that finds this Python first."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    return {**QUIET, "PATH": path, "HOME": str(scratch), "TMPDIR": str(scratch)}
+
+
+def is_forkable(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """`python -m MODULE ...` without an interpreter setting that a running Python can no longer take."""
+    settings = {name for name in env if name.startswith("PYTHON")} - {"PYTHONPATH"}
+    usual = all(env[name] == QUIET.get(name) for name in settings)
+    return usual and len(argv) > 2 and argv[0] in ("python", sys.executable) and argv[1] == "-m"
+
+
+class ForkServer:
+    """At most `workers` commands at once over one server process, started when first needed.
+
+    A server that dies takes the requests in flight with it, as SandboxError, and is started anew by the next
+    one. The server and everything it runs end with `close`, with this object and with this process, however it
+    ends. `wrapper` is put before the server's command line (bubblewrap); `scratch` is a folder for the server's
+    temporary files that exists where it runs.
+
+    A cancelled `run` ends its command. Code that kills its own warden (its parent process) shows as
+    SandboxError.
+    """
+
+    def __init__(
+        self,
+        *,
+        scratch: Path | str,
+        preload: Sequence[str] = PRELOAD,
+        workers: int = 2,
+        wrapper: Sequence[str] = (),
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"a fork server needs at least one worker, not {workers}")
+        self._command = [*wrapper, sys.executable, "-B", "-P", "-s", str(SERVER), *preload]
+        self._environment = base_environment(scratch)
+        self._workers = workers
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._log: IO[bytes] | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id (the wrapper's, if there is one); None while none is running."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    async def run(self, argv: Sequence[str], *, cwd: Path | str, env: Mapping[str, str], limits: Limits) -> ExecResult:
+        """Run one command in `cwd` with exactly `env`. Raises SandboxError when server or folder are gone."""
+        if not argv:
+            raise ValueError("an empty command")
+        request = {
+            "argv": list(argv),
+            "cwd": str(cwd),
+            "env": dict(env),
+            "limits": asdict(limits),
+            "fork": is_forkable(argv, env),
+        }
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._workers))
+        async with slots:
+            try:
+                async with asyncio.timeout(limits.seconds + GRACE):
+                    answer = await self._ask(request)
+            except TimeoutError:
+                raise SandboxError(
+                    f"the fork server did not answer {GRACE:.0f} s after the command's own limit of {limits.seconds} s"
+                ) from None
+        if "error" in answer:
+            raise SandboxError(f"the sandbox cannot run {argv[0]!r}: {answer['error']}")
+        return ExecResult(**answer)
+
+    async def close(self) -> None:
+        """End the server and every command still running."""
+        self._closed = True
+        process, self._process = self._process, None
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if process is not None:
+            try:
+                await asyncio.to_thread(process.wait, 5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def start(self) -> None:
+        """Start the server if none is running, without waiting until it has imported its modules."""
+        if self._closed:
+            raise SandboxError("the fork server was closed")
+        if self._process is not None and self._process.poll() is None:
+            return
+        for old in (self._control, self._log):
+            if old is not None:
+                old.close()
+        ours, theirs = socket.socketpair()
+        self._log = log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server's life
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=log.fileno(),
+                env=self._environment,
+                cwd="/",
+                start_new_session=True,  # an interrupt at the terminal is for the trainer, which then closes us
+            )
+        finally:
+            theirs.close()
+        self._control = ours
+
+    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.start()
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        try:
+            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise SandboxError(self._obituary()) from None
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            body = json.dumps(request).encode()
+            writer.write(struct.pack(">I", len(body)) + body)
+            size = struct.unpack(">I", await reader.readexactly(4))[0]
+            answer: dict[str, Any] = json.loads(await reader.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise SandboxError(self._obituary()) from None
+        finally:
+            writer.close()
+        return answer
+
+    def _obituary(self) -> str:
+        """What is known of why a request got no answer."""
+        if self._log is None:
+            return "the fork server was closed while a command ran"
+        size = os.fstat(self._log.fileno()).st_size  # read in place: the server shares the file's offset
+        text = os.pread(self._log.fileno(), 4096, max(0, size - 4096)).decode(errors="replace")
+        last = text.strip().splitlines()[-1:]
+        code = self._process.poll() if self._process is not None else None
+        what = "the process that ran the command died" if code is None else f"the fork server ended with code {code}"
+        return f"{what}{': ' + last[0] if last else ''}"

@@ -1,0 +1,64 @@
+"""Sandboxes for trusted code: private folders and resource limits, but no wall between them and the machine.
+
+What runs here can read and write whatever this user can. For code that a model wrote freely, use
+`bubblewrap` or a container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from turnstile.errors import SandboxError
+from turnstile.sandboxes.base import Limits
+from turnstile.sandboxes.folder import FolderSandbox, Home, copy_tree, remove_tree
+from turnstile.sandboxes.forkserver import PRELOAD, ForkServer
+
+
+class LocalSandboxes:
+    """Private copies of a template, all served by one fork server with `workers` commands at once.
+
+    `limits` hold for commands that bring none of their own; `preload` is what the server imports once;
+    `root` is where the copies live (the system's temporary folder by default). `limits.processes` is looked at
+    ten times a second; the network is open.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        preload: Sequence[str] = PRELOAD,
+        workers: int = 2,
+        root: Path | None = None,
+    ) -> None:
+        self._limits = limits
+        self._home = Home(root)
+        self._server = ForkServer(scratch=self._home.path, preload=preload, workers=workers)
+        self._open: set[FolderSandbox] = set()
+        self._finalizer = weakref.finalize(self, self._home.remove)
+
+    async def start(self, template: Path) -> FolderSandbox:
+        """A private copy of `template`. Raises SandboxError when there is no such folder."""
+        if not self._finalizer.alive:
+            raise SandboxError("these sandboxes were closed")
+        self._server.start()
+        folder = self._home.new_sandbox()
+        await asyncio.to_thread(copy_tree, template, folder / "work")
+        sandbox = FolderSandbox(
+            folder, self._server, limits=self._limits, snapshots=self._home.new_snapshot, on_close=self._discard
+        )
+        self._open.add(sandbox)
+        return sandbox
+
+    async def close(self) -> None:
+        """End every command and remove every file."""
+        for sandbox in tuple(self._open):
+            await sandbox.close()
+        await self._server.close()
+        await asyncio.to_thread(self._finalizer)
+
+    async def _discard(self, sandbox: FolderSandbox) -> None:
+        self._open.discard(sandbox)
+        await asyncio.to_thread(remove_tree, sandbox.folder)

@@ -1,0 +1,371 @@
+"""The process that forks commands: one preloaded Python, told over its standard input what to run.
+
+Run as a script, with the standard library alone, by `turnstile.sandboxes.forkserver`. Standard input is a
+unix socket. Each message on it is one byte with one file descriptor: a connection for a single request. A
+request and its answer are JSON behind a four-byte length.
+
+    server --fork--> warden (one a request: limits, clock, answer) --fork--> the command (own session)
+
+The warden ends the command's whole tree of processes when the command ends, when its time is up, when the client
+hangs up (so also when the client is killed) and when the server dies. On Linux orphans come back to the
+warden (PR_SET_CHILD_SUBREAPER), so a process that left the process group is found too; elsewhere only the
+process group is ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import pkgutil
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+from typing import Any, NoReturn
+
+LINUX = sys.platform.startswith("linux")
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+TIMED_OUT = 124
+NOT_FOUND = 127
+TICK = 0.1  # seconds between two looks at the number of processes
+
+BASE_PATH: list[str] = []
+KEEP: set[str] = set()  # preloaded packages that a working folder may not replace
+
+
+def prctl(option: int, value: int) -> None:
+    if LINUX:
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def preload(names: list[str]) -> None:
+    """Import `names`; `package.*` imports every module of a package."""
+    for name in names:
+        KEEP.add(name.partition(".")[0])
+        if name.endswith(".*"):
+            package = importlib.import_module(name[:-2])
+            for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+                if not module.name.endswith(("__main__", "_argcomplete")):
+                    importlib.import_module(module.name)
+        else:
+            importlib.import_module(name)
+
+
+def serve() -> None:
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # wardens need no reaping
+    BASE_PATH.extend(entry for entry in sys.path if entry)
+    preload(sys.argv[1:])
+    gc.collect()
+    gc.freeze()  # keeps the collector from touching, and so copying, the pages shared with the children
+    life, life_of_server = os.pipe()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            break
+        if os.fork() == 0:
+            control.close()
+            os.close(life_of_server)
+            ward(socket.socket(fileno=descriptors[0]), life)
+        os.close(descriptors[0])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    wait_for_all(kill=True)
+
+
+def ward(connection: socket.socket, life: int) -> NoReturn:
+    """One request from start to answer, in a process of its own."""
+    code = 0
+    try:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        request = receive(connection)
+        if request is not None:
+            answer = supervise(request, connection, life)
+            if answer is not None:
+                send(connection, answer)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the client left: nobody wants the answer
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        wait_for_all(kill=True)
+        os._exit(code)
+
+
+def receive(connection: socket.socket) -> Any:
+    stream = connection.makefile("rb")
+    head = stream.read(4)
+    if len(head) < 4:
+        return None
+    return json.loads(stream.read(struct.unpack(">I", head)[0]))
+
+
+def send(connection: socket.socket, answer: dict[str, Any]) -> None:
+    body = json.dumps(answer).encode()
+    connection.sendall(struct.pack(">I", len(body)) + body)
+
+
+def supervise(request: dict[str, Any], connection: socket.socket, life: int) -> dict[str, Any] | None:
+    """Run the command under its limits; None when nobody is left to hear the answer."""
+    if not os.path.isdir(request["cwd"]):
+        return {"error": f"the working folder {request['cwd']} is gone"}
+    limits = request["limits"]
+    bell, ring = os.pipe()
+    os.set_blocking(ring, False)
+    os.set_blocking(bell, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(ring)
+    fault, fault_end = os.pipe()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        started = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            become(request, out.fileno(), err.fileno(), fault_end)
+        os.close(fault_end)
+        status, usage, verdict = watch(child, started, limits, (connection.fileno(), life, bell))
+        seconds = time.monotonic() - started
+        kill_tree(child)
+        if verdict == "abandoned":
+            return None
+        fault_text = os.read(fault, 1 << 16).decode(errors="replace")
+        if fault_text:
+            return {"error": fault_text}
+        code = os.waitstatus_to_exitcode(status)
+        if verdict == "crowd":  # the command's own doing, and not to be taken for the kernel's out-of-memory kill
+            code = -signal.SIGTERM
+        spent = usage.ru_utime + usage.ru_stime >= limits["cpu_seconds"]
+        timed_out = verdict == "time" or code == -signal.SIGXCPU or (code == -signal.SIGKILL and spent)
+        return {
+            "exit_code": TIMED_OUT if timed_out else code if code >= 0 else 128 - code,
+            "stdout": text_of(out, limits["output_chars"]),
+            "stderr": text_of(err, limits["output_chars"]) + ("\n[too many processes]\n" if verdict == "crowd" else ""),
+            "seconds": seconds,
+            "timed_out": timed_out,
+        }
+
+
+def watch(
+    child: int, started: float, limits: dict[str, Any], ears: tuple[int, int, int]
+) -> tuple[int, resource.struct_rusage, str]:
+    """Wait for the command's end, bringing it about where a limit, the client or the server says so."""
+    connection, life, bell = ears
+    poll = select.poll()
+    for descriptor in ears:
+        poll.register(descriptor, select.POLLIN)
+    verdict = ""
+    next_count = started + TICK
+    while True:
+        pid, status, usage = os.wait4(child, os.WNOHANG)
+        if pid:
+            return status, usage, verdict
+        now = time.monotonic()
+        left = started + limits["seconds"] - now
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, min(left, TICK)) * 1000)} if left > 0 else set()
+        if bell in ready:
+            os.read(bell, 4096)
+        if connection in ready or life in ready:
+            verdict = "abandoned"
+        elif left <= 0:
+            verdict = "time"
+        elif now >= next_count:
+            next_count = now + TICK
+            verdict = "crowd" if count_tree(os.getpid()) > limits["processes"] else ""
+        if verdict:
+            kill_group(child)
+            _, status, usage = os.wait4(child, 0)
+            return status, usage, verdict
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found.extend(map(int, file.read().split()))
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it has just ended
+    return found
+
+
+def count_tree(pid: int) -> int:
+    """Processes below `pid`."""
+    if not LINUX:
+        return 0
+    below = children_of(pid)
+    return len(below) + sum(count_tree(each) for each in below)
+
+
+def kill_group(pid: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # not a group leader yet, or gone
+            kill(pid, signal.SIGKILL)
+
+
+def kill_tree(child: int) -> None:
+    """End what the command left behind: its process group, and on Linux every orphan that came back to us."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    wait_for_all(kill=True)
+
+
+def wait_for_all(kill: bool = False) -> None:
+    """Wait until no child is left; with `kill`, ending them and whatever they leave behind in turn."""
+    while True:
+        if kill and LINUX:
+            for pid in children_of(os.getpid()):
+                kill_group(pid)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def text_of(file: Any, limit: int) -> str:
+    """The head and the tail of a text, `limit` characters together, and how many were left out between them."""
+    file.seek(0)
+    text: str = file.read().decode(errors="replace")
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    tail = limit - head
+    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[len(text) - tail :]}"
+
+
+def become(request: dict[str, Any], out: int, err: int, fault: int) -> NoReturn:
+    """Turn this fresh fork into the command."""
+    try:
+        enter(request, out, err, fault)
+    except BaseException:
+        os.write(fault, traceback.format_exc().encode()[-4000:])
+        os._exit(125)
+    argv, cwd, env = request["argv"], request["cwd"], request["env"]
+    if request["fork"]:
+        os.close(fault)
+        code = 1
+        try:
+            code = run_module(argv, cwd, env)
+        finally:
+            os._exit(code)
+    try:
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+    os._exit(NOT_FOUND)
+
+
+def enter(request: dict[str, Any], out: int, err: int, fault: int) -> None:
+    """Session, signals, files, limits, folder and environment of the command."""
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(source, target)
+    os.closerange(3, fault)
+    os.closerange(fault + 1, 1 << 20)
+    limits = request["limits"]
+    cpu = max(1, int(-(-limits["cpu_seconds"] // 1)))
+    cap(resource.RLIMIT_CPU, cpu, cpu + 2)
+    cap(resource.RLIMIT_AS, limits["memory_mb"] << 20)
+    cap(resource.RLIMIT_FSIZE, limits["file_mb"] << 20)
+    cap(resource.RLIMIT_CORE, 0)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    tempfile.tempdir = None
+
+
+def cap(what: int, soft: int, hard: int | None = None) -> None:
+    """Lower one limit, never above what this process may set."""
+    ceiling = resource.getrlimit(what)[1]
+    top = soft if hard is None else hard
+    if ceiling != resource.RLIM_INFINITY:
+        soft, top = min(soft, ceiling), min(top, ceiling)
+    resource.setrlimit(what, (soft, top))
+
+
+def run_module(argv: list[str], cwd: str, env: dict[str, str]) -> int:
+    """What `python -m MODULE args...` does, in this process; returns the exit code."""
+    sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = os.fdopen(  # type: ignore[misc]
+        2, "w", encoding="utf-8", errors="backslashreplace", buffering=1
+    )
+    given = [os.path.join(cwd, entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = [cwd, *given, *BASE_PATH]
+    forget_shadowed([cwd, *given])
+    importlib.invalidate_caches()
+    code = 0
+    try:
+        sys.argv = [argv[2], *argv[3:]]
+        execute(argv[2])
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            code = end.code & 0xFF
+        elif end.code is not None:
+            print(end.code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+        code = code or 120  # what Python itself exits with when flushing fails
+    return code
+
+
+def forget_shadowed(folders: list[str]) -> None:
+    """Drop preloaded modules of which the working folder has its own, so that its own are imported.
+
+    Not the standard library, as in any Python that is already running, and not what was asked to be preloaded.
+    """
+    own = {entry.partition(".")[0] for folder in folders if os.path.isdir(folder) for entry in os.listdir(folder)}
+    shadowed = own - KEEP - sys.stdlib_module_names - set(sys.builtin_module_names)
+    for name in [name for name in sys.modules if name.partition(".")[0] in shadowed]:
+        del sys.modules[name]
+
+
+def execute(name: str) -> None:
+    """Run a module, or a package's `__main__`, as the program."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(name + ".__main__")
+    if spec is None or spec.loader is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=spec.origin, __spec__=spec, __package__=spec.parent, __loader__=spec.loader)
+    sys.modules["__main__"] = main
+    sys.argv[0] = spec.origin or name
+    exec(code, main.__dict__)
+
+
+if __name__ == "__main__":
+    serve()

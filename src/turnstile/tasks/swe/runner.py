@@ -1,0 +1,147 @@
+"""Tests run in a sandbox and read back: the outcome of each, with a verdict on the run itself.
+
+What the code under test does (fail, hang, crash, exit, exhaust its limits) is an outcome of its tests. Only
+what kept the verifier from working is an error: VerifierError, never a failed test.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from turnstile.errors import VerifierError
+from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
+
+VERIFIER = "turnstile.tasks.swe.verifier"
+KILLED = 137  # by somebody else, such as the kernel when memory is short
+INTERNAL_ERROR = 3  # pytest's exit codes
+NO_TESTS = 5
+REPORT_CHARS = 64_000_000  # a report is read whole
+TEST_LIMITS = Limits(seconds=20.0, cpu_seconds=10.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a run of tests came to.
+
+    `outcomes` gives passed, failed, error, skipped, xfailed, xpassed or missing (asked for, but not
+    there or never reached) by node id; `messages` the first line of what went wrong; `seconds` is the run's wall-clock
+    time. `problem` says why the run as a whole cannot be trusted or did not end (a hang, a crash, a report
+    that disagrees with the exit code); the tests it concerns are not passed.
+    """
+
+    outcomes: Mapping[str, str]
+    messages: Mapping[str, str] = field(default_factory=dict)
+    exit_code: int
+    seconds: float
+    timed_out: bool = False
+    problem: str | None = None
+
+    def passed(self, node_id: str) -> bool:
+        """Whether the test counts as passed: an expected failure does, a skipped or missing test does not."""
+        return self.outcomes.get(node_id) in ("passed", "xfailed", "xpassed")
+
+
+async def run_tests(
+    sandbox: Sandbox,
+    node_ids: Sequence[str] | None = None,
+    *,
+    limits: Limits = TEST_LIMITS,
+    env: Mapping[str, str] | None = None,
+    plugins: Sequence[str] = (),
+) -> Report:
+    """Run tests (all of them for None) in a sandbox's root with pytest.
+
+    `env` adds to the sandbox's environment (PYTHONPATH entries are relative to the root); `plugins` names
+    pytest plugins to load, as no installed one is loaded by itself. Raises VerifierError when there is no
+    verdict to be had and SandboxError when the sandbox is broken.
+    """
+    key = secrets.token_hex(16)
+    canary = f"test_{secrets.token_hex(8)}"
+    request = {"tests": None if node_ids is None else list(node_ids), "canary": canary, "plugins": list(plugins)}
+    result = await sandbox.exec(
+        ["python", "-m", VERIFIER, key, json.dumps(request)],
+        limits=replace(limits, output_chars=REPORT_CHARS),
+        env=env,
+    )
+    return read_report(result, key, canary, node_ids)
+
+
+def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[str] | None) -> Report:
+    """Make a report of what the verifier wrote. Raises VerifierError when it was the verifier that broke."""
+    events = [json.loads(line[len(key) :]) for line in result.stdout.splitlines() if line.startswith(key + " ")]
+    stderr = result.stderr.strip().splitlines()
+    if not events:
+        raise VerifierError(
+            f"the verifier wrote no report (exit code {result.exit_code}"
+            f"{', out of time' if result.timed_out else ''}): {stderr[-1] if stderr else 'no output'}"
+        )
+    if result.exit_code == KILLED and not result.timed_out:
+        raise VerifierError("the verifier was killed (exit code 137), as by the kernel when memory runs out")
+    internal = [event for event in events if event["event"] == "internal" and not event["inside"]]
+    if internal:
+        raise VerifierError(f"pytest itself failed: {internal[0]['message']}")
+
+    tests = {event["id"]: event for event in events if event["event"] == "test"}
+    outcomes: dict[str, str] = {name: event["outcome"] for name, event in tests.items()}
+    messages: dict[str, str] = {name: event["message"] for name, event in tests.items() if event["message"]}
+    canary_id = next((name for name in outcomes if name.endswith("::" + canary)), None)
+    canary_outcome = None if canary_id is None else outcomes.pop(canary_id)
+    messages.pop(canary_id or "", None)
+    problem = trouble(result, events, canary_outcome, len(tests))
+    running = [event["id"] for event in events if event["event"] == "start"][-1:]
+    if problem is not None and running and running[0] not in tests and not running[0].endswith("::" + canary):
+        outcomes[running[0]] = "failed"
+        messages[running[0]] = problem
+    if problem is not None and events[-1]["event"] == "end":
+        outcomes = dict.fromkeys(outcomes, "error")  # complete but not to be believed
+    add_missing(outcomes, messages, node_ids, events, problem or (stderr[0] if stderr else ""))
+    return Report(
+        outcomes=outcomes,
+        messages=messages,
+        exit_code=result.exit_code,
+        seconds=result.seconds,
+        timed_out=result.timed_out,
+        problem=problem,
+    )
+
+
+def trouble(result: ExecResult, events: Sequence[Mapping[str, Any]], canary: str | None, tests: int) -> str | None:
+    """What is wrong with a run as a whole, in a few words; None if nothing is."""
+    if result.timed_out:
+        return f"timed out after {result.seconds:.1f} s"
+    end = events[-1]
+    if end["event"] != "end":
+        return f"the tests' process ended early with exit code {result.exit_code}"
+    if end["exit_code"] != result.exit_code:
+        return f"the report says exit code {end['exit_code']}, the process ended with {result.exit_code}"
+    if end["reported"] != tests:
+        return f"the report counts {end['reported']} tests and names {tests}"
+    if tests and canary != "failed":
+        return f"a test that must fail came out as {canary or 'missing'}"
+    if tests and result.exit_code != 1:
+        return f"a test failed and the exit code is {result.exit_code}"
+    return None
+
+
+def add_missing(
+    outcomes: dict[str, str],
+    messages: dict[str, str],
+    node_ids: Sequence[str] | None,
+    events: Sequence[Mapping[str, Any]],
+    reason: str,
+) -> None:
+    """Give every test that was asked for an outcome, and the files that could not be collected theirs."""
+    broken = {event["id"]: event["message"] for event in events if event["event"] == "collect"}
+    for node_id in node_ids or ():
+        if node_id not in outcomes:
+            file = node_id.partition("::")[0]
+            outcomes[node_id] = "error" if file in broken else "missing"
+            messages[node_id] = broken.get(file) or reason or "no such test"
+    if node_ids is None:
+        for file, message in broken.items():
+            outcomes.setdefault(file, "error")
+            messages.setdefault(file, message)

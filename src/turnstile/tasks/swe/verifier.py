@@ -1,0 +1,182 @@
+"""Runs tests next to the code under test and reports what came of them; `turnstile.tasks.swe.grader` reads it.
+
+    python -m turnstile.tasks.swe.verifier KEY REQUEST
+
+REQUEST is JSON: `tests`, node ids relative to the working folder or null for the whole suite; `canary`, the
+name of a test that is added and must fail; `plugins`, pytest plugins to load. Every report line is
+`KEY {json}` on the standard output as it was before any test could redirect it, and KEY is random, so what
+the tests themselves print is not taken for a report. The project's pytest configuration is ignored, its
+conftest files are honoured.
+
+Code under test shares this process, so forging a report is made hard (the key is out of `sys.argv`, the canary
+must fail, counts and exit code must agree), not impossible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+FLAGS = (
+    "-c",
+    os.devnull,
+    "--rootdir=.",
+    *(
+        flag
+        for name in (
+            "cacheprovider",
+            "terminal",
+            "faulthandler",
+            "unraisableexception",  # collects garbage several times for warnings nobody reads
+            "threadexception",
+            "pastebin",
+            "junitxml",
+        )
+        for flag in ("-p", f"no:{name}")
+    ),
+)
+WORST_FIRST = ("error", "failed", "skipped", "xfailed", "xpassed", "passed")
+MANY = 50  # node ids past which collecting whole files and choosing is quicker than asking for each
+LONGEST = 300  # characters of a message
+Emit = Callable[..., None]
+
+
+def summary(error: BaseException) -> str:
+    """The first line of an exception, as a traceback's last line gives it."""
+    text = str(error).strip().partition("\n")[0]
+    name = type(error).__name__
+    if isinstance(error, AssertionError) and text.startswith("assert "):
+        return text[:LONGEST]  # an assertion that pytest has explained says what it is
+    return (f"{name}: {text}" if text else name)[:LONGEST]
+
+
+class Canary(pytest.Item):
+    """A test that fails, whatever the code under test does to the others."""
+
+    def runtest(self) -> None:
+        raise AssertionError(self.name)
+
+
+class Recorder:
+    """The pytest plugin: chooses the wanted tests, adds the canary and reports every outcome."""
+
+    def __init__(self, emit: Emit, wanted: frozenset[str] | None, canary: str) -> None:
+        self.emit = emit
+        self.wanted = wanted
+        self.canary = canary
+        self.collected = 0
+        self.reported = 0
+        self._outcomes: list[str] = []
+        self._message = ""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        if self.wanted is not None:
+            items[:] = [item for item in items if item.nodeid in self.wanted]
+        self.collected = len(items)
+        items.append(Canary.from_parent(session, name=self.canary))  # last: it sees what the tests left behind
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
+        report: pytest.CollectReport = yield  # type: ignore[assignment]
+        if report.failed:
+            error = report.call.excinfo.value if getattr(report, "call", None) else None
+            text = summary(error) if error is not None and str(error) else last_line(str(report.longrepr))
+            self.emit(event="collect", id=collector.nodeid, message=text)
+        return report  # type: ignore[return-value]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._outcomes = []
+        self._message = ""
+        self.emit(event="start", id=nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
+        report: pytest.TestReport = yield  # type: ignore[assignment]
+        if report.failed and not self._message:
+            error = None if call.excinfo is None else call.excinfo.value
+            self._message = last_line(str(report.longrepr)) if error is None else summary(error)
+        return report  # type: ignore[return-value]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._outcomes.append(outcome_of(report))
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.reported += 1
+        worst = min(self._outcomes or ["error"], key=WORST_FIRST.index)
+        self.emit(event="test", id=nodeid, outcome=worst, message=self._message)
+
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        here = os.getcwd() + os.sep
+        inside = any(str(entry.path).startswith(here) for entry in excinfo.traceback)
+        self.emit(event="internal", inside=inside, message=summary(excinfo.value))
+
+
+def outcome_of(report: pytest.TestReport) -> str:
+    expected_failure = hasattr(report, "wasxfail")
+    if report.skipped:
+        return "xfailed" if expected_failure else "skipped"
+    if report.passed:
+        return "xpassed" if expected_failure else "passed"
+    return "failed" if report.when == "call" else "error"
+
+
+def last_line(text: str) -> str:
+    lines = [line.removeprefix("E").strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:LONGEST] if lines else ""
+
+
+def run_pytest(tests: Sequence[str] | None, wanted: frozenset[str] | None, request: Any, emit: Emit) -> Recorder:
+    recorder = Recorder(emit, wanted, request["canary"])
+    plugins = [flag for name in request["plugins"] for flag in ("-p", name)]
+    code = int(pytest.main([*FLAGS, *plugins, "--", *(tests or ())], plugins=[recorder]))
+    emit(event="end", collected=recorder.collected, reported=recorder.reported, exit_code=code)
+    return recorder
+
+
+def main(key: str, request: Any) -> int:
+    """Run what the request asks for; the exit code is pytest's."""
+    channel = os.dup(1)
+    codes: list[int] = []
+
+    def emit(**event: Any) -> None:
+        if event["event"] == "end":
+            codes.append(event["exit_code"])
+        data = f"\n{key} {json.dumps(event)}\n".encode()
+        while data:
+            data = data[os.write(channel, data) :]
+
+    emit(event="begin")
+    random.seed(0)
+    tests: list[str] | None = request["tests"]
+    files = None if tests is None else sorted({test.partition("::")[0] for test in tests})
+    wanted = None if tests is None else frozenset(tests)
+    if tests is not None and len(tests) <= MANY:
+        recorder = run_pytest(tests, wanted, request, emit)
+        if codes[-1] != pytest.ExitCode.USAGE_ERROR or recorder.reported:
+            return codes[-1]
+        emit(event="again")  # one unknown node id stops pytest from running any: take files and choose
+    present = None if files is None else [file for file in files if os.path.exists(file)]
+    if present == []:
+        emit(event="end", collected=0, reported=0, exit_code=int(pytest.ExitCode.NO_TESTS_COLLECTED))
+        return codes[-1]
+    run_pytest(present, wanted, request, emit)
+    return codes[-1]
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    del sys.argv[1:]
+    gc.disable()  # a run of seconds in its own process, ended below: collecting would only cost
+    status = main(arguments[0], json.loads(arguments[1]))
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    os._exit(status)  # nothing registered by the code under test runs once the report is complete
