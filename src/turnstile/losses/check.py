@@ -56,8 +56,7 @@ def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed:
 
     broken: dict[int, str] = {}
     plain = run(logprobs, batch)
-    shifted = replace(batch, tokens=batch.tokens + 1, positions=batch.positions + 5, source=batch.source + 2)
-    if not torch.equal(plain, run(logprobs, shifted)):
+    if not torch.equal(plain, run(logprobs, with_masked(batch))):
         broken[1] = "the loss of a token depends on where it lies among masked tokens"
     order = torch.randperm(len(logprobs), generator=torch.Generator().manual_seed(seed))
     if not torch.allclose(plain[order], run(logprobs[order], select(batch, order)), rtol=1e-12, atol=0):
@@ -85,7 +84,7 @@ def sample_batch(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[
     generator = torch.Generator().manual_seed(seed)
     n = 12
     behaviour = -2 * torch.rand(n, generator=generator, dtype=dtype)
-    logprobs = behaviour + 0.4 * torch.randn(n, generator=generator, dtype=dtype)
+    logprobs = (behaviour + 0.4 * torch.randn(n, generator=generator, dtype=dtype)).clamp(max=-1e-3)
     weights = torch.full((n,), 1 / n, dtype=dtype)
     weights[3] = 0.0
     behaviour[3], logprobs[3] = -800.0, -0.001
@@ -111,6 +110,19 @@ def sample_batch(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[
         },
     )
     return batch, logprobs
+
+
+def with_masked(batch: Batch) -> Batch:
+    """The batch of `sample_batch` with three more masked tokens at the head of its first row."""
+    more = torch.arange(3)
+    return replace(
+        batch,
+        tokens=torch.cat([more, batch.tokens]),
+        positions=torch.cat([more, batch.positions[:8] + 3, batch.positions[8:]]),
+        subtree_end=torch.cat([torch.full((3,), 11), batch.subtree_end + 3]),
+        trees=((0, 11), (11, 19)),
+        source=batch.source + 3,
+    )
 
 
 def select(batch: Batch, index: Tensor) -> Batch:

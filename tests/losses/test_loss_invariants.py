@@ -1,0 +1,70 @@
+"""Every token loss through the checker, and faulty ones that the checker must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from turnstile.credit.check import Declaration
+from turnstile.lookup import KINDS, resolve
+from turnstile.losses.check import DECLARED, check_loss
+from turnstile.losses.ppo import ppo
+
+
+def test_every_kind_declares_itself() -> None:
+    assert {declared.kind for declared in DECLARED} == set(KINDS["loss"])
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_invariants(declared: Declaration, seed: int) -> None:
+    broken = check_loss(resolve("loss", declared.kind), declared.knobs, seed=seed)
+    assert set(broken) == set(declared.exempt), broken
+
+
+def _batch_mean(logprobs, batch):  # type: ignore[no-untyped-def]
+    """Normalises over the tokens at hand."""
+    return -(batch.advantages - batch.advantages.mean()) * logprobs, {}
+
+
+def _unbounded(logprobs, batch):  # type: ignore[no-untyped-def]
+    return -torch.exp(logprobs - batch.logprobs) * batch.advantages, {}
+
+
+def _positional(logprobs, batch):  # type: ignore[no-untyped-def]
+    return -batch.advantages * logprobs * batch.positions[batch.source], {}
+
+
+def _ordered(logprobs, batch):  # type: ignore[no-untyped-def]
+    return -batch.advantages * logprobs * torch.arange(len(logprobs)), {}
+
+
+def _rewarded_anyway(logprobs, batch):  # type: ignore[no-untyped-def]
+    return ppo(logprobs, replace(batch, advantages=batch.advantages + 0.1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "caught"),
+    [(_batch_mean, 3), (_unbounded, 4), (_positional, 1), (_ordered, 2), (_rewarded_anyway, 7)],
+)
+def test_the_checker_catches_faults(loss: Callable[..., Any], caught: int) -> None:
+    assert caught in check_loss(loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda logprobs, batch: (logprobs.mean(), {}), "one value for each"),
+        (lambda logprobs, batch: (-logprobs, {"m": logprobs}), "detached"),
+    ],
+)
+def test_the_checker_wants_one_value_a_token_and_detached_metrics(loss: Any, message: str) -> None:
+    def with_grad(logprobs, batch):  # type: ignore[no-untyped-def]
+        return loss(logprobs.clone().requires_grad_(), batch)
+
+    with pytest.raises(AssertionError, match=message):
+        check_loss(with_grad)

@@ -1,0 +1,115 @@
+"""From a recipe's words to terms: built-in kinds, one's own functions, and errors that name the nearest word."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from turnstile.credit.check import sample_trajectory
+from turnstile.errors import ConfigError
+from turnstile.lookup import KINDS
+from turnstile.rewards.base import Threshold
+from turnstile.rewards.build import Scorer, make_term
+from turnstile.rewards.compose import direct
+from turnstile.rewards.ends import Ends
+from turnstile.types import F32, Group, Stop, Task, Trajectory
+
+TASK = Task(id="t", env="swe")
+
+
+def brevity(task, trajectory, *, limit: int = 8):  # type: ignore[no-untyped-def]
+    return 1.0 - len(trajectory.turns) / limit
+
+
+def each_turn(task: Task, trajectory: Trajectory) -> Sequence[float]:
+    return [0.5 for _ in trajectory.turns]
+
+
+def as_array(task: Task, trajectory: Trajectory) -> F32:
+    return np.ones(len(trajectory.turns), dtype=np.float32)
+
+
+def maybe(task: Task, trajectory: Trajectory) -> float | None:
+    return None
+
+
+SCOPES = {
+    "outcome_class": "episode",
+    "signal": "episode",
+    "env": "turn",
+    "valid_format": "turn",
+    "command_succeeded": "turn",
+    "looked_at_failing_code": "turn",
+    "ran_tests": "turn",
+    "modified_code": "turn",
+}
+
+
+def test_built_in_kinds_say_their_scope() -> None:
+    assert {kind: make_term("x", kind).scope for kind in KINDS["reward"]} == SCOPES
+
+
+def test_scope_of_ones_own_function() -> None:
+    assert [make_term("x", f).scope for f in (brevity, each_turn, as_array, maybe)] == [
+        "episode",
+        "turn",
+        "turn",
+        "episode",
+    ]
+    assert make_term("x", brevity, scope="turn").scope == "turn"
+
+
+def test_a_reward_of_ones_own_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("my_rewards")
+    module.brevity = brevity  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+    term = make_term("", "my_rewards:brevity", {"limit": 4}, weight=2.0, gate=Threshold(value=0.0))
+    assert term.name == "my_rewards:brevity"
+    scored = Scorer(terms=(term,)).score(TASK, sample_trajectory([1, 1, 1]))
+    assert scored.outcome == {"agent": pytest.approx(0.5)}
+    assert scored.gates == {"my_rewards:brevity": True}
+
+
+def test_signal_takes_the_terms_name() -> None:
+    trajectory = sample_trajectory([1], signals={"solved": True})
+    assert Scorer(terms=(make_term("solved", "signal"),)).score(TASK, trajectory).total == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "knobs", "message"),
+    [
+        ("outcome_clas", {}, "did you mean 'outcome_class'"),
+        ("outcome_class", {"pased": 1.0}, "no knob 'pased'; did you mean 'passed'"),
+        (each_turn, {"x": 1}, "no knob 'x'; it has none"),
+        (lambda task: 1.0, {}, "a reward is \\(task, trajectory"),
+    ],
+)
+def test_bad_words_are_named(kind, knobs, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=message):
+        make_term("x", kind, knobs)
+
+
+def test_something_that_is_no_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a function"):
+        make_term("x", "turnstile.rewards.recorded:RECORDED_BY")
+
+
+def test_scorer_scores_groups_and_applies_the_table_of_ends() -> None:
+    trajectories = (
+        sample_trajectory([1, 1], attempt=0, signals={"solved": 1}),
+        sample_trajectory([1, 1], attempt=1, signals={"solved": 1}, stop=Stop.TURNS),
+        sample_trajectory([1, 1], attempt=2, stop=Stop.ERROR),
+    )
+    group = Group(id="g", task=TASK, trajectories=trajectories)
+    scorer = Scorer(
+        terms=(make_term("solved", "signal", level=1), make_term("each", each_turn)),
+        compose=direct,
+        ends=Ends.read({"turns": "half"}),
+    )
+    [scores] = scorer([group])
+    assert [score.total for score in scores] == pytest.approx([2.0, 1.0, 0.0])
+    assert [score.in_gradient for score in scores] == [True, True, False]

@@ -1,0 +1,72 @@
+"""The table of ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from turnstile.credit.check import sample_trajectory
+from turnstile.errors import ConfigError
+from turnstile.rewards.ends import Ends
+from turnstile.types import Score, Stop
+
+
+def graded(outcome: float) -> Score:
+    steps = np.array([0.4, -0.2], dtype=np.float32)
+    nothing = np.zeros(2, dtype=np.float32)
+    total = outcome + float(steps.sum(dtype=np.float64))
+    return Score(outcome={"agent": outcome}, turn=steps, total=total, granted={"s": steps}, withheld={"s": nothing})
+
+
+TURNS = sample_trajectory([1, 1], stop=Stop.TURNS)
+
+
+def test_grade_and_ends_not_named_leave_the_score() -> None:
+    score = graded(1.0)
+    assert Ends().apply(score, TURNS) is score
+    assert Ends.read({"turns": "grade", "timeout": "zero"}).apply(score, TURNS) is score
+
+
+def test_zero() -> None:
+    score = Ends.read({"turns": "zero"}).apply(graded(-0.5), TURNS)
+    assert score.outcome == {"agent": 0.0}
+    assert score.total == 0.0
+    assert score.turn.tolist() == [0.0, 0.0]
+    assert score.withheld["s"] == pytest.approx([0.4, -0.2])
+    assert score.in_gradient
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [(1.0, 0.5), (-0.5, -0.5)])
+def test_half_never_makes_an_end_better(outcome: float, expected: float) -> None:
+    score = Ends.read({"turns": "half"}).apply(graded(outcome), TURNS)
+    assert score.outcome == {"agent": expected}
+    assert score.turn == pytest.approx([0.2, -0.2])
+    assert score.total == pytest.approx(expected + 0.0)
+    assert score.granted["s"] == pytest.approx([0.2, -0.2])
+    assert score.withheld["s"] == pytest.approx([0.2, 0.0])
+
+
+@pytest.mark.parametrize(("rule", "in_baseline"), [("mask", True), ("drop", False)])
+def test_mask_and_drop(rule: str, in_baseline: bool) -> None:
+    score = Ends.read({"turns": rule}).apply(graded(1.0), TURNS)
+    assert (score.in_baseline, score.in_gradient) == (in_baseline, False)
+    assert score.total == graded(1.0).total
+
+
+def test_an_infrastructure_failure_is_always_dropped() -> None:
+    score = Ends().apply(graded(1.0), sample_trajectory([1, 1], stop=Stop.ERROR))
+    assert score.outcome is None
+    assert (score.in_baseline, score.in_gradient) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"turn": "zero"}, "unknown end 'turn'; did you mean 'turns'"),
+        ({"turns": "zer"}, "ends.turns: unknown rule 'zer'; did you mean 'zero'"),
+        ({"error": "zero"}, "infrastructure failures are always dropped"),
+    ],
+)
+def test_unknown_words(table: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Ends.read(table)
