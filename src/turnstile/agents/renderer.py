@@ -44,8 +44,8 @@ class LinesRenderer:
         return Context(ids=self._encode(("" if ended else "\n") + self._lines(new, tools)))
 
     def text(self, token_ids: I32) -> str:
-        """The action's line: everything before the first newline."""
-        return self._decode(token_ids).split("\n", 1)[0]
+        """The action's line: everything before the first newline, without special tokens."""
+        return self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True).split("\n", 1)[0]
 
     def completion(self, text: str) -> I32:
         """The ids of `text` (one line) and its newline."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 from turnstile.envs.base import Start, Step
 from turnstile.envs.swe_code import Code, EditError
+from turnstile.tasks.swe.grader import Grader, Verdict
 from turnstile.tasks.swe.instance import Bug, package_of
 from turnstile.types import JSON, Message, Task, ToolCall, ToolSpec
 
@@ -37,35 +40,6 @@ TOOLS = (
 )  # fmt: skip
 
 
-class Verdict(Protocol):
-    """What the tests said of one state of the code."""
-
-    @property
-    def resolved(self) -> bool: ...
-    @property
-    def f2p_passed(self) -> int: ...
-    @property
-    def f2p_total(self) -> int: ...
-    @property
-    def p2p_passed(self) -> int: ...
-    @property
-    def p2p_total(self) -> int: ...
-    @property
-    def message(self) -> str:
-        """What the first failing test says; "" when all pass."""
-        ...
-
-
-class Grader(Protocol):
-    """Runs a task's tests on a fresh copy of its package with `files` written over the pristine tree.
-
-    The same files give the same verdict, which may come from a memory. Raises InfrastructureError when there
-    is no verdict to be had.
-    """
-
-    async def grade(self, task: Task, files: Mapping[str, bytes]) -> Verdict: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Done:
     """What one command answers, and the signals of it."""
@@ -78,8 +52,9 @@ class SweEnv:
     """One episode of repairing one bug in one function, whose failing test is named in the prompt.
 
     The working copy is the package's pristine tree with the bug in, of which the agent can change one
-    function; tests run and the end is graded on fresh copies, in the grader's sandboxes, so an episode that
-    only looks and edits starts none. Every observation of one line is cut to `chars` characters.
+    function. Tests run, and the end is graded, on fresh copies of it in the grader's sandboxes, with the tests
+    as the package ships them; an episode that only looks and edits starts none. Every observation of one line
+    is cut to `chars` characters.
 
     Turn signals: parsed, command, succeeded, reason (of what did not), looked_at_failing_code, ran_tests,
     tests_passed (None where none ran), modified. Episode signals: submitted, modified, resolved, f2p_passed,
@@ -93,7 +68,8 @@ class SweEnv:
     async def reset(self, task: Task) -> Start:
         """The task's opening. Raises TaskError when its package is not the one it was made from."""
         bug = Bug.of(task)
-        text = bug.bugged_text(package_of(bug))
+        self._package = await asyncio.to_thread(package_of, bug)
+        text = bug.bugged_text(self._package)
         self._task, self._bug = task, bug
         self._base = Code(text=text, start=bug.shown[0], end=bug.shown[1], hidden=frozenset(bug.hidden))
         self._code = self._base
@@ -123,7 +99,11 @@ class SweEnv:
         found: dict[str, JSON] = {"submitted": self._submitted, "modified": self._code.text != self._base.text}
         if found["modified"]:
             verdict = await self._grade()
-            found |= {"resolved": verdict.resolved, "f2p_passed": verdict.f2p_passed, "p2p_passed": verdict.p2p_passed}
+            found |= {
+                "resolved": verdict.resolved,
+                "f2p_passed": verdict.fail_to_pass_passed,
+                "p2p_passed": verdict.pass_to_pass_passed,
+            }
         else:
             found |= {"resolved": False, "f2p_passed": 0, "p2p_passed": len(bug.p2p)}
         return found | {"f2p_total": len(bug.f2p), "p2p_total": len(bug.p2p), "patch": self.patch()}
@@ -186,14 +166,24 @@ class SweEnv:
 
     async def _run(self) -> _Done:
         verdict = await self._grade()
-        total = verdict.f2p_total + verdict.p2p_total
-        failed = total - verdict.f2p_passed - verdict.p2p_passed
-        passed = verdict.resolved
-        said = f"all {total} tests pass" if passed else f"{failed} of {total} tests fail: {verdict.message}"
-        return _done("run", self._cut(said), ran_tests=True, tests_passed=passed)
+        tests = (*self._bug.f2p, *self._bug.p2p)
+        failed = len(tests) - verdict.fail_to_pass_passed - verdict.pass_to_pass_passed
+        if verdict.resolved:
+            said = f"all {len(tests)} tests pass"
+        else:
+            first = next((verdict.messages[test] for test in tests if test in verdict.messages), "")
+            said = f"{failed} of {len(tests)} tests fail: {verdict.problem or first}"
+        return _done("run", self._cut(said), ran_tests=True, tests_passed=verdict.resolved)
 
     async def _grade(self) -> Verdict:
-        return await self._grader.grade(self._task, {self._bug.file: self._code.text.encode("utf-8", "surrogatepass")})
+        """The named tests on a fresh copy of the package with the working copy's file in it."""
+        return await self._grader.grade(
+            self._package.tree,
+            {self._bug.file: self._code.text.encode("utf-8", "surrogatepass")},
+            fail_to_pass=self._bug.f2p,
+            pass_to_pass=self._bug.p2p,
+            env={"PYTHONPATH": os.pathsep.join(self._package.import_paths(Path()))},
+        )
 
     def _cut(self, text: str) -> str:
         line = " ".join(text.split())

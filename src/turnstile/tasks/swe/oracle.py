@@ -18,7 +18,7 @@ from turnstile.types import JSON, Message, Task, ToolCall
 Agent = Callable[[Sequence[Message]], Message]
 """The messages since the agent's last action (at first: the prompt) -> its next action."""
 
-_TOKEN = re.compile(r"\w+|==|!=|<=|>=|//|\*\*|[-+*/%]=|[^\w\s]")
+_TOKEN = re.compile(r"\w+|->|==|!=|<=|>=|//|\*\*|[-+*/%]=|[^\w\s]")
 _SLIPS = {
     "==": ("!=",), "!=": ("==",), "<": ("<=", ">"), "<=": ("<",), ">": (">=", "<"), ">=": (">",), "+": ("-",),
     "-": ("+",), "*": ("+",), "and": ("or",), "or": ("and",), "True": ("False",), "False": ("True",),
@@ -73,7 +73,7 @@ def random_agent(task: Task, rng: random.Random) -> Agent:
     """An agent that acts validly and blindly: any command, and for a fix, one token of the shown lines replaced
     by another one of them or by what it is often confused with."""
     lines = _shown(task)
-    tokens = sorted({token for line in lines for token in _TOKEN.findall(line)} | set(_SLIPS))
+    tokens = sorted({token for line in lines for token in _TOKEN.findall(line)}.union(_SLIPS) - {"->"})
 
     def act(observation: Sequence[Message]) -> Message:
         name = rng.choice(("view", "fix", "fix", "undo", "run", "submit"))
@@ -111,7 +111,8 @@ def _random_edit(
 ) -> tuple[str, str] | None:
     """One token that stands in `lines` replaced by one of `others(token)`, with a token of context on each side.
 
-    The text to find occurs once in `lines`. None when there is no such edit.
+    The text to find occurs once in `lines` and holds no arrow, which the line form of a fix stands for. None
+    when there is no such edit.
     """
     places = [
         (line, index, spans)
@@ -124,7 +125,7 @@ def _random_edit(
         first, last = spans[max(index - 1, 0)][0], spans[min(index + 1, len(spans) - 1)][1]
         old = line[first:last]
         choices = [other for other in others(line[begin:end]) if other != line[begin:end]]
-        if choices and sum(other.count(old) for other in lines) == 1:
+        if choices and "->" not in old and sum(other.count(old) for other in lines) == 1:
             return old, line[first:begin] + rng.choice(choices) + line[end:last]
     return None
 
