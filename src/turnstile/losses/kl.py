@@ -13,10 +13,8 @@ from turnstile.losses.base import Metrics
 from turnstile.losses.ratio import LIMIT, log_ratio
 
 
-def kl(
-    logprobs: Tensor, batch: Batch, *, estimator: Literal["k1", "k2", "k3"] = "k3", coef: float = 1.0
-) -> tuple[Tensor, Metrics]:
-    """coef * KL(pi || reference), estimated at each sampled token from `batch.extras["ref_logprobs"]` f32[N].
+def kl(logprobs: Tensor, batch: Batch, *, estimator: Literal["k1", "k2", "k3"] = "k3") -> tuple[Tensor, Metrics]:
+    """KL(pi || reference), estimated at each sampled token from `batch.extras["ref_logprobs"]` f32[N].
 
     With d = log pi - log reference the value is k1 = d (unbiased), k2 = d^2 / 2 (biased, small variance) or
     k3 = exp(-d) - 1 + d (unbiased, never negative). The gradient is that of the divergence itself whichever value
@@ -24,7 +22,7 @@ def kl(
     noise of mean zero, and k3 the gradient of the opposite divergence (arXiv 2506.09477; checked in the tests
     against the exact gradient of a categorical policy).
 
-    logprobs f32[N] -> loss f32[N]; metric kl_ref (nats, without coef). Raises ConfigError without a reference.
+    logprobs f32[N] -> loss f32[N]; metric kl_ref (nats). Raises ConfigError without a reference.
     """
     if "ref_logprobs" not in batch.extras:
         have = ", ".join(sorted(batch.extras)) or "none"
@@ -44,5 +42,5 @@ def kl(
             raise ConfigError(f"loss 'kl': estimator is k1, k2 or k3, got {estimator!r}")
     ratio = torch.exp(log_ratio(logprobs, batch)).detach()
     slope = ratio * distance.square() / 2  # its gradient is ratio * d * grad log pi
-    loss = coef * (value.detach() + slope - slope.detach())
+    loss = value.detach() + slope - slope.detach()
     return loss, {"kl_ref": value.detach()}
