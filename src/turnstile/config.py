@@ -120,6 +120,7 @@ class WarmstartConfig(Section):
     """Supervised learning on oracle episodes before RL. `demos = 0` leaves it out."""
 
     demos: int = Field(0, ge=0)
+    demonstrator: Kind = Kind(kind="swe")
     epochs: int = Field(1, ge=1)
     batch: int = Field(8, ge=1)
     lr: float = Field(4e-4, gt=0)
@@ -151,6 +152,7 @@ class EvalConfig(Section):
     baseline_tasks: int = Field(0, ge=0)  # for the untouched model, whose episodes are long (0: as many)
     every: int = Field(0, ge=0)  # steps between evaluations while training (0: only before and after)
     temperature: float | None = None  # default: that of [sampling]
+    policies: dict[str, str] = Field(default_factory=dict)  # name -> policy kind, to compare with
 
 
 class Recipe(Section):

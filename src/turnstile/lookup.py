@@ -45,6 +45,13 @@ KINDS: dict[str, dict[str, str]] = {
         "ran_tests": "turnstile.rewards.steps:ran_tests",
         "modified_code": "turnstile.rewards.steps:modified_code",
     },
+    "demonstrator": {
+        "swe": "turnstile.tasks.swe.oracle:demonstrate",
+    },
+    "policy": {
+        "swe_oracle": "turnstile.tasks.swe.oracle:oracle",
+        "swe_random": "turnstile.tasks.swe.oracle:random_agent",
+    },
     "compose": {
         "gated": "turnstile.rewards.compose:gated",
         "direct": "turnstile.rewards.compose:direct",

@@ -1,0 +1,110 @@
+"""Episodes that follow a script: demonstrations to learn from, and policies to compare with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from turnstile.agents.base import Scaffold
+from turnstile.build.kinds import bind, takes
+from turnstile.build.parts import World, make_player
+from turnstile.config import Kind, Recipe
+from turnstile.engines.scripted import ScriptedEngine
+from turnstile.errors import TaskError
+from turnstile.types import Group, Message, Task, Trajectory
+
+Act = Callable[[Sequence[Message]], Message]
+
+
+async def demonstrate(
+    recipe: Recipe, world: World, scaffold: Scaffold, tasks: Sequence[Task], done: Callable[[Trajectory], None]
+) -> list[Group]:
+    """`warmstart.demos` oracle episodes, really played, each a group of one; tasks repeat in a drawn order when
+    there are fewer of them. Turns that a demonstration only shows are marked not trainable."""
+    demonstrator = bind("demonstrator", recipe.warmstart.demonstrator, given=("task", "rng"))
+    rng = random.Random(f"demos/{recipe.seed}")
+    chosen: list[Task] = []
+    while len(chosen) < recipe.warmstart.demos:
+        chosen += rng.sample(list(tasks), min(len(tasks), recipe.warmstart.demos - len(chosen)))
+    scripts = [demonstrator(task, rng) for task in chosen]
+    played = await play_scripts(
+        recipe,
+        world,
+        scaffold,
+        chosen,
+        [_reader([step.message for step in script]) for script in scripts],
+        label="demos",
+        done=done,
+    )
+    return [_marked(group, [step.trainable for step in script]) for group, script in zip(played, scripts, strict=True)]
+
+
+async def play_policy(
+    recipe: Recipe,
+    world: World,
+    scaffold: Scaffold,
+    kind: str,
+    tasks: Sequence[Task],
+    done: Callable[[Trajectory], None],
+) -> list[Group]:
+    """One episode of every task with the policy that `kind` names."""
+    policy = bind("policy", Kind(kind=kind), given=("task", "rng"))
+
+    def act(task: Task) -> Act:
+        rng: dict[str, Any] = {"rng": random.Random(f"{kind}/{recipe.seed}/{task.id}")} if takes(policy, "rng") else {}
+        agent: Act = policy(task, **rng)
+        return agent
+
+    agents = [act(task) for task in tasks]
+    return await play_scripts(recipe, world, scaffold, tasks, agents, label=kind, done=done)
+
+
+async def play_scripts(
+    recipe: Recipe,
+    world: World,
+    scaffold: Scaffold,
+    tasks: Sequence[Task],
+    acts: Sequence[Act],
+    *,
+    label: str,
+    done: Callable[[Trajectory], None],
+) -> list[Group]:
+    """One episode of each task, its actions given by `acts` in the syntax of the scaffold's parser."""
+    tools = await _tools(world, tasks[0])
+
+    def speak(session: str, turn: int, prompt_ids: Any) -> str:
+        place = int(session.partition("/")[2].partition("/")[0])
+        return scaffold.parser.write(acts[place](()), tools)
+
+    player = replace(
+        make_player(recipe, world, scaffold, ScriptedEngine(scaffold.renderer.completion, speak), recipe.episode.context),
+        retries=0,  # a script that was read cannot be read again
+    )
+    return await player.groups(tasks, 1, label=label, seed=recipe.seed, done=done)
+
+
+async def _tools(world: World, task: Task) -> Any:
+    env = world.make_env()
+    try:
+        return (await env.reset(task)).tools
+    finally:
+        await env.close()
+
+
+def _reader(messages: Sequence[Message]) -> Act:
+    rest = iter(messages)
+    return lambda _: next(rest)
+
+
+def _marked(group: Group, trainable: Sequence[bool]) -> Group:
+    """The group of one with its turns marked. Raises TaskError for an episode that ended before its script."""
+    (played,) = group.trajectories
+    if len(played.turns) != len(trainable):
+        why = played.error or f"it ended ({played.stop.value}) after {len(played.turns)} of {len(trainable)} actions"
+        raise TaskError(f"demonstration of {group.task.id}: {why}; raise episode.turns or check the task")
+    turns = tuple(replace(turn, trainable=flag) for turn, flag in zip(played.turns, trainable, strict=True))
+    return replace(group, trajectories=(replace(played, turns=turns),))
+
+
