@@ -161,13 +161,13 @@ def _palette(theme: Theme, count: int) -> list[str]:
 
 def _style(ax: Axes, panel: Panel, ink: Mapping[str, str], *, last: bool) -> None:
     ax.set_facecolor(ink["paper"])
-    ax.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", color=ink["text"])
+    ax.set_title(panel.title, loc="left", fontsize=10.5, fontweight="bold", color=ink["text"])
     ax.grid(axis="y", color=ink["grid"], linewidth=0.8)
     ax.set_axisbelow(True)
     for side, spine in ax.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(ink["grid"])
-    ax.tick_params(colors=ink["faint"], labelsize=8, length=0)
+    ax.tick_params(colors=ink["faint"], labelsize=8.5, length=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     if last:
