@@ -1,53 +1,70 @@
-"""An engine that says what it is told: for demonstrations, policies that are no models, and tests."""
+"""An engine that says what a policy tells it to: for demonstrations, baselines and tests."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from turnstile.errors import EngineError
 from turnstile.types import I32, Completion, Sampling
 
-Script = Callable[[str, int, I32], str]
-"""(session, turn, prompt ids) -> what is said."""
+Policy = Callable[[str, int, I32], str]
+"""(session, turn, prompt_ids) -> the text of the turn, without its end marker."""
 
-Encode = Callable[[str], I32]
-"""A text to the ids a model would have sampled for it, end marker and all (`Renderer.completion`)."""
+
+class Writer(Protocol):
+    """What turns a text into the ids of a finished turn: a renderer."""
+
+    def completion(self, text: str) -> I32: ...
 
 
 class ScriptedEngine:
-    """Obeys `engines.base.Engine`; the tokens of its texts have log-probability 0.
+    """Yields the ids of `policy`'s texts with log-probability 0, cut at `Sampling.max_tokens`.
 
-    `script` is asked once for each turn of each session, which is named `SHARE#N`.
+    The turn counts from 0 in each session, and from 0 again when the session's first prompt comes back (an
+    attempt played again). A session is named `SHARE#NUMBER`.
     """
 
-    def __init__(self, encode: Encode, script: Script) -> None:
-        self._encode = encode
-        self._script = script
+    def __init__(self, writer: Writer, policy: Policy) -> None:
+        self._writer = writer
+        self._policy = policy
         self._turns: dict[str, int] = {}
-        self._serial = itertools.count()
+        self._first: dict[str, bytes] = {}
+        self._numbers = itertools.count()
 
     def open(self, share: str) -> str:
-        session = f"{share}#{next(self._serial)}"
+        session = f"{share}#{next(self._numbers)}"
         self._turns[session] = 0
         return session
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
+        """Raises EngineError for a session that is not open and for an empty prompt."""
         if session not in self._turns:
             raise EngineError(f"session {session!r} is not open")
-        ids = self._encode(self._script(session, self._turns[session], prompt_ids))
+        if len(prompt_ids) == 0:
+            raise EngineError("the prompt is empty")
+        await asyncio.sleep(0)  # as any engine, it lets the others go on
+        prompt = np.asarray(prompt_ids, dtype=np.int32).tobytes()
+        if self._first.setdefault(session, prompt) == prompt:
+            self._turns[session] = 0
+        turn = self._turns[session]
         self._turns[session] += 1
-        cut = ids[: sampling.max_tokens]
+        whole = self._writer.completion(self._policy(session, turn, prompt_ids))
+        ids = np.asarray(whole[: sampling.max_tokens], dtype=np.int32)
         return Completion(
-            token_ids=cut,
-            logprobs=np.zeros(len(cut), np.float32),
-            versions=np.zeros(len(cut), np.int32),
+            token_ids=ids,
+            logprobs=np.zeros(len(ids), dtype=np.float32),
+            versions=np.zeros(len(ids), dtype=np.int32),
+            entropies=np.zeros(len(ids), dtype=np.float32),
             sampling=sampling,
-            finish="stop" if len(cut) == len(ids) else "length",
+            finish="stop" if len(ids) == len(whole) else "length",
             seconds=0.0,
         )
 
     def close(self, session: str) -> None:
         del self._turns[session]
+        self._first.pop(session, None)
