@@ -114,5 +114,10 @@ def test_stepwise_rewards() -> None:
     assert modified_code(TASK, trajectory, once=False).tolist() == [0, 0, 0, 0, 1, 0, 1, 0, 0]
 
 
+def test_once_also_holds_for_turns_next_to_each_other() -> None:
+    signals = [{"ran_tests": False}, {"ran_tests": True}, {"ran_tests": True}, {"ran_tests": True}]
+    assert ran_tests(TASK, sample_trajectory([1] * 4, turn_signals=signals)).tolist() == [0, 1, 0, 0]
+
+
 def test_stepwise_rewards_of_an_episode_without_turns() -> None:
     assert ran_tests(TASK, sample_trajectory([])).tolist() == []
