@@ -131,7 +131,7 @@ def sweep(parent: Path) -> int:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy folders, files and the symbolic links that stay inside; `target` must not exist yet.
+    """Copy folders, files and the symbolic links that stay inside into `target`, which must not hold anything.
 
     Left out: `NOT_COPIED`, compiled Python, links that leave the tree, and what is no plain file. Raises
     SandboxError when `source` is no folder.
@@ -142,7 +142,7 @@ def copy_tree(source: Path, target: Path) -> None:
     pending = [("", str(target))]
     while pending:
         inner, made = pending.pop()
-        os.mkdir(made)
+        os.makedirs(made, exist_ok=True)
         with os.scandir(os.path.join(top, inner)) as entries:
             for entry in entries:
                 name = entry.name

@@ -313,7 +313,8 @@ def run_module(argv: list[str], cwd: str, env: dict[str, str]) -> int:
     sys.stderr = sys.__stderr__ = os.fdopen(  # type: ignore[misc]
         2, "w", encoding="utf-8", errors="backslashreplace", buffering=1
     )
-    given = [os.path.join(cwd, entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    given = env.get("PYTHONPATH", "").split(os.pathsep)
+    given = [os.path.normpath(os.path.join(cwd, entry)) for entry in given if entry]
     sys.path[:] = [cwd, *given, *BASE_PATH]
     forget_shadowed([cwd, *given])
     importlib.invalidate_caches()
