@@ -8,8 +8,8 @@ from turnstile.evaluation.markup import anchor, chip, duration, picture, section
 from turnstile.evaluation.metrics import Interval
 
 
-def interval(mean: float, low: float, high: float) -> Interval:
-    return Interval(mean=mean, low=low, high=high, n_tasks=3, n_episodes=3)
+def interval(mean: float, low: float, high: float, n_tasks: int = 30) -> Interval:
+    return Interval(mean=mean, low=low, high=high, n_tasks=n_tasks, n_episodes=3)
 
 
 def test_text_is_escaped_and_shows_what_cannot_be_seen() -> None:
@@ -43,6 +43,7 @@ def test_tone_is_unclear_where_the_interval_holds_zero() -> None:
     assert tone(interval(0.1, 0.01, 0.2)) == "up"
     assert tone(interval(-0.1, -0.2, -0.01)) == "down"
     assert tone(interval(0.1, 0.0, 0.2)) == "unclear"
+    assert tone(interval(0.4, 0.2, 0.6, n_tasks=9)) == "unclear"
 
 
 def test_whisker_places_zero_in_the_middle_and_stays_inside() -> None:

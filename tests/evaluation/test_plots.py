@@ -43,6 +43,8 @@ def test_series_keeps_the_last_value_of_a_step_and_drops_what_is_no_number() -> 
     assert (steps.tolist(), values.tolist()) == ([1, 2], [5, 3])
     assert series(logged, "missing", "b")[1].tolist() == [9]
     assert series(logged, "missing")[0].size == 0
+    assert series([{"step": 1, "gate/tests": 0.5}], "gate/")[1].tolist() == [0.5]
+    assert series([{"step": 1, "gate/tests": 0.5}], "gate")[1].tolist() == []
 
 
 def test_block_means_by_hand() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -88,13 +89,12 @@ AFTER = [
     shown("t2", [said("submit")], signals={"submitted": True}),
     shown("t1", [said("fix a -> b")], signals={"submitted": True, "modified": True, "resolved": True}),
 ]
+SECONDS = {"seconds/generate": 30.0, "seconds/update": 20.0, "seconds/step": 40.0}
 DATA = ReportData(
     name="demo <1>",
     stages={"warm start": policy([0] * 20 + [1] * 4), "after RL": policy([1] * 12 + [0] * 8 + [1] * 4)},
     pairs=[("warm start", "after RL")],
-    metrics=[
-        {"step": s, "rate/resolution": 0.1 * s, "seconds/generate": 30.0, "seconds/step": 45.0} for s in range(1, 5)
-    ],
+    metrics=[{"step": s, "rate/resolution": 0.1 * s, **SECONDS} for s in range(1, 5)],
     before=BEFORE,
     after=AFTER,
     training_kinds={"compare": 30, "int": 10},
@@ -102,6 +102,7 @@ DATA = ReportData(
     versions={"torch": "2.13"},
     timings={"warm start": 60.0, "reinforcement learning": 180.0},
     memory={"reinforcement learning": 2048.0},
+    heldout={0: "warm start", 4: "after RL"},
     notes=["One seed & a half."],
     command="turnstile train 'a b.toml'",
 )
@@ -177,13 +178,14 @@ def test_written_whole(tmp_path: Path) -> None:
 
 
 def test_gains_by_kind_and_package_with_the_priors_part() -> None:
-    kinds, packages, prior = gains(DATA.stages, DATA.pairs, DATA.training_kinds)
+    kinds, packages, note, prior = gains(DATA.stages, DATA.pairs, DATA.training_kinds)
     cells = re.findall(r"<th scope='row'>compare</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", kinds)
     assert cells == [("12", "75 %", ".167", ".667")]
     assert "<th scope='row'>toolz</th><td>24</td><td>.167</td>" in packages
+    assert "one row in twenty" in note
     assert "compare: 50 % of the tasks and 50 % of the gain (+.250 [" in prior
     same = {"a": DATA.stages["after RL"], "b": DATA.stages["after RL"]}
-    assert "no gain to divide" in gains(same, [("a", "b")], DATA.training_kinds)[2]
+    assert "no gain to divide" in gains(same, [("a", "b")], DATA.training_kinds)[-1]
     assert "of training" not in gains(DATA.stages, DATA.pairs, {})[0]
     assert gains(DATA.stages, [], {}) == []
 
@@ -195,7 +197,10 @@ def test_costs() -> None:
     assert "3 min 00 s (75 %)</td><td>2.0 GB" in phases
     assert "1 min 00 s (25 %)</td><td></td>" in phases
     assert "generate</th>" in parts
-    assert "2 min 00 s (100 %)" in parts
+    assert "2 min 00 s (75 %)" in parts
+    assert "1 min 20 s (50 %)" in parts
+    assert "time, 2 min 40 s in all" in parts
+    assert "Parts overlap" in parts
     assert "step</th>" not in parts
     assert costs({}, {}, []) == []
 
@@ -255,3 +260,10 @@ def test_an_episode_that_broke_says_so() -> None:
     assert "infrastructure error" in html
     assert "Broke: sandbox died &lt;x&gt;" in html
     assert "outcome no verdict" in html
+
+
+def test_held_out_stages_are_marked_in_the_curves() -> None:
+    marked, bare = render(DATA), render(replace(DATA, heldout={}))
+    assert marked != bare
+    with pytest.raises(KeyError):
+        render(replace(DATA, heldout={4: "never ran"}))

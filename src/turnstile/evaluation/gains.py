@@ -116,7 +116,7 @@ def prior_share(
       the gain beside their share of the tasks. The two equal: the gain is spread like the tasks. A gain share
       near 1 over a small task share: little more than the prior was learnt.
 
-    It bounds rather than proves: skill too is learnt first where there is most practice, and a prior helps inside
+    It points rather than proves: skill too is learnt first where there is most practice, and a prior helps inside
     a kind as well. Kinds that training does not have get p_k = 0; kinds that were not evaluated are left out of
     both averages (p_k is rescaled over the rest).
     """

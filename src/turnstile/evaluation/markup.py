@@ -13,6 +13,8 @@ from turnstile.evaluation.table import number
 
 # Control characters, surrogates, and the marks that turn the direction of text around: a model may write them all.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+FEW = 10
+"""With fewer tasks than this a bootstrap interval is too short to lean on."""
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -74,8 +76,9 @@ def chip(content: str, css: str = "", title: str = "") -> str:
 
 
 def tone(interval: Interval) -> str:
-    """The CSS class of a difference: up, down, or unclear where its interval holds zero."""
-    return "unclear" if not interval.excludes_zero else "up" if interval.mean > 0 else "down"
+    """The CSS class of a difference: up, down, or unclear where its interval holds zero or rests on few tasks."""
+    clear = interval.excludes_zero and interval.n_tasks >= FEW
+    return "unclear" if not clear else "up" if interval.mean > 0 else "down"
 
 
 def whisker(interval: Interval, reach: float) -> str:

@@ -36,7 +36,8 @@ _INK: Mapping[Theme, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One metric of a panel: the first of `names` that a run has is drawn."""
+    """One metric of a panel: the first of `names` that a run has is drawn; a name that ends in a slash stands for
+    the first metric below it."""
 
     names: tuple[str, ...]
     label: str = ""
@@ -69,9 +70,9 @@ PANELS: tuple[Panel, ...] = (
             Line(names=("reward/step_withheld",), label="withheld", dashed=True),
         ),
     ),
-    _panel("Gates open", "gate/open", "gate/outcome", share=True),
-    _panel("Turns per episode", "turns", "episode/turns"),
-    _panel("Seconds per step", "seconds/step", "seconds/total"),
+    _panel("Gates open", "gate/", share=True),
+    _panel("Turns per episode", "turns"),
+    _panel("Seconds per step", "seconds/step"),
 )
 
 
@@ -80,7 +81,7 @@ def series(rows: Rows, *names: str) -> tuple[F64, F64]:
 
     Values that are missing or not finite are left out.
     """
-    name = next((name for name in names if any(name in row for row in rows)), None)
+    name = next((key for name in names for row in rows for key in row if _is(key, name)), None)
     found: dict[int, float] = {}
     for row in rows:
         value = row.get(name) if name else None
@@ -151,7 +152,11 @@ def draw(runs: Runs, *, panels: Sequence[Panel] = PANELS, theme: Theme = "light"
 
 
 def _has(rows: Rows, panel: Panel) -> bool:
-    return any(name in row for line in panel.lines for name in line.names for row in rows)
+    return any(_is(key, name) for line in panel.lines for name in line.names for row in rows for key in row)
+
+
+def _is(key: str, name: str) -> bool:
+    return key.startswith(name) if name.endswith("/") else key == name
 
 
 def _palette(theme: Theme, count: int) -> list[str]:

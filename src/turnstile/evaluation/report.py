@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.evaluation.markup import anchor, paragraph, picture, section, text, wide
+from turnstile.evaluation.metrics import to_metrics
 from turnstile.evaluation.plots import Rows, Runs, curves, one_run
 from turnstile.evaluation.replay import Shown, episodes
 from turnstile.evaluation.sections import cards, costs, gains, reproduce
@@ -24,7 +25,8 @@ class ReportData:
     """What a report shows; whatever is left empty leaves its part out.
 
     `stages`: evaluation results by policy, in order. `pairs`: which of them to compare, (before, after); the
-    first is the headline. `metrics`: the rows a run logged, or `runs`: several runs by label and seed.
+    first is the headline. `metrics`: the rows a run logged, or `runs`: several runs by label and seed. `heldout`:
+    which stage was evaluated after which step of `metrics`, to be marked in the curves.
     `before`, `after`: episodes to read side by side. `training_kinds`: how often each bug kind occurs among the
     training tasks. `recipe`: nested mappings. `timings`: seconds by phase, `memory`: peak MB by phase. `notes`:
     what a reader must know to read the figures rightly, one sentence or more each.
@@ -35,6 +37,7 @@ class ReportData:
     pairs: Sequence[tuple[str, str]] = ()
     metrics: Rows = ()
     runs: Runs = field(default_factory=dict)
+    heldout: Mapping[int, str] = field(default_factory=dict)
     before: Sequence[Shown] = ()
     after: Sequence[Shown] = ()
     training_kinds: Mapping[str, float] = field(default_factory=dict)
@@ -82,8 +85,9 @@ def render(data: ReportData) -> str:
 
 
 def _curves(data: ReportData) -> str:
-    runs = data.runs or (one_run(data.metrics) if data.metrics else {})
-    if not runs:
+    marks = [{"step": step, **to_metrics(data.stages[name])} for step, name in data.heldout.items()]
+    runs = data.runs or one_run([*data.metrics, *marks])
+    if not data.runs and not data.metrics:
         return ""
     alt = "Rates, rewards, gates, turns and seconds by training step"
     return wide(f"<div class='sheet'>{picture(curves(runs), curves(runs, theme='dark'), alt)}</div>")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import isnan
+from math import isfinite, isnan
 from typing import Any
 
 from turnstile.evaluation.gains import Division, TopKinds, paired_breakdown, prior_share, split
-from turnstile.evaluation.markup import bars, duration, paragraph, table, text, tone, whisker
+from turnstile.evaluation.markup import FEW, bars, duration, paragraph, table, text, tone, whisker
 from turnstile.evaluation.metrics import EpisodeResult, RateName, paired_difference, rate
 from turnstile.evaluation.plots import Rows
 from turnstile.evaluation.table import Stages, bounds, number
@@ -43,6 +43,13 @@ def gains(stages: Stages, pairs: Pairs, training: Mapping[str, float]) -> list[s
         return []
     before, after = (stages[name] for name in pairs[0])
     parts = [_division(training, before, after, by) for by in ("kind", "package") if any(getattr(r, by) for r in after)]
+    parts.append(
+        paragraph(
+            f"Each row has its own 95 % interval, so one row in twenty misses by chance; with fewer than {FEW} tasks "
+            "no difference is coloured.",
+            "note",
+        )
+    )
     if any(result.kind for result in after) and training:
         parts.append(_prior(before, after, training))
     return parts
@@ -93,14 +100,17 @@ def _prior(before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], trai
         )
         + paragraph(
             f"With kinds as frequent as in training the gain is {number(found.train_weighted_gain, signed=True)}; "
-            f"with all kinds equally frequent it is {number(found.even_gain, signed=True)}. This bounds the prior's "
-            "part and does not prove it: a skill too is learnt first where there is most practice."
+            f"with all kinds equally frequent it is {number(found.even_gain, signed=True)}. This points and "
+            "does not prove: a skill too is learnt first where there is most practice, and a prior helps inside a kind."
         )
     )
 
 
 def costs(timings: Mapping[str, float], memory: Mapping[str, float], metrics: Rows) -> list[str]:
-    """Wall clock and peak memory by phase, then what the training steps were spent on."""
+    """Wall clock and peak memory by phase, then what the training steps were spent on.
+
+    Parts of a step may run at the same time, so their shares are of the steps' own time (`seconds/step`).
+    """
     parts = []
     if timings:
         whole = sum(timings.values())
@@ -115,12 +125,14 @@ def costs(timings: Mapping[str, float], memory: Mapping[str, float], metrics: Ro
     for row in metrics:
         for name, value in row.items():
             kind, _, part = name.partition("/")
-            if kind == "seconds" and part not in ("step", "total") and isinstance(value, int | float):
+            if kind == "seconds" and isinstance(value, int | float) and isfinite(value):
                 spent[part] = spent.get(part, 0.0) + value
+    whole = spent.pop("step", 0.0) or sum(spent.values())
     if spent:
-        whole = sum(spent.values())
         shown = {name: f"{duration(s)} ({100 * s / whole if whole else 0:.0f} %)" for name, s in spent.items()}
-        parts.append("<h3>Inside the training steps</h3>" + table(("part", "", "time"), bars(spent, shown), "costs"))
+        note = "Parts overlap: environments run while others generate." if sum(spent.values()) > 1.01 * whole else ""
+        body = table(("part", "", f"time, {duration(whole)} in all"), bars(spent, shown), "costs")
+        parts.append(f"<h3>Inside the training steps</h3>{body}{paragraph(note, 'note')}")
     return parts
 
 
