@@ -101,7 +101,8 @@ class ConsoleTracker:
         """Nothing to drop: what was printed was printed."""
 
     def close(self) -> None:
-        self._bars.stop()
+        if not self._plain:
+            self._bars.stop()
 
     def _end(self, label: str, phase: _Phase) -> None:
         del self._phases[label]

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from turnstile.tracking.base import Tracker
+from turnstile.tracking.jsonl import JsonlTracker, read_metrics
+
+
+@pytest.fixture
+def tracker(tmp_path: Path):
+    tracker = JsonlTracker(tmp_path / "run")
+    yield tracker
+    tracker.close()
+
+
+def lines(run: Path, name: str = "metrics.jsonl") -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def test_is_a_tracker(tracker: JsonlTracker) -> None:
+    assert isinstance(tracker, Tracker)
+
+
+def test_a_step_is_in_the_file_at_once(tracker: JsonlTracker, tmp_path: Path) -> None:
+    tracker.log(3, {"reward/total": 0.5, "stop": "done", "ok": True, "none": None, "n": np.float32(0.25)})
+    (line,) = lines(tmp_path / "run")
+    assert isinstance(line.pop("time"), float)
+    assert line == {"step": 3, "reward/total": 0.5, "stop": "done", "ok": True, "none": None, "n": 0.25}
+
+
+def test_numbers_that_are_not_finite_stay_plain_json(tracker: JsonlTracker, tmp_path: Path) -> None:
+    tracker.log(1, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    json.loads(text, parse_constant=refuse)
+    (step,) = read_metrics(tmp_path / "run")
+    assert math.isnan(step["a"])
+    assert (step["b"], step["c"]) == (math.inf, -math.inf)
+
+
+def test_resume_drops_later_steps_and_goes_on(tracker: JsonlTracker, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        tracker.log(step, {"x": step})
+    tracker.resume_at(2)
+    tracker.log(3, {"x": 30})
+    assert [(line["step"], line["x"]) for line in lines(tmp_path / "run")] == [(1, 1), (2, 2), (3, 30)]
+
+
+def test_a_torn_last_line_is_cut_off_on_opening(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "x": 1}\n{"step": 2, "x"')
+    assert [step["step"] for step in read_metrics(tmp_path)] == [1]
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(2, {"x": 2})
+    tracker.close()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+def test_messages_are_kept_apart_with_their_level(tracker: JsonlTracker, tmp_path: Path) -> None:
+    tracker.say("the reward collapsed", level="alarm")
+    tracker.progress("training", 1, 2)
+    (line,) = lines(tmp_path / "run", "messages.jsonl")
+    assert (line["level"], line["message"]) == ("alarm", "the reward collapsed")
+    assert lines(tmp_path / "run") == []
+
+
+def test_a_run_without_metrics_reads_as_empty(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
