@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -261,7 +262,7 @@ class _Bench:
         if first is None:
             return "no message"
         f2p = (first, *(node for node in f2p if node != first))
-        return self._task(candidate, f2p, p2p, run.results[first].message)
+        return self._task(candidate, f2p, p2p, _steady(run.results[first].message))
 
     def _task(self, candidate: Candidate, f2p: tuple[str, ...], p2p: tuple[str, ...], message: str) -> Task:
         package, mutant, patch = self._package, candidate.mutant, candidate.patch
@@ -290,6 +291,12 @@ class _Bench:
             difficulty=candidate.sites,
         )
         return Task(id=candidate.id, env=ENV, data=bug.data())
+
+
+def _steady(message: str) -> str:
+    """A message without what differs between two runs: addresses and the place of the working copy."""
+    message = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message)
+    return re.sub(r"[^\s'\"]*/turnstile-(?:make|test)-[^/\s'\"]*/(?:copy\d+/)?", "", message)
 
 
 async def make(

@@ -106,7 +106,7 @@ def mutants(text: str) -> list[Mutant]:
     found: list[Mutant] = []
     for node, qualname in _outer_functions(tree, ""):
         function = _describe(node, qualname, comments, len(tokens.lines))
-        edits = sorted(set(_edits_of_function(node, tokens, function)), key=lambda edit: edit[:3])
+        edits = sorted(set(_edits_of_function(node, tokens, function)))
         counts: dict[tuple[int, str], int] = {}
         for line, col, kind, old, new, scope in edits:
             index = counts.get((line, kind), 0)

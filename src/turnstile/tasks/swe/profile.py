@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from turnstile.tasks.swe.source import Package, Progress
 
 _SCRIPT = Path(__file__).with_name("testrun.py")
 _FORMAT = 2
+SLOW = 0.5  # seconds of one test
 _IGNORED = shutil.ignore_patterns("__pycache__", ".pytest_cache")
 
 
@@ -60,19 +61,22 @@ class Profile:
     covering: Mapping[str, tuple[str, ...]]
     collected: int
     unstable: tuple[str, ...]  # collected, but not passing in both runs
+    breadth: Mapping[str, int] = field(init=False)  # functions that each test calls
 
     def tests_of(self, file: str, scope: tuple[int, int], cap: int) -> tuple[str, ...]:
-        """At most `cap` tests that call the function at `scope`: the most specific ones first, then quick ones."""
-        tests = self.covering.get(f"{file}:{scope[0]}", ())
-        breadth = self._breadth()
-        return tuple(sorted(tests, key=lambda node: (breadth[node], self.seconds[node], node))[:cap])
+        """At most `cap` tests that call the function at `scope`: quick and specific ones first.
 
-    def _breadth(self) -> Mapping[str, int]:
+        Measured times only part the slow from the quick, so that two measurements give the same choice.
+        """
+        tests = self.covering.get(f"{file}:{scope[0]}", ())
+        return tuple(sorted(tests, key=lambda node: (self.seconds[node] > SLOW, self.breadth[node], node))[:cap])
+
+    def __post_init__(self) -> None:
         counts: dict[str, int] = {}
         for tests in self.covering.values():
             for node in tests:
                 counts[node] = counts.get(node, 0) + 1
-        return counts
+        object.__setattr__(self, "breadth", counts)
 
 
 def copy_tree(package: Package, into: Path) -> Path:
