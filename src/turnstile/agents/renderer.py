@@ -30,18 +30,22 @@ class LinesRenderer:
         self.prefix = prefix
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
-        """Every message as lines, the instructions after the last one before the agent's first; i32[L]."""
+        """Every message as lines, the instructions before the agent's first; i32[L].
+
+        Each message becomes tokens by itself, so that no token spans two of them.
+        """
         first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
-        told = self.parser.instructions(tools) if tools else ""
-        opening = self._lines(messages[:first], tools) + (told + "\n" if told else "")
-        return self._encode(self.prefix + opening + self._lines(messages[first:], tools))
+        texts = [self._line(message, tools) for message in messages]
+        if tools and (told := self.parser.instructions(tools)):
+            texts.insert(first, told + "\n")
+        return self._encode([self.prefix, *texts])
 
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
         """The new messages as lines, after a newline if the sampled ids lack one; never fresh."""
-        ended = "\n" in self._decode(sampled)
-        return Context(ids=self._encode(("" if ended else "\n") + self._lines(new, tools)))
+        ended = "\n" in self.tokenizer.decode(sampled.tolist(), skip_special_tokens=False)
+        return Context(ids=self._encode(["" if ended else "\n", *(self._line(message, tools) for message in new)]))
 
     def text(self, token_ids: I32) -> str:
         """The action's line: everything before the first newline, without special tokens."""
@@ -49,21 +53,14 @@ class LinesRenderer:
 
     def completion(self, text: str) -> I32:
         """The ids of `text` (one line) and its newline."""
-        return self._encode(text.split("\n", 1)[0] + "\n")
+        return self._encode([text.split("\n", 1)[0] + "\n"])
 
-    def _lines(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
-        """The messages, each ended by one newline; one that says nothing adds nothing, unless it is an action."""
-        text = ""
-        for message in messages:
-            if message.role == "assistant":
-                text += self.parser.write(message, tools).split("\n", 1)[0] + "\n"
-            elif message.content:
-                text += message.content.rstrip("\n") + "\n"
-        return text
+    def _line(self, message: Message, tools: Sequence[ToolSpec]) -> str:
+        """A message as lines, ended by one newline; one that says nothing is nothing, unless it is an action."""
+        if message.role == "assistant":
+            return self.parser.write(message, tools).split("\n", 1)[0] + "\n"
+        return message.content.rstrip("\n") + "\n" if message.content else ""
 
-    def _encode(self, text: str) -> I32:
-        ids = self.tokenizer.encode(text, add_special_tokens=False) if text else []
+    def _encode(self, texts: Sequence[str]) -> I32:
+        ids = [index for text in texts if text for index in self.tokenizer.encode(text, add_special_tokens=False)]
         return np.asarray(ids, dtype=np.int32)
-
-    def _decode(self, token_ids: I32) -> str:
-        return self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from turnstile.errors import ConfigError
 from turnstile.types import I32, Message, ToolCall, ToolSpec
 
 _PROBE = "zq"  # stands for a text that no template contains
+_THOUGHT = "qqz"
 _CALL = ToolCall(id="call00000", name=f"{_PROBE}tool", arguments={"x": _PROBE})
 _TOOL = ToolSpec(
     name=_CALL.name,
@@ -68,8 +70,16 @@ class ChatRenderer:
         self.stop: tuple[str, ...] = (self.end,) if eos in (None, self.end) else (self.end, str(eos))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
-        """A full render with the head of the assistant's turn; i32[L]."""
-        return self._encode(self._render(messages, tools))
+        """A full render with the head of the assistant's turn; i32[L].
+
+        Tokens never span the beginning of an assistant's text, since none did when that text was sampled.
+        """
+        full = self._render(messages, tools)
+        heads = [
+            self._render(messages[:place], tools) for place, item in enumerate(messages) if item.role == "assistant"
+        ]
+        cuts = sorted({0, *(len(head) for head in heads if full.startswith(head)), len(full)})
+        return np.concatenate([self._encode(full[begin:end]) for begin, end in itertools.pairwise(cuts)])
 
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
@@ -83,13 +93,13 @@ class ChatRenderer:
         blank = replace(
             last,
             content=_PROBE,
-            reasoning=_PROBE * 2 if last.reasoning else None,
+            reasoning=_THOUGHT if last.reasoning else None,
             tool_calls=tuple(replace(call, arguments={}) for call in last.tool_calls),
         )
         before = self._render(history[:-1], tools)
         full = self._render([*history[:-1], blank, *new], tools)
         inside, end, behind = full[len(before) :].partition(self.end)
-        kept = not last.reasoning or _PROBE * 2 in inside
+        kept = not last.reasoning or _THOUGHT in inside
         if not full.startswith(before) or not end or not kept:
             return Context(ids=self.prompt([*history, *new], tools), fresh=True)
         ids = self._encode(self.end + behind)
@@ -177,8 +187,8 @@ class ChatRenderer:
         self._knows_reasoning = self._shows([_USER, replace(said, reasoning=_PROBE)], head=False)
         called = Message(role="assistant", tool_calls=(_CALL,))
         self._native_calls = self._shows([_USER], (_TOOL,)) and self._reads(called)
-        answer = Message(role="tool", content=_PROBE * 2, tool_call_id=_CALL.id)
-        self._native_answers = self._native_calls and self._shows([_USER, called, answer], (_TOOL,), want=_PROBE * 2)
+        answer = Message(role="tool", content=_THOUGHT, tool_call_id=_CALL.id)
+        self._native_answers = self._native_calls and self._shows([_USER, called, answer], (_TOOL,), want=_THOUGHT)
 
     def _shows(
         self,

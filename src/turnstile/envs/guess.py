@@ -1,0 +1,93 @@
+"""Guess a number with higher/lower for an answer: a toy in which a tiny model's learning shows in seconds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from turnstile.envs.base import Start, Step
+from turnstile.errors import ConfigError
+from turnstile.types import JSON, Message, Task, ToolSpec
+
+
+def guess_tasks(count: int, *, seed: int = 0) -> list[Task]:
+    """`count` games, each with a secret of its own."""
+    draw = random.Random(f"guess/{seed}")
+    return [Task(id=f"guess-{seed}-{i}", env="guess", seed=draw.getrandbits(31)) for i in range(count)]
+
+
+class GuessEnv:
+    """A secret from `low` to `high`, drawn by the task's seed (or `data["secret"]`), and `rounds` tries.
+
+    Whatever is no guess in the range costs a round too. Turn signals: parsed, command, succeeded (a number in
+    the range), consistent (one that the answers so far allow), answer. Episode signals: resolved and submitted
+    (the secret was found), modified (something was guessed), rounds.
+    """
+
+    def __init__(self, *, low: int = 1, high: int = 15, rounds: int = 5) -> None:
+        if low > high or rounds < 1:
+            raise ConfigError(f"guess needs low <= high and a round at least, got {low}, {high} and {rounds} rounds")
+        self._low, self._high, self._rounds = low, high, rounds
+        self._tools = (
+            ToolSpec(
+                name="guess",
+                description=f"Guess a number from {low} to {high}.",
+                schema={"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
+            ),
+        )
+
+    async def reset(self, task: Task) -> Start:
+        self._task = task
+        self._secret = int(task.data.get("secret", random.Random(task.seed).randint(self._low, self._high)))
+        self._least, self._most = self._low, self._high  # what the answers so far allow
+        self._used, self._guessed, self._found = 0, False, False
+        prompt = f"Find the number from {self._low} to {self._high}."
+        return Start(messages=(Message(role="user", content=prompt),), tools=self._tools)
+
+    async def step(self, message: Message) -> Step:
+        """Answers higher (the secret is), lower or right; only the first call of a message counts."""
+        self._used += 1
+        call = message.tool_calls[0] if message.tool_calls else None
+        number = call.arguments.get("number") if call is not None and call.name == "guess" else None
+        valid, consistent, answer = False, False, f"guess from {self._low} to {self._high}"
+        if isinstance(number, int) and not isinstance(number, bool) and self._low <= number <= self._high:
+            valid, consistent = True, self._least <= number <= self._most
+            answer = self._answer(number)
+        signals: dict[str, JSON] = {
+            "parsed": call is not None,
+            "command": "" if call is None else call.name,
+            "succeeded": valid,
+            "consistent": consistent,
+            "answer": answer,
+        }
+        said = Message(role="user", content=answer)
+        if call is not None:
+            said = Message(role="tool", content=answer, tool_call_id=call.id)
+        over = self._used >= self._rounds and not self._found
+        return Step(messages=(said,), terminated=self._found, submitted=self._found, truncated=over, signals=signals)
+
+    async def measure(self) -> Mapping[str, JSON]:
+        return {
+            "resolved": self._found,
+            "submitted": self._found,
+            "modified": self._guessed,
+            "rounds": self._used,
+        }
+
+    def state_key(self) -> str:
+        """What is known of the secret, and the rounds used."""
+        return f"{self._task.id}:{self._least}-{self._most}:{self._used}"
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+    def _answer(self, number: int) -> str:
+        self._guessed = True
+        if number == self._secret:
+            self._found, self._least, self._most = True, number, number
+            return "right"
+        if number < self._secret:
+            self._least = max(self._least, number + 1)
+            return "higher"
+        self._most = min(self._most, number - 1)
+        return "lower"

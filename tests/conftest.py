@@ -1,0 +1,24 @@
+"""What all tests share; being here also puts `helpers` on their import path."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import byte_tokenizer, tiny_tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from turnstile.models.load import load_tokenizer
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> PreTrainedTokenizerBase:
+    return load_tokenizer("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def words() -> PreTrainedTokenizerBase:
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def bytes_() -> PreTrainedTokenizerBase:
+    return byte_tokenizer()

@@ -1,0 +1,102 @@
+"""Small real parts for tests: tokenizers and models that are made in milliseconds and learn in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from turnstile.models.load import load_tokenizer
+
+TEMPLATES = Path(__file__).parent / "agents" / "templates"
+PIECES = r"\n| ?[^\s]+| "
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def guess_texts(low: int = 1, high: int = 15) -> list[str]:
+    """Everything that is said in a guessing game played in lines."""
+    told = [f"Find the number from {low} to {high}.", "Commands: guess NUMBER", f"guess from {low} to {high}"]
+    return [*told, "higher", "lower", "right", *(f"guess {number}" for number in range(low, high + 1))]
+
+
+def tiny_tokenizer(texts: Iterable[str] | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words (with the blank before them) and newlines; the words of `texts` and no others.
+
+    Decoding an encoding gives the text back. Special tokens are <pad>, <eos> and <unk>.
+    """
+    split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    words = dict.fromkeys(["<pad>", "<eos>", "<unk>", "\n"])
+    for text in guess_texts() if texts is None else texts:
+        words.update(dict.fromkeys(piece for piece, _ in split.pre_tokenize_str(text)))
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def byte_tokenizer(*special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of single bytes: 256 of them, <pad>, <|im_start|>, <|im_end|> (end of sequence), then `special`.
+
+    Takes any text; its chat template is ChatML.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<|im_end|>")
+    wrapped.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *special]})
+    wrapped.chat_template = CHATML
+    return wrapped
+
+
+def tiny_llama(
+    vocab: int, *, hidden: int = 64, layers: int = 2, heads: int = 4, context: int = 256, seed: int = 0
+) -> LlamaForCausalLM:
+    """A Llama with random weights, the same for the same seed; about 0.1 M parameters as it stands."""
+    import torch
+
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(heads // 2, 1),
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+        initializer_range=0.05,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).eval()
+
+
+def family_tokenizer(family: str) -> tuple[PreTrainedTokenizerFast, str]:
+    """SmolLM2's tokenizer with another family's special tokens added, and a template in that family's style.
+
+    The families' own tokenizers differ in everything but where their special tokens stand, which is what the
+    layout of a conversation hangs on.
+    """
+    tokenizer = load_tokenizer("smollm2-135m")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(FAMILIES[family])})
+    return tokenizer, (TEMPLATES / f"{family}.jinja").read_text(encoding="utf-8")
+
+
+FAMILIES = {
+    "qwen2_5": ("<|im_start|>", "<|im_end|>"),
+    "qwen3": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "mistral": ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+                "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    "gemma": ("<bos>", "<start_of_turn>", "<end_of_turn>"),
+}  # fmt: skip
