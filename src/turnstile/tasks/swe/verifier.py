@@ -64,6 +64,9 @@ class Canary(pytest.Item):
     def runtest(self) -> None:
         raise AssertionError(self.name)
 
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
+        return self.name
+
 
 class Recorder:
     """The pytest plugin: chooses the wanted tests, adds the canary and reports every outcome."""
@@ -76,6 +79,9 @@ class Recorder:
         self.reported = 0
         self._outcomes: list[str] = []
         self._message = ""
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.option.tbstyle = "line"  # nobody reads the tracebacks, and rendering them takes longest of all
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
