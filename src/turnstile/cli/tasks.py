@@ -13,11 +13,13 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.tasks.base import load_tasks
+from turnstile.errors import ConfigError, TaskError
+from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe.instance import ENV, Bug, package_of
 from turnstile.tasks.swe.make import DEMO_FILTER, Filter, Progress
 from turnstile.tasks.swe.make import make as make_tasks
 from turnstile.tasks.swe.mutate import KINDS
+from turnstile.tasks.swe.split import by_function, by_package, mixed
 
 
 @click.group(short_help="Make, prepare and list task files.")
@@ -117,6 +119,30 @@ def prepare(files: tuple[str, ...]) -> None:
     console.print(Text(f"{len(bugs)} packages are ready"))
 
 
+@tasks.command()
+@click.argument("file")
+@click.option("--train", "train_file", required=True, help="Where the training tasks go.")
+@click.option("--heldout", "heldout_file", required=True, help="Where the held-out tasks go.")
+@click.option("--package", "packages", multiple=True, help="Hold out this whole package; repeatable.")
+@click.option("--share", type=click.FloatRange(0, 1), help="Hold out about this share of the functions.")
+@click.option("--seed", default=0, show_default=True)
+def split(
+    file: str, train_file: str, heldout_file: str, packages: tuple[str, ...], share: float | None, seed: int
+) -> None:
+    """Splits FILE into training and held-out tasks that share no package, or no function.
+
+    Each half is shuffled by the seed, so that its first N tasks are a fair sample of it.
+    """
+    if bool(packages) == (share is not None):
+        raise ConfigError("say what to hold out: either --package (one or more) or --share")
+    found = load_tasks(file)
+    halves = by_function(found, share, seed) if share is not None else by_package(found, packages, seed)
+    for name, path, half in zip(("train", "held out"), (train_file, heldout_file), halves, strict=True):
+        if not half:
+            raise TaskError(f"{file}: no task is left to be {'trained on' if name == 'train' else 'held out'}")
+        click.echo(f"{name}: {write_tasks(path, mixed(half, seed))} tasks in {path}")
+
+
 @tasks.command("list")
 @click.argument("file")
 @click.option("--ids", is_flag=True, help="One task a line instead of counts.")
@@ -129,10 +155,10 @@ def list_tasks(file: str, ids: bool) -> None:
         return
     counts = Counter((_of(task.data, "package", task.env), _of(task.data, "kind", "-")) for task in found)
     kinds = sorted({kind for _, kind in counts})
-    table = Table(title=f"{len(found)} tasks", title_justify="left")
-    table.add_column("package")
+    table = Table(title=f"{len(found)} tasks", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("package", no_wrap=True)
     for kind in (*kinds, "all"):
-        table.add_column(kind, justify="right")
+        table.add_column(kind, justify="right", no_wrap=True)
     for package in dict.fromkeys(package for package, _ in counts):
         row = [counts[package, kind] for kind in kinds]
         table.add_row(Text(package), *(str(count or "") for count in row), str(sum(row)))

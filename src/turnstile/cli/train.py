@@ -12,6 +12,7 @@ from rich.text import Text
 
 from turnstile.build import dry_run
 from turnstile.build import train as train_run
+from turnstile.cli.results import print_results
 from turnstile.cli.runs import run_folder
 from turnstile.config import load_recipe
 
@@ -44,8 +45,9 @@ def train(
         _print("dry run", dry_run(loaded))
         return
     folder = run_folder(name, out, loaded)
-    train_run(loaded, run=folder, fresh=fresh, overfit=overfit)
-    click.echo(f"\nrun: {folder}\nan episode: turnstile rollout show {folder} --best")
+    summary = train_run(loaded, run=folder, fresh=fresh, overfit=overfit)
+    print_results(summary["results"])
+    click.echo(f"run: {folder}; read an episode with: turnstile rollout show {folder} --best")
 
 
 def _print(title: str, found: Mapping[str, Any]) -> None:

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from turnstile.config import Kind, Recipe, load_recipe, make_recipe
+from turnstile.errors import ConfigError
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\n[model]\nid = "tiny"\n[tasks]\ntrain = "data/train.jsonl"\n'
+        '[credit]\nkind = "grpo"\nscale = "none"\n'
+        '[rewards]\nterms = [{ kind = "signal", name = "won", level = 1, gate = { value = 0.5 } }]\n'
+    )
+    return path
+
+
+def fails(path: Path, *overrides: str) -> str:
+    """The one line a user reads."""
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_recipe_fills_in_defaults_and_keeps_knobs(recipe: Path) -> None:
+    found = load_recipe(recipe)
+    assert (found.name, found.model.id, found.train.attempts) == ("mine", "tiny", 8)
+    assert (found.credit.kind, found.credit.knobs) == ("grpo", {"scale": "none"})
+    (term,) = found.rewards.terms
+    assert (term.name, term.level, term.gate and term.gate.value, term.knobs) == ("won", 1, 0.5, {})
+
+
+def test_task_files_are_found_beside_the_recipe(recipe: Path) -> None:
+    assert load_recipe(recipe).tasks.train == str(recipe.parent / "data" / "train.jsonl")
+    assert load_recipe(recipe).tasks.heldout == ""
+
+
+def test_overrides_are_toml_or_else_text(recipe: Path) -> None:
+    found = load_recipe(
+        recipe,
+        ["train.steps=3", "model.id=org/name", "credit.scale='group'", "sandbox.kind=local", "rewards.terms.0.level=2"],
+    )
+    assert (found.train.steps, found.model.id, found.credit.knobs) == (3, "org/name", {"scale": "group"})
+    assert found.rewards.terms[0].level == 2
+
+
+def test_an_override_is_seen_by_what_reads_the_recipe_again(recipe: Path) -> None:
+    found = load_recipe(recipe, ["train.lr=1e-3", "sampling.temperature=0.7"])
+    assert make_recipe(found.model_dump(mode="json")) == found
+
+
+def test_an_unknown_key_names_the_nearest(recipe: Path) -> None:
+    assert fails(recipe, "train.stepps=3").endswith("unknown key 'train.stepps'; did you mean 'steps'?")
+    assert fails(recipe, "trian.steps=3").endswith("unknown key 'trian'; did you mean 'train'?")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.steps=-1", "train.steps: Input should be greater than or equal to 0, got -1"),
+        ("train.steps=many", "train.steps: Input should be a valid integer"),
+        ("ends.turns=burn", "ends.turns: Input should be 'grade', 'zero', 'half', 'mask' or 'drop', got 'burn'"),
+        ("sampling.top_p=0", "sampling.top_p"),
+        ("train.steps", "write it as section.key=value"),
+        ("=3", "write it as section.key=value"),
+        ("model.id.name=x", "'id' is a value, not a section"),
+        ("credit={}", "credit.kind: Field required"),
+    ],
+)
+def test_a_wrong_value_says_where_and_what(recipe: Path, override: str, said: str) -> None:
+    assert said in fails(recipe, override)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "does not exist" in fails(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[train\n")
+    assert "is not TOML" in fails(broken)
+    broken.write_bytes(b"\xff\xfe")
+    assert "is not TOML" in fails(broken)
+
+
+def test_several_problems_are_counted_in_one_line(recipe: Path) -> None:
+    assert fails(recipe, "train.steps=-1", "train.groups=0").endswith("(and 1 more problems)")
+
+
+def test_a_recipe_does_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Recipe().name = "other"  # type: ignore[misc]
+    with pytest.raises(ValueError, match="frozen"):
+        Kind(kind="a").kind = "b"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_recipes_that_ship_are_valid_and_short(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert Path(recipe.tasks.train).is_file() or not recipe.tasks.train
+    lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    assert len(lines) <= 60
