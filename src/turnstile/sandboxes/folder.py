@@ -21,8 +21,9 @@ from turnstile.sandboxes.base import ExecResult, Limits
 from turnstile.sandboxes.forkserver import ForkServer, base_environment
 
 PREFIX = "turnstile-sandboxes-"
-NOT_COPIED = frozenset({"__pycache__", ".git", ".hg", ".tox", ".venv", ".pytest_cache", ".mypy_cache"})
-"""Names never copied: stale byte code and history (which may hold the answer) stay out of a sandbox."""
+NOT_COPIED = frozenset({".git", ".hg", ".tox", ".venv", ".pytest_cache", ".mypy_cache"})
+"""Names never copied: history, which may hold the answer, and what tools leave behind."""
+CHECKED_HASH = b"\x03\0\0\0"  # the flags of byte code that Python checks against its source's hash (PEP 552)
 
 
 class FolderSandbox:
@@ -133,8 +134,8 @@ def sweep(parent: Path) -> int:
 def copy_tree(source: Path, target: Path) -> None:
     """Copy folders, files and the symbolic links that stay inside into `target`, which must not hold anything.
 
-    Left out: `NOT_COPIED`, compiled Python, links that leave the tree, and what is no plain file. Raises
-    SandboxError when `source` is no folder.
+    Left out: `NOT_COPIED`, links that leave the tree, what is no plain file, and byte code that could be stale
+    (all but that checked by hash). Raises SandboxError when `source` is no folder.
     """
     if not source.is_dir():
         raise SandboxError(f"there is no template folder {source}")
@@ -146,7 +147,7 @@ def copy_tree(source: Path, target: Path) -> None:
         with os.scandir(os.path.join(top, inner)) as entries:
             for entry in entries:
                 name = entry.name
-                if name in NOT_COPIED or name.endswith((".pyc", ".pyo")):
+                if name in NOT_COPIED or (name.endswith(".pyc") and may_be_stale(entry)):
                     continue
                 if entry.is_symlink():
                     link = os.readlink(entry.path)
@@ -156,6 +157,14 @@ def copy_tree(source: Path, target: Path) -> None:
                     pending.append((os.path.join(inner, name), os.path.join(made, name)))
                 elif entry.is_file():
                     shutil.copy(entry.path, os.path.join(made, name))
+
+
+def may_be_stale(entry: os.DirEntry[str]) -> bool:
+    """Whether byte code is taken for current by its source's time of change, which copies do not keep."""
+    if not entry.is_file(follow_symlinks=False):
+        return True
+    with open(entry.path, "rb") as file:
+        return file.read(8)[4:] != CHECKED_HASH
 
 
 def remove_tree(folder: Path) -> None:

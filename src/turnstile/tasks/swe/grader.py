@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from turnstile.errors import TaskError
+from turnstile.errors import TaskError, VerifierError
 from turnstile.sandboxes.base import Limits, Sandboxes
 from turnstile.tasks.swe.runner import TEST_LIMITS, Report, run_tests
 
@@ -23,6 +23,8 @@ __all__ = ["TEST_LIMITS", "Files", "Grader", "Report", "Verdict", "is_test_file"
 Files = Mapping[str, bytes | None]
 """What an agent changed: path -> new content, None for a file it removed."""
 
+PRECOMPILE = "turnstile.tasks.swe.precompile"
+COMPILE_LIMITS = Limits(seconds=300.0, cpu_seconds=300.0)
 TEST_FOLDERS = frozenset({"test", "tests"})
 STARTUP = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
 
@@ -72,8 +74,8 @@ class Verdict:
 class Grader:
     """Grades repairs in sandboxes of one provider and remembers up to `memo` runs.
 
-    A template is taken not to change while the grader lives. Equal requests made at the same time share one
-    run. Errors are not remembered.
+    A template is taken not to change while the grader lives; it is compiled once, and every run is on a fresh
+    copy of that. Equal requests made at the same time share one run. Errors are not remembered.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Grader:
         self._memo_size = memo
         self._running: dict[str, asyncio.Task[Report]] = {}
         self._digests: dict[Path, str] = {}
+        self._compiled: dict[Path, asyncio.Task[Path]] = {}
         self.runs = 0  # runs of tests
         self.reused = 0  # requests answered without one
 
@@ -145,7 +148,7 @@ class Grader:
 
     async def close(self) -> None:
         """End the runs under way. The provider of sandboxes is its owner's to close."""
-        running = list(self._running.values())
+        running = [*self._running.values(), *self._compiled.values()]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -186,7 +189,7 @@ class Grader:
         env: Mapping[str, str] | None,
     ) -> Report:
         self.runs += 1
-        sandbox = await self._sandboxes.start(template)
+        sandbox = await self._sandboxes.start(await self._compile(template))
         try:
             for path, data in files.items():
                 if data is not None:
@@ -195,6 +198,24 @@ class Grader:
             if removed:
                 await sandbox.exec(["rm", "-f", "--", *removed])
             return await run_tests(sandbox, tests, limits=self._limits, env=env, plugins=self._plugins)
+        finally:
+            await sandbox.close()
+
+    async def _compile(self, template: Path) -> Path:
+        """A copy of the template with its byte code, made when first asked for."""
+        task = self._compiled.get(template)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._compiled[template] = asyncio.create_task(self._compile_now(template))
+        return await asyncio.shield(task)
+
+    async def _compile_now(self, template: Path) -> Path:
+        sandbox = await self._sandboxes.start(template)
+        try:
+            result = await sandbox.exec(["python", "-m", PRECOMPILE], limits=COMPILE_LIMITS)
+            if result.exit_code != 0:
+                last = result.stderr.strip().splitlines()[-1:]
+                raise VerifierError(f"{template} could not be compiled: {last[0] if last else result.exit_code}")
+            return await sandbox.snapshot()
         finally:
             await sandbox.close()
 

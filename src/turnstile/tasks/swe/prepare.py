@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,13 +53,16 @@ async def prepare(
     bugs = {task.id: Bug.of(task) for task in tasks}
     wanted = {bug.label: bug for bug in bugs.values()}
     packages: dict[str, Package] = {}
-    for done, (label, bug) in enumerate(wanted.items()):
-        progress(Step(stage="fetch", done=done, total=len(wanted), item=bug.source))
-        packages[label] = await asyncio.to_thread(package_of, bug)
-    progress(Step(stage="fetch", done=len(wanted), total=len(wanted)))
+    gate = asyncio.Semaphore(workers)
 
-    chosen = _spread(mixed(tasks, seed), bugs, sample)
-    gate, done = asyncio.Semaphore(workers), 0
+    async def fetched(label: str, bug: Bug) -> None:
+        async with gate:
+            progress(Step(stage="fetch", done=len(packages), total=len(wanted), item=bug.source))
+            packages[label] = await asyncio.to_thread(package_of, bug)
+            progress(Step(stage="fetch", done=len(packages), total=len(wanted)))
+
+    await _all(fetched(label, bug) for label, bug in wanted.items())
+    chosen, done = _spread(mixed(tasks, seed), bugs, sample), 0
 
     async def tried(task: Task) -> None:
         nonlocal done
@@ -67,23 +70,20 @@ async def prepare(
             progress(Step(stage="check", done=done, total=len(chosen), item=task.id))
             await check(task, packages[bugs[task.id].label], seconds=seconds)
             done += 1
+            progress(Step(stage="check", done=done, total=len(chosen)))
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(_quiet(tried(task))) for task in chosen]
-    for problem in (future.result() for future in running):
-        if problem is not None:
-            raise problem
-    progress(Step(stage="check", done=len(chosen), total=len(chosen)))
+    await _all(map(tried, chosen))
     return Prepared(packages=packages, checked=tuple(task.id for task in chosen))
 
 
-async def _quiet(trial: Awaitable[None]) -> TaskError | None:
-    """The error of a trial as a value, so that it reaches the caller alone and not in a group."""
+async def _all(jobs: Iterable[Coroutine[None, None, None]]) -> None:
+    """Runs all jobs; the first error ends the others and is raised as it is."""
     try:
-        await trial
-    except TaskError as error:
-        return error
-    return None
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                group.create_task(job)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def _spread(tasks: Sequence[Task], bugs: dict[str, Bug], sample: int) -> list[Task]:

@@ -11,13 +11,15 @@ there is whole:
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -155,10 +157,16 @@ def fetch(
     if cached is not None and _serves(cached, extra, requires):
         return cached
     home.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=f".{home.name}-", ignore_cleanup_errors=True) as folder:
-        staged = Path(folder) / "package"
-        _build(source, staged, extra, requires, progress)
-        _put(staged, home)
+    with _locked(home):
+        cached = _load(home)  # another process may have been quicker
+        if cached is not None and _serves(cached, extra, requires):
+            return cached
+        with tempfile.TemporaryDirectory(
+            dir=home.parent, prefix=f".{home.name}-", ignore_cleanup_errors=True
+        ) as folder:
+            staged = Path(folder) / "package"
+            _build(source, staged, extra, requires, progress)
+            _put(staged, home)
     package = _load(home)
     if package is None:
         raise TaskError(f"{source.spec}: the cache folder {home} was damaged while it was made; try again")
@@ -207,17 +215,21 @@ def _build(
     (staged / _RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """One process at a time makes a package; the lock ends with the process that holds it."""
+    with home.with_name(f".{home.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _put(staged: Path, home: Path) -> None:
     """Renames the staged folder into place; an older one is moved away first, and only then deleted."""
     if home.exists():
         old = staged.with_name("old")
         home.rename(old)
         shutil.rmtree(old, ignore_errors=True)
-    try:
-        staged.rename(home)
-    except OSError:
-        if not (home / _RECORD).exists():  # another process was quicker: its folder is as good
-            raise
+    staged.rename(home)
 
 
 def _load(home: Path) -> Package | None:
