@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnstile.tasks.base import load_tasks, write_tasks
+from turnstile.types import Task
+
+Cli = Callable[..., Any]
+DEMO = Path(__file__).parents[2] / "data" / "demo" / "heldout.jsonl"
+
+
+def test_list_counts_by_package_and_kind(cli: Cli, tmp_path: Path) -> None:
+    found = [("toolz", "int"), ("toolz", "int"), ("toolz", "not"), ("humanize", "not")]
+    tasks = [Task(id=f"t{i}", env="swe", data={"package": p, "kind": k}) for i, (p, k) in enumerate(found)]
+    write_tasks(tmp_path / "t.jsonl", [*tasks, Task(id="g", env="guess")])
+    lines = [line.split() for line in cli("tasks", "list", "t.jsonl").out.splitlines()]
+    assert lines[:2] == [["5", "tasks"], ["package", "-", "int", "not", "all"]]
+    assert lines[2:] == [["toolz", "2", "1", "3"], ["humanize", "1", "1"], ["guess", "1", "1"]]
+
+
+def test_list_ids(cli: Cli, tmp_path: Path) -> None:
+    write_tasks(tmp_path / "t.jsonl", [Task(id="b", env="guess"), Task(id="a", env="guess")])
+    assert cli("tasks", "list", "t.jsonl", "--ids").out == "b\na\n"
+
+
+def test_a_task_file_that_is_not_there(cli: Cli) -> None:
+    done = cli("tasks", "list", "none.jsonl")
+    assert done.code == 1
+    assert done.error.startswith("error: none.jsonl: the task file cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("toolz", "write it as pypi:NAME==VERSION"), ("pypi:toolz", "one exact version"), ("pip:toolz==1", "'pypi'")],
+)
+def test_a_source_that_names_no_package(cli: Cli, source: str, said: str) -> None:
+    done = cli("tasks", "make", source, "--out", "t.jsonl")
+    assert done.code == 1
+    assert said in done.error
+
+
+def test_split_by_package(cli: Cli, tmp_path: Path) -> None:
+    done = cli("tasks", "split", str(DEMO), "--train", "a.jsonl", "--heldout", "b.jsonl", "--package", "toolz")
+    train, held = load_tasks(tmp_path / "a.jsonl"), load_tasks(tmp_path / "b.jsonl")
+    assert {task.data["package"] for task in held} == {"toolz"}
+    assert "toolz" not in {task.data["package"] for task in train}
+    assert len(train) + len(held) == len(load_tasks(DEMO))
+    assert done.out.splitlines() == [f"train: {len(train)} tasks in a.jsonl", f"held out: {len(held)} tasks in b.jsonl"]
+
+
+def test_split_by_function_shares_no_function(cli: Cli, tmp_path: Path) -> None:
+    cli("tasks", "split", str(DEMO), "--train", "a.jsonl", "--heldout", "b.jsonl", "--share", "0.3")
+    sides = [
+        {(task.data["package"], task.data["function"]) for task in load_tasks(tmp_path / name)}
+        for name in ("a.jsonl", "b.jsonl")
+    ]
+    assert all(sides)
+    assert not sides[0] & sides[1]
+
+
+@pytest.mark.parametrize("how", [[], ["--package", "toolz", "--share", "0.5"]])
+def test_split_needs_one_way_to_hold_out(cli: Cli, how: list[str]) -> None:
+    done = cli("tasks", "split", str(DEMO), "--train", "a.jsonl", "--heldout", "b.jsonl", *how)
+    assert done.code == 2
+    assert "either --package (one or more) or --share" in done.error
+
+
+def test_a_split_that_leaves_nothing_writes_nothing_for_it(cli: Cli, tmp_path: Path) -> None:
+    done = cli("tasks", "split", str(DEMO), "--train", "a.jsonl", "--heldout", "b.jsonl", "--share", "1")
+    assert "no task is left to be trained on" in done.error
+    assert not list(tmp_path.iterdir())
