@@ -1,3 +1,10 @@
 """Turnstile: reinforcement learning for LLM agents on tasks of many turns."""
 
+import os
+
 __version__ = "0.1.0.dev0"
+
+# Sandboxes run tests on the cores the model computes on. A computing thread that spins while it waits for
+# another one that lost its core slows both by five to ten times, so threads wait asleep. It counts only when
+# torch has not been imported yet, and what the user has set stands.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
