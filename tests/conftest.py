@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from helpers import byte_tokenizer, tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from helpers import byte_tokenizer, tiny_tokenizer
 from turnstile.models.load import load_tokenizer
 
 

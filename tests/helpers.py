@@ -9,6 +9,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from turnstile.models.load import load_tokenizer
+from turnstile.tasks.swe import mutate
+from turnstile.tasks.swe.instance import Bug
+from turnstile.tasks.swe.source import fetch
+from turnstile.types import Task
 
 TEMPLATES = Path(__file__).parent / "agents" / "templates"
 PIECES = r"\n| ?[^\s]+| "
@@ -100,3 +104,73 @@ FAMILIES = {
                 "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
     "gemma": ("<bos>", "<start_of_turn>", "<end_of_turn>"),
 }  # fmt: skip
+
+CLAMP = '''"""A package of one function."""
+
+
+class Range:
+    def clamp(self, value, low, high):
+        """Keep value between low and high.
+
+        Both ends belong to the range.
+        """
+        # below first
+        if value < low:
+            return low
+        if value > high:
+            return high
+        return value
+'''
+CLAMP_TESTS = """from tinyrange import Range
+
+
+def test_below():
+    assert Range().clamp(-1, 0, 9) == 0
+
+
+def test_above():
+    assert Range().clamp(10, 0, 9) == 9
+
+
+def test_inside():
+    assert Range().clamp(5, 0, 9) == 5
+
+
+def test_other():
+    assert Range()
+"""
+
+
+class FolderSource:
+    """A package of the index whose files are written out here, for `turnstile.tasks.swe.source.fetch`."""
+
+    kind, name, version, spec = "pypi", "tinyrange", "1.0", "pypi:tinyrange==1.0"
+
+    def unpack(self, into: Path) -> None:
+        for path, text in {
+            "tinyrange/__init__.py": CLAMP,
+            "tests/test_clamp.py": CLAMP_TESTS,
+            "pyproject.toml": '[project]\nname = "tinyrange"\nversion = "1.0"\n',
+            "LICENSE": "MIT License\n",
+        }.items():
+            (into / path).parent.mkdir(parents=True, exist_ok=True)
+            (into / path).write_text(text, encoding="utf-8")
+
+
+def bug_task(cache: Path) -> Task:
+    """A task in the package `tinyrange`, put into `cache` ($TURNSTILE_CACHE must name it): `value < low` reads
+    `value > low`."""
+    package = fetch(FolderSource(), cache=cache)
+    file = "tinyrange/__init__.py"
+    text = (package.tree / file).read_text(encoding="utf-8")
+    mutant = next(m for m in mutate.mutants(text) if (m.old, m.new) == ("<", ">"))
+    patch = mutate.patch(text, mutant)
+    bug = Bug(
+        source=package.spec, package=package.name, version=package.version, licence=package.licence,
+        requires=package.requires, digest=package.digest[:16], file=file, function=mutant.function.qualname,
+        kind=mutant.kind, line=mutant.line, col=mutant.col, old=mutant.old, new=mutant.new, buggy=patch.buggy,
+        fixed=patch.fixed, unique=patch.unique, shown=(mutant.function.start, mutant.function.end),
+        hidden=mutant.function.hidden, f2p=("tests/test_clamp.py::test_below", "tests/test_clamp.py::test_inside"),
+        p2p=("tests/test_clamp.py::test_above",), message="AssertionError: assert -1 == 0", difficulty=4,
+    )  # fmt: skip
+    return Task(id="tinyrange/clamp", env="swe", data=bug.data())

@@ -41,12 +41,13 @@ async def check_env(make_env: Callable[[], Env], task: Task, *, actions: Sequenc
         again, beside = await _play_two(make_env, task, script)
         garbage = _garbage(start.tools)
         strange = [await _play(make_env, task, [action, *script[:1]]) for action in garbage]
+        twice = await _play(make_env, task, [*script, *script])
         unplayed = await _play(make_env, task, [])
     except InfrastructureError:
         raise
     except Exception as error:  # whatever a stranger's environment raises is the finding
         return [f"raised {type(error).__name__}: {error}; answer what the agent did, or raise InfrastructureError"]
-    episodes = [first, again, beside, *strange, unplayed]
+    episodes = [first, again, beside, twice, *strange, unplayed]
     problems = _opening_problems(start)
     for episode in episodes:
         problems += _episode_problems(episode)
