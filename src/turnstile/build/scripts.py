@@ -78,10 +78,9 @@ async def play_scripts(
         place = int(session.partition("/")[2].partition("/")[0])
         return scaffold.parser.write(acts[place](()), tools)
 
-    player = replace(
-        make_player(recipe, world, scaffold, ScriptedEngine(scaffold.renderer.completion, speak), recipe.episode.context),
-        retries=0,  # a script that was read cannot be read again
-    )
+    engine = ScriptedEngine(scaffold.renderer, speak)
+    player = make_player(recipe, world, scaffold, engine, recipe.episode.context)
+    player = replace(player, retries=0)  # a script that was read cannot be read again
     return await player.groups(tasks, 1, label=label, seed=recipe.seed, done=done)
 
 
