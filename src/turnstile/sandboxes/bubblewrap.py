@@ -38,7 +38,7 @@ class BubblewrapSandboxes:
 
     At most `workers` commands run at once in one sandbox. `spare` sandboxes are started in advance, as a server
     takes a while to import what `preload` names. `limits` hold for commands that bring none; `root` is where
-    the copies live (the system's temporary folder by default). /tmp is empty inside but for this Python, if
+    the copies live (shared memory or the temporary folder by default). /tmp is empty inside but for this Python, if
     it lives there, and the folders of `readable`.
     """
 

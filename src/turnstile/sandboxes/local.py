@@ -21,7 +21,7 @@ class LocalSandboxes:
     """Private copies of a template, all served by one fork server with `workers` commands at once.
 
     `limits` hold for commands that bring none of their own; `preload` is what the server imports once;
-    `root` is where the copies live (the system's temporary folder by default). `limits.processes` is looked at
+    `root` is where the copies live (shared memory or the temporary folder by default). `limits.processes` is looked at
     ten times a second; the network is open.
     """
 
