@@ -64,10 +64,15 @@ check: setup
 	@$(BIN)/ruff format --check $(wildcard $(SOURCES))
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python docs/reference.py --check
 
 format: setup
 	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
+
+# docs/configuration.md and docs/cli.md, from the code
+docs: setup
+	@$(BIN)/python docs/reference.py
 
 results: setup
 	@$(BIN)/python benchmarks/results.py $(ARGS)

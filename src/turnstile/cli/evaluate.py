@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from turnstile.build import evaluate as evaluate_policy
 from turnstile.cli.runs import find_run, recipe_of
 from turnstile.config import load_recipe
 from turnstile.errors import ConfigError
@@ -25,6 +24,8 @@ def evaluate(
     target: str, overrides: tuple[str, ...], model: str | None, policy: str, samples: int | None, limit: int | None
 ) -> None:
     """Plays the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/)."""
+    from turnstile.build import evaluate as evaluate_policy
+
     run = None if Path(target).is_file() or target.endswith(".toml") else find_run(target)
     if run is not None and overrides:
         raise ConfigError("overrides go with a recipe; a run is evaluated as it was trained")

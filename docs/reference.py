@@ -1,0 +1,145 @@
+"""Writes docs/configuration.md and docs/cli.md from the code, so that they cannot say something else.
+
+python docs/reference.py            # write them
+python docs/reference.py --check    # fail if they are not up to date
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from turnstile import config
+from turnstile.cli.main import cli
+from turnstile.lookup import KINDS, resolve
+
+DOCS = Path(__file__).parent
+GIVEN = {
+    "reward": {"task", "trajectory"},
+    "credit": {"groups", "scores", "aux", "state"},
+    "loss": {"logprobs", "batch"},
+    "weights": {"rows"},
+    "tracker": {"run"},
+    "env": {"grader", "sandboxes"},
+    "engine": {"model", "tokenizer", "stop_ids", "writer", "policy"},
+    "renderer": {"tokenizer", "parser"},
+    "schedule": {"progress"},
+    "compose": {"terms", "task", "trajectory"},
+    "demonstrator": {"task", "rng"},
+    "policy": {"task", "rng"},
+}
+"""room -> parameters that are passed in, and so are no knobs."""
+
+
+def comments(source: str) -> dict[int, str]:
+    """The comment at the end of each line that has one."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+
+
+def default_of(value: ast.expr | None) -> str:
+    """A field's default as the recipe would write it; "" where there is none."""
+    if value is None:
+        return ""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
+        value = value.args[0] if value.args else None
+        return default_of(value) if value is not None else "{}"
+    return ast.unparse(value).replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "-")
+
+
+def sections() -> Iterator[str]:
+    """One table a section of a recipe: key, type, default, what it is."""
+    source = inspect.getsource(config)
+    notes = comments(source)
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    names = {
+        field.annotation.__name__: name
+        for name, field in config.Recipe.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, config.Section)
+    }
+    names |= {"TermConfig": "rewards.terms", "GateConfig": "rewards.terms.gate"}
+    for name in ("Recipe", *names):
+        node = classes[name]
+        fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+        simple = [f for f in fields if not (name == "Recipe" and ast.unparse(f.annotation).endswith("Config"))]
+        yield f"## {'top level' if name == 'Recipe' else f'[{names[name]}]'}\n"
+        if (told := ast.get_docstring(node)) and name != "Recipe":
+            yield told + "\n"
+        yield "| key | type | default | |\n| --- | --- | --- | --- |"
+        for field in simple:
+            key, kind = ast.unparse(field.target), ast.unparse(field.annotation).replace("|", "\\|")
+            yield f"| `{key}` | `{kind}` | `{default_of(field.value)}` | {notes.get(field.lineno, '')} |".replace(
+                "``", ""
+            )
+        yield ""
+
+
+def kinds() -> Iterator[str]:
+    """One table a room: each kind with its knobs and the first line of its docstring."""
+    for room, table in KINDS.items():
+        yield f"### {room}\n\n| kind | knobs | |\n| --- | --- | --- |"
+        for kind in table:
+            thing = resolve(room, kind)
+            knobs = [
+                f"`{p.name}`" if p.default is p.empty else f"`{p.name} = {shown(p.default)}`"
+                for p in inspect.signature(thing).parameters.values()
+                if p.name not in GIVEN.get(room, ()) and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+            ]
+            told = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            yield f"| `{kind}` | {', '.join(knobs)} | {told} |"
+        yield ""
+
+
+def shown(value: object) -> str:
+    return getattr(value, "__name__", None) or repr(value)
+
+
+def commands(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:
+    """The help of a command and of everything below it."""
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
+    yield f"## {context.command_path}\n\n```\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            if found is not None:
+                yield from commands(found, below, context)
+
+
+def pages() -> dict[Path, str]:
+    made = "Made by `make docs` from the code.\n"
+    configuration = [
+        f"# Configuration\n\n{made}\nA recipe is a TOML file with these keys; `section.key=value` on the command line "
+        "changes one. Relative paths start at the recipe's folder. A section with a `kind` takes the knobs of the "
+        "function that it names, and `kind` may be any `package.module:name` of your own.\n",
+        *sections(),
+        "## Kinds\n",
+        *kinds(),
+    ]
+    reference = [f"# Command line\n\n{made}", *commands(cli, "turnstile")]
+    return {
+        DOCS / "configuration.md": "\n".join(configuration).rstrip() + "\n",
+        DOCS / "cli.md": "\n".join(reference).rstrip() + "\n",
+    }
+
+
+def main() -> int:
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path.relative_to(DOCS.parent)} is not up to date; run: make docs", file=sys.stderr)
+        return int(bool(stale))
+    for path in stale:
+        path.write_text(pages()[path], encoding="utf-8")
+        print(f"wrote {path.relative_to(DOCS.parent)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
