@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress as Bars
 
+from turnstile.cli.tasks import _MakeView
 from turnstile.tasks.base import load_tasks, write_tasks
+from turnstile.tasks.swe.make import Progress
 from turnstile.types import Task
 
 Cli = Callable[..., Any]
@@ -73,3 +78,16 @@ def test_a_split_that_leaves_nothing_writes_nothing_for_it(cli: Cli, tmp_path: P
     done = cli("tasks", "split", str(DEMO), "--train", "a.jsonl", "--heldout", "b.jsonl", "--share", "1")
     assert "no task is left to be trained on" in done.error
     assert not list(tmp_path.iterdir())
+
+
+def test_the_making_of_a_file_is_shown_stage_by_stage() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    with Bars(console=console, disable=True) as bars:
+        view = _MakeView(bars, wanted=5)
+        view(Progress(package="toolz", stage="fetch", message="unpacking"))
+        for valid in (1, 2):
+            view(Progress(package="toolz", stage="validate", valid=valid, wanted=5, judged=valid + 1, candidates=9))
+        (bar,) = bars.tasks
+        assert (bar.completed, bar.total, bar.description) == (2, 5, "validate toolz (3 of 9 candidates judged)")
+    assert out.getvalue().splitlines() == ["toolz: unpacking", "toolz: fetch", "toolz: validate"]

@@ -24,10 +24,10 @@ def evaluate(
     target: str, overrides: tuple[str, ...], model: str | None, policy: str, samples: int | None, limit: int | None
 ) -> None:
     """Plays the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/)."""
-    from turnstile.build import evaluate as evaluate_policy
-
     run = None if Path(target).is_file() or target.endswith(".toml") else find_run(target)
     if run is not None and overrides:
         raise ConfigError("overrides go with a recipe; a run is evaluated as it was trained")
     recipe = load_recipe(target, overrides) if run is None else recipe_of(run)
+    from turnstile.build import evaluate as evaluate_policy
+
     evaluate_policy(recipe, run=run, model=model, policy=policy, samples=samples, limit=limit)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnstile.cli import train as module
+from turnstile.evaluation.metrics import EpisodeResult
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    (tmp_path / "mine.toml").write_text('name = "mine"\n[train]\nsteps = 2\n')
+    return "mine.toml"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command asks the composition root for, which answers with one result."""
+    seen: dict[str, Any] = {}
+
+    def train(recipe: Any, **how: Any) -> dict[str, Any]:
+        seen.update(how, recipe=recipe)
+        result = EpisodeResult(
+            task_id="t", sample=0, completion=True, modification=True, resolution=False, turns=3, outcome=0.0, total=0.1
+        )
+        return {"results": {"warmstart": [result], "trained": [result]}}
+
+    monkeypatch.setattr(module, "train_run", train)
+    return seen
+
+
+def test_a_recipe_goes_into_a_run_of_its_name(cli: Cli, recipe: str, asked: dict[str, Any]) -> None:
+    done = cli("train", recipe)
+    assert done.code == 0
+    assert (asked["run"], asked["fresh"], asked["overfit"]) == (Path("runs/mine"), False, None)
+    assert "trained vs warmstart" in done.out
+    assert "turnstile rollout show runs/mine --best" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder"), [(["--run", "second"], "runs/second"), (["--out", "elsewhere/x"], "elsewhere/x")]
+)
+def test_the_run_goes_where_it_is_said(
+    cli: Cli, recipe: str, asked: dict[str, Any], arguments: list[str], folder: str
+) -> None:
+    cli("train", recipe, *arguments, "train.steps=7", "--fresh", "--overfit", "t1")
+    assert asked["run"] == Path(folder)
+    assert (asked["recipe"].train.steps, asked["fresh"], asked["overfit"]) == (7, True, "t1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--run", "a", "--out", "b"], "--run and --out both say where the run goes"),
+        (["--run", "../a"], "is a name below runs/, not a path; give a folder with --out"),
+        (["--run", ".."], "is a name below runs/"),
+        (["train.stepps=1"], "did you mean 'steps'?"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(
+    cli: Cli, recipe: str, asked: dict[str, Any], arguments: list[str], said: str
+) -> None:
+    done = cli("train", recipe, *arguments)
+    assert (done.code, said in done.error, asked) == (2, True, {})
+
+
+def test_a_recipe_that_is_not_there(cli: Cli) -> None:
+    done = cli("train", "none.toml")
+    assert (done.code, done.error) == (2, "error: recipe 'none.toml' does not exist")
+
+
+def test_config_prints_the_whole_recipe(cli: Cli, recipe: str) -> None:
+    found = json.loads(cli("config", recipe, "train.lr=1e-3").out)
+    assert (found["name"], found["train"]["steps"], found["train"]["lr"]) == ("mine", 2, 1e-3)
+    assert found["episode"]["turns"] == 8
+
+
+def test_eval_knows_a_recipe_from_a_run(cli: Cli, recipe: str) -> None:
+    assert "recipe 'none.toml' does not exist" in cli("eval", "none.toml").error
+    assert "there is no run 'none'; there is no run in runs/ yet" in cli("eval", "none").error
+    Path("runs/half").mkdir(parents=True)
+    assert "it has no resolved.json" in cli("eval", "half").error
+    assert "overrides go with a recipe" in cli("eval", "half", "train.steps=1").error
