@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from turnstile.tasks.swe import layout
+from turnstile.tasks.swe.make import Made, make
 
 TINY: Mapping[str, str] = {
     "src/tiny/__init__.py": '''
@@ -114,11 +115,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def source_of(cache: Path) -> Callable[..., FolderSource]:
-    """Makes a source of TINY with files replaced (a text) or left out (None)."""
+    """Makes a source of the tiny package with files replaced (a text) or left out (None)."""
 
-    def make(**changes: str | None) -> FolderSource:
-        files = {**TINY, **{key.replace("__", "/"): text for key, text in changes.items()}}
-        return FolderSource(files={path: text for path, text in files.items() if text is not None})
+    def make(changes: Mapping[str, str | None] = {}, **fields: str) -> FolderSource:
+        files = {path: text for path, text in {**TINY, **changes}.items() if text is not None}
+        return FolderSource(files=files, **fields)
 
     return make
 
@@ -128,4 +129,21 @@ def tiny(source_of: Callable[..., FolderSource]) -> FolderSource:
     return source_of()
 
 
-__all__ = ["TINY", "FolderSource", "layout", "write_tree"]
+@dataclass(frozen=True)
+class Reference:
+    """Everything the tiny package gives, made once; others compare with its first lines."""
+
+    cache: Path
+    out: Path
+    made: Made
+
+    def head(self, n: int) -> bytes:
+        return b"".join(self.out.read_bytes().splitlines(keepends=True)[:n])
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    folder = tmp_path_factory.mktemp("reference")
+    source, out = FolderSource(files=TINY), folder / "all.jsonl"
+    made = asyncio.run(make(source, out, 99, cache=folder / "cache", per_function=99, judge_seconds=2.0))
+    return Reference(folder / "cache", out, made)

@@ -10,7 +10,7 @@ from typing import Any
 
 from turnstile.errors import TaskError
 from turnstile.tasks.swe import mutate
-from turnstile.tasks.swe.source import Package, Progress, fetch
+from turnstile.tasks.swe.source import Package, Progress, cache_root, fetch
 from turnstile.types import JSON, Task
 
 ENV = "swe"
@@ -93,8 +93,8 @@ def read_source(path: Path) -> str:
 
 
 @lru_cache(maxsize=256)
-def _fetch(source: str, requires: tuple[str, ...]) -> Package:
-    return fetch(source, requires=requires)
+def _fetch(source: str, requires: tuple[str, ...], cache: Path) -> Package:
+    return fetch(source, requires=requires, cache=cache)
 
 
 def package_of(task: Task | Bug) -> Package:
@@ -104,7 +104,7 @@ def package_of(task: Task | Bug) -> Package:
     replaced by `Bug.bugged_text(package)`.
     """
     bug = task if isinstance(task, Bug) else Bug.of(task)
-    package = _fetch(bug.source, bug.requires)
+    package = _fetch(bug.source, bug.requires, cache_root())
     if not package.digest.startswith(bug.digest):
         raise TaskError(f"{bug.source}: the source tree differs from the one the task was made from; make it again")
     return package

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnstile.errors import TaskError
+from turnstile.tasks.base import load_tasks, write_tasks
+from turnstile.tasks.swe import make as making
+from turnstile.tasks.swe.instance import Bug, package_of, packages_of
+from turnstile.tasks.swe.make import DEMO_FILTER, Filter, Made, Progress, make
+from turnstile.tasks.swe.prepare import Step, check, prepare
+from turnstile.tasks.swe.profile import profile
+from turnstile.tasks.swe.source import fetch
+from turnstile.types import Task
+
+ALL: Mapping[str, Any] = {"per_function": 99, "judge_seconds": 2.0}
+
+
+@pytest.fixture
+def made(reference: Any, monkeypatch: pytest.MonkeyPatch) -> Made:
+    monkeypatch.setenv("TURNSTILE_CACHE", str(reference.cache))
+    return reference.made
+
+
+def test_bugs_that_the_tests_notice_are_kept(made: Made, reference: Any) -> None:
+    bugs = {task.id: Bug.of(task) for task in made.tasks}
+    assert load_tasks(reference.out) == list(made.tasks)
+    assert made.exhausted
+    assert {bug.function for bug in bugs.values()} == {"clamp", "digits"}  # `unused` is not called by any test
+    bug = bugs["tiny-1.0/tiny.clamp/l9-minmax-0"]
+    assert (bug.old, bug.new, bug.buggy, bug.fixed) == ("min", "max", "return max(", "return min(")
+    assert (bug.file, bug.line, bug.col) == ("src/tiny/__init__.py", 9, 11)
+    assert (bug.shown, bug.hidden, bug.shown_lines()) == ((4, 9), (5, 6), [4, 7, 8, 9])
+    assert set(bug.f2p) == {"tests/test_tiny.py::test_clamp[5-5]", "tests/test_tiny.py::test_clamp[12-10]"}
+    assert bug.p2p == ("tests/test_tiny.py::test_clamp[-1-0]",)
+    assert bug.message.startswith("assert ")
+    assert (bug.licence, bug.requires, bug.kind, bug.unique) == ("MIT License", (), "minmax", True)
+
+
+def test_others_are_rejected_with_a_reason(made: Made, reference: Any) -> None:
+    side = [json.loads(line) for line in Path(f"{reference.out}.rejected.jsonl").read_text().splitlines()]
+    reasons = {record["id"]: record["why"] for record in side}
+    assert made.rejected == Counter(reasons.values())
+    assert {reasons[name] for name in reasons if "/tiny.nothing/" in name} == {"survives"}
+    assert reasons["tiny-1.0/tiny.digits/l14-compare-0"] == "hangs or crashes"  # while n < 9
+    assert not set(reasons) & {task.id for task in made.tasks}
+
+
+async def test_every_task_checks_out_and_its_fix_repairs(made: Made) -> None:
+    for task in made.tasks[::6]:
+        bug, package = Bug.of(task), package_of(task)
+        await check(task, package)
+        bugged, pristine = bug.bugged_text(package), bug.pristine_text(package)
+        assert bugged != pristine
+        line = bugged.split("\n")[bug.line - 1]
+        assert line.replace(bug.buggy, bug.fixed, 1) == pristine.split("\n")[bug.line - 1]
+    assert set(packages_of(made.tasks)) == {"tiny-1.0"}
+
+
+async def test_the_number_of_workers_changes_nothing(made: Made, reference: Any, tmp_path: Path) -> None:
+    await make("pypi:tiny==1.0", tmp_path / "one.jsonl", 2, workers=1, **ALL)
+    assert (tmp_path / "one.jsonl").read_bytes() == reference.head(2)
+
+
+async def test_a_larger_number_adds_to_the_file(
+    made: Made, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.jsonl"
+    first = await make("pypi:tiny==1.0", out, 1, **ALL)
+    assert (len(first.tasks), first.added, first.exhausted) == (1, 1, False)
+    more = await make("pypi:tiny==1.0", out, 2, **ALL)
+    assert (len(more.tasks), more.added) == (2, 1)
+    assert out.read_bytes() == reference.head(2)
+
+    async def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("nothing is left to judge")
+
+    monkeypatch.setattr(making, "run_tests", never)
+    assert (await make("pypi:tiny==1.0", out, 2, **ALL)).added == 0
+
+
+def test_a_killed_run_goes_on_where_it_stopped(made: Made, reference: Any, tmp_path: Path) -> None:
+    out = tmp_path / "killed.jsonl"
+    code = (
+        "import asyncio, sys; from turnstile.tasks.swe.make import make; "
+        f"asyncio.run(make('pypi:tiny==1.0', sys.argv[1], 3, workers=1, **{dict(ALL)}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(out)], env={**os.environ, "TMPDIR": str(tmp_path)})
+    while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n") >= 1):
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    with out.open("ab") as file:
+        file.write(b'{"id": "tiny-1.0/torn')
+    resumed = asyncio.run(make("pypi:tiny==1.0", out, 3, workers=1, **ALL))
+    assert 0 < resumed.added < 3
+    assert out.read_bytes() == reference.head(3)
+
+
+async def test_functions_take_turns_and_are_capped(made: Made, tmp_path: Path) -> None:
+    capped = await make("pypi:tiny==1.0", tmp_path / "out.jsonl", 99, per_function=1, judge_seconds=2.0)
+    assert sorted(Bug.of(task).function for task in capped.tasks) == ["clamp", "digits"]
+    assert capped.exhausted
+
+
+async def test_kinds_take_turns_within_a_function(made: Made) -> None:
+    package = fetch("pypi:tiny==1.0")
+    rows = making.candidates(package, await profile(package), 0, Filter(), 30)
+    for row in rows:
+        kinds = [candidate.mutant.kind for candidate in row]
+        different = len(set(kinds))
+        assert len(set(kinds[:different])) == different
+    assert rows == making.candidates(package, await profile(package), 0, Filter(), 30)
+    assert rows != making.candidates(package, await profile(package), 1, Filter(), 30)
+
+
+async def test_only_what_is_wanted_is_tried(made: Made, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    wanted = Filter(kinds=("minmax", "int"), max_line=20, max_shown=5)
+    few = await make("pypi:tiny==1.0", tmp_path / "out.jsonl", 99, wanted=wanted, progress=seen.append)
+    assert few.tasks == ()  # the line with min() has 23 characters, digits shows 6 lines
+    assert few.rejected == {"survives": 3}  # those of `nothing`
+    assert [report.stage for report in seen] == [*["validate"] * 3, "done"]
+    assert (seen[-1].judged, seen[-1].candidates) == (3, 3)
+    with pytest.raises(TaskError, match="unknown bug kind 'typo'"):
+        Filter(kinds=("typo",))
+
+
+async def test_a_file_of_several_packages(tiny: Any, source_of: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    write_tasks(out, [Task(id="other-1/x", env="swe")])
+    await make(tiny, out, 1, **ALL)
+    second = await make(source_of(version="2.0"), out, 1, **ALL)
+    assert [task.id.split("/")[0] for task in load_tasks(out)] == ["other-1", "tiny-1.0", "tiny-2.0"]
+    assert len(second.tasks) == 1
+
+
+def test_messages_do_not_depend_on_the_run() -> None:
+    assert making._steady("<A object at 0x7f11aa22bb>") == "<A object at 0x...>"
+    assert making._steady("no '/tmp/turnstile-make-x1/copy0/src/a.py' in") == "no 'src/a.py' in"
+
+
+async def test_prepare_fetches_and_tries_a_sample(made: Made) -> None:
+    steps: list[Step] = []
+    ready = await prepare(made.tasks, sample=2, progress=steps.append)
+    assert list(ready.packages) == ["tiny-1.0"]
+    assert len(ready.checked) == 2
+    assert [(step.stage, step.done) for step in steps][-1] == ("check", 2)
+    assert (steps[0].stage, steps[0].done, steps[0].total) == ("fetch", 0, 1)
+
+
+async def test_prepare_refuses_a_task_that_does_not_behave(made: Made) -> None:
+    task = made.tasks[0]
+    bug = Bug.of(task)
+    for change, says in (
+        ({"f2p": ["tests/test_tiny.py::test_broken"]}, "does not pass on the unchanged pypi:tiny==1.0 here"),
+        ({"f2p": ["tests/test_tiny.py::gone"]}, r"does not pass .* \(it is not there\)"),
+        ({"f2p": ["tests/test_tiny.py::test_nothing"]}, "passes with the bug"),
+        ({"digest": "f" * 16}, "the source tree differs"),
+        ({"col": bug.col + 1}, "is not the file the task was made from"),
+    ):
+        with pytest.raises(TaskError, match=says):
+            await prepare([Task(id="t", env="swe", data={**task.data, **change})])
+
+
+def test_the_demo_filter_is_what_the_docs_say() -> None:
+    assert (DEMO_FILTER.max_line, DEMO_FILTER.max_shown, DEMO_FILTER.unique) == (56, 12, True)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnstile.errors import TaskError
+from turnstile.tasks.swe.profile import Profile, copy_tree, profile, run_tests
+from turnstile.tasks.swe.source import fetch
+
+SourceOf = Callable[..., Any]
+CLAMP, DIGITS, UNUSED, NOTHING = (f"src/tiny/__init__.py:{line}" for line in (4, 12, 20, 24))
+
+
+async def test_stable_tests_and_what_they_call(tiny: Any) -> None:
+    package = fetch(tiny)
+    said: list[str] = []
+    measured = await profile(package, progress=said.append)
+    assert said == ["running the tests of tiny-1.0 (1 of 2)", "running the tests of tiny-1.0 (2 of 2)"]
+    assert measured.collected == 9
+    assert set(measured.unstable) == {"tests/test_tiny.py::test_broken", "tests/test_flaky.py::test_skipped"}
+    clamp = [f"tests/test_tiny.py::test_clamp[{case}]" for case in ("-1-0", "12-10", "5-5")]
+    assert measured.covering[CLAMP] == tuple(clamp)
+    assert measured.covering[DIGITS] == ("tests/test_tiny.py::test_digits",)
+    assert UNUSED not in measured.covering
+    assert all(function.startswith("src/tiny/") for function in measured.covering)
+    assert "tests/test_flaky.py::test_expected" in measured.seconds  # an expected failure is a pass
+    assert not list(package.tree.rglob("__pycache__"))
+    again = await profile(package, progress=said.append)
+    assert again == measured
+    assert len(said) == 2  # from the cache
+
+
+async def test_a_torn_profile_is_measured_again(tiny: Any) -> None:
+    package = fetch(tiny)
+    measured = await profile(package)
+    (path,) = package.tree.parent.glob("profile-*.json")
+    path.write_text(path.read_text()[:99])
+    assert (await profile(package)).covering == measured.covering
+    record = json.loads(path.read_text())
+    assert record["digest"] == package.digest
+
+
+async def test_a_test_that_passes_once_is_not_stable(source_of: SourceOf, tmp_path: Path) -> None:
+    flaky = f"""
+        import pathlib
+        def test_first_time_only():
+            marker = pathlib.Path({str(tmp_path / "marker")!r})
+            seen = marker.exists()
+            marker.write_text("")
+            assert not seen
+    """
+    measured = await profile(fetch(source_of({"tests/test_flaky.py": flaky})))
+    assert "tests/test_flaky.py::test_first_time_only" in measured.unstable
+    assert "tests/test_flaky.py::test_first_time_only" not in measured.seconds
+
+
+async def test_a_suite_that_hangs_is_refused_and_leaves_no_process(source_of: SourceOf, tmp_path: Path) -> None:
+    hang = f"""
+        import os, pathlib, subprocess, sys
+        def test_hang():
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            pathlib.Path({str(tmp_path / "pids")!r}).write_text(f"{{os.getpid()}} {{child.pid}}")
+            child.wait()
+    """
+    package = fetch(source_of({"tests/test_tiny.py": hang}))
+    with pytest.raises(TaskError, match=r"pypi:tiny==1\.0: its tests did not end within 3 s"):
+        await profile(package, seconds=3)
+    for pid in (tmp_path / "pids").read_text().split():
+        wait_until_gone(Path(f"/proc/{pid}/stat"))
+
+
+def wait_until_gone(stat: Path) -> None:
+    """Returns when a process is no more, or is dead and only not yet waited for by its parent."""
+    while stat.exists():
+        try:
+            if stat.read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except OSError:
+            return  # it went between the two looks
+        time.sleep(0.01)
+
+
+async def test_a_suite_that_cannot_be_imported_is_refused(source_of: SourceOf) -> None:
+    broken = "import no_such_module\n"
+    package = fetch(source_of({"tests/test_tiny.py": broken, "tests/test_flaky.py": None}))
+    with pytest.raises(TaskError, match=r"none of its 0 tests passes here; the first problem: .*no_such_module"):
+        await profile(package)
+
+
+async def test_a_suite_without_a_passing_test_is_refused(source_of: SourceOf) -> None:
+    package = fetch(source_of({"tests/test_tiny.py": "def test_a():\n    assert 0\n", "tests/test_flaky.py": None}))
+    with pytest.raises(TaskError, match="none of its 1 tests passes here"):
+        await profile(package)
+
+
+async def test_the_package_settings_and_the_callers_environment_stay_out(
+    source_of: SourceOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "1")
+    check = """
+        import os
+        def test_environment():
+            assert "SECRET" not in os.environ
+            assert os.environ["TZ"] == "UTC"
+    """
+    package = fetch(
+        source_of({"setup.cfg": "[tool:pytest]\naddopts = --no-such-option\n", "tests/test_flaky.py": check})
+    )
+    run = await run_tests(
+        package, copy_tree(package, tmp_path / "copy"), nodes=["tests/test_flaky.py::test_environment"]
+    )
+    assert run is not None
+    assert {node: result.outcome for node, result in run.results.items()} == {
+        "tests/test_flaky.py::test_environment": "passed"
+    }
+
+
+async def test_messages_are_one_line(tiny: Any, tmp_path: Path) -> None:
+    package = fetch(tiny)
+    run = await run_tests(package, copy_tree(package, tmp_path / "c"), nodes=["tests/test_tiny.py::test_broken"])
+    assert run is not None
+    assert run.results["tests/test_tiny.py::test_broken"].message == "assert 1 == 99"
+
+
+def test_the_most_specific_quick_tests_judge_first() -> None:
+    measured = Profile(
+        seconds={"a": 0.1, "b": 0.2, "c": 9.0, "d": 0.1},
+        covering={"m.py:1": ("a", "b", "c", "d"), "m.py:9": ("a",), "m.py:5": ("a", "d")},
+        collected=4,
+        unstable=(),
+    )
+    assert measured.tests_of("m.py", (1, 4), 9) == ("b", "d", "a", "c")
+    assert measured.tests_of("m.py", (1, 4), 2) == ("b", "d")
+    assert measured.tests_of("m.py", (2, 4), 2) == ()
