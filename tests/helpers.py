@@ -158,8 +158,7 @@ class FolderSource:
 
 
 def bug_task(cache: Path) -> Task:
-    """A task in the package `tinyrange`, put into `cache` ($TURNSTILE_CACHE must name it): `value < low` reads
-    `value > low`."""
+    """A task in the package `tinyrange`, put into the package cache `cache`: `value < low` reads `value > low`."""
     package = fetch(FolderSource(), cache=cache)
     file = "tinyrange/__init__.py"
     text = (package.tree / file).read_text(encoding="utf-8")

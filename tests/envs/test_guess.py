@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from turnstile.envs.check import check_env
-from turnstile.envs.guess import GuessEnv, guess_tasks
+from turnstile.envs.guess import GuessEnv, demonstrate, guess_tasks
 from turnstile.errors import ConfigError
 from turnstile.types import Message, Task, ToolCall
 
@@ -66,6 +68,19 @@ async def test_secrets_come_from_seeds():
                 secrets.add(number)
     assert secrets == set(range(1, 16))
     assert guess_tasks(3, seed=1) == guess_tasks(3, seed=1) != guess_tasks(3, seed=2)
+
+
+async def test_demonstrations_follow_the_answers():
+    won = 0
+    for number, task in enumerate(guess_tasks(40)):
+        env = GuessEnv()
+        await env.reset(task)
+        steps = demonstrate(task, random.Random(number))
+        answers = [await env.step(step.message) for step in steps]
+        assert all(answer.signals["consistent"] for answer in answers)
+        assert answers[-1].terminated or len(steps) == 5
+        won += answers[-1].terminated
+    assert 20 < won <= 40
 
 
 async def test_keeps_the_promises_of_an_environment():

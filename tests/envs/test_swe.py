@@ -7,16 +7,24 @@ import random
 
 import pytest
 
-from helpers import bug_task
+from helpers import bug_task, family_tokenizer
+from turnstile.agents.base import Scaffold
+from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.agents.parsing.lines import LineParser
+from turnstile.agents.renderer import ChatRenderer, LinesRenderer
+from turnstile.engines.scripted import ScriptedEngine
 from turnstile.envs.check import check_env
 from turnstile.envs.swe import TOOLS, SweEnv
 from turnstile.errors import TaskError
+from turnstile.rollout.episode import Attempt, play
+from turnstile.rollout.episode import Limits as EpisodeLimits
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
+from turnstile.tasks.demo import call
+from turnstile.tasks.swe import source
 from turnstile.tasks.swe.grader import Grader
-from turnstile.tasks.swe.oracle import call, demonstrate, oracle, random_agent
-from turnstile.types import Message, Task, ToolCall
+from turnstile.tasks.swe.oracle import demonstrate, oracle, random_agent
+from turnstile.types import Message, Sampling, Stop, Task, ToolCall
 
 VIEW = """\
 def clamp(self, value, low, high):
@@ -31,7 +39,7 @@ def clamp(self, value, low, high):
 def task(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TURNSTILE_CACHE", str(cache))
+        patch.setattr(source, "cache_root", lambda: cache)
         yield bug_task(cache)
 
 
@@ -226,6 +234,28 @@ async def test_every_demonstration_solves_its_task_through_the_line_syntax(grade
     for step, answer in zip(steps, seen, strict=True):
         assert step.trainable or answer.signals["command"] == "fix"
         assert answer.signals["succeeded"] or not step.trainable
+
+
+@pytest.mark.parametrize("scaffold", ["lines", "qwen3", "smollm2", "llama3"])
+async def test_the_oracle_plays_through_every_scaffold(grader, task, smollm2, scaffold):
+    if scaffold == "lines":
+        agent = Scaffold(LinesRenderer(smollm2), LineParser())
+    else:
+        tokenizer, template = (smollm2, None) if scaffold == "smollm2" else family_tokenizer(scaffold)
+        agent = Scaffold(ChatRenderer(tokenizer, template=template), HermesParser())
+    act = oracle(task)
+    engine = ScriptedEngine(agent.renderer, lambda session, turn, prompt: agent.parser.write(act(()), TOOLS))
+    played = await play(
+        task, Attempt(group="g", number=0, seed=0), env=SweEnv(grader=grader), engine=engine,
+        session=engine.open("g"), scaffold=agent, sampling=Sampling(), limits=EpisodeLimits(),
+    )  # fmt: skip
+    assert played.stop is Stop.SUBMITTED
+    assert played.signals["resolved"]
+    assert [turn.signals["command"] for turn in played.turns] == ["view", "fix", "run", "submit"]
+    assert [turn.fresh for turn in played.turns] == [False] * 4
+    text = smollm2.decode([i for turn in played.turns[1:] for i in turn.context_ids])
+    for said in ("def clamp(self", "ok: if value < low:", "all 3 tests pass"):
+        assert said in text
 
 
 def test_demonstrations_take_every_form(task):

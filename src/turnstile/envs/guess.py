@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from turnstile.envs.base import Start, Step
 from turnstile.errors import ConfigError
+from turnstile.tasks.demo import DemoStep, call
 from turnstile.types import JSON, Message, Task, ToolSpec
 
 
@@ -14,6 +15,23 @@ def guess_tasks(count: int, *, seed: int = 0) -> list[Task]:
     """`count` games, each with a secret of its own."""
     draw = random.Random(f"guess/{seed}")
     return [Task(id=f"guess-{seed}-{i}", env="guess", seed=draw.getrandbits(31)) for i in range(count)]
+
+
+def demonstrate(task: Task, rng: random.Random, *, low: int = 1, high: int = 15, rounds: int = 5) -> list[DemoStep]:
+    """A game that only ever guesses what the answers still allow, drawn by `rng`; it need not be won."""
+    secret = _secret(task, low, high)
+    steps: list[DemoStep] = []
+    while len(steps) < rounds:
+        number = rng.randint(low, high)
+        steps.append(DemoStep(message=call("guess", number=number)))
+        if number == secret:
+            break
+        low, high = (number + 1, high) if number < secret else (low, number - 1)
+    return steps
+
+
+def _secret(task: Task, low: int, high: int) -> int:
+    return int(task.data.get("secret", random.Random(task.seed).randint(low, high)))
 
 
 class GuessEnv:
@@ -38,7 +56,7 @@ class GuessEnv:
 
     async def reset(self, task: Task) -> Start:
         self._task = task
-        self._secret = int(task.data.get("secret", random.Random(task.seed).randint(self._low, self._high)))
+        self._secret = _secret(task, self._low, self._high)
         self._least, self._most = self._low, self._high  # what the answers so far allow
         self._used, self._guessed, self._found = 0, False, False
         prompt = f"Find the number from {self._low} to {self._high}."

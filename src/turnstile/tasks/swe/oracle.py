@@ -8,15 +8,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from turnstile.agents.parsing.lines import CALL_ID
 from turnstile.errors import TaskError
+from turnstile.tasks.demo import Agent, DemoStep, call
 from turnstile.tasks.swe.instance import Bug, package_of
-from turnstile.types import JSON, Message, Task, ToolCall
-
-Agent = Callable[[Sequence[Message]], Message]
-"""The messages since the agent's last action (at first: the prompt) -> its next action."""
+from turnstile.types import Message, Task
 
 _TOKEN = re.compile(r"\w+|->|==|!=|<=|>=|//|\*\*|[-+*/%]=|[^\w\s]")
 _SLIPS = {
@@ -24,14 +20,6 @@ _SLIPS = {
     "-": ("+",), "*": ("+",), "and": ("or",), "or": ("and",), "True": ("False",), "False": ("True",),
     "min": ("max",), "max": ("min",), "any": ("all",), "all": ("any",), "0": ("1",), "1": ("0", "2"), "2": ("1",),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DemoStep:
-    """One action of a demonstration; one that is not `trainable` is shown, never taught."""
-
-    message: Message
-    trainable: bool = True
 
 
 def demonstrate(
@@ -81,11 +69,6 @@ def random_agent(task: Task, rng: random.Random) -> Agent:
         return _fix(*edit) if edit else call("view" if name == "fix" else name)
 
     return act
-
-
-def call(name: str, **arguments: JSON) -> Message:
-    """An assistant's message with one tool call."""
-    return Message(role="assistant", tool_calls=(ToolCall(id=CALL_ID, name=name, arguments=arguments),))
 
 
 def _fix(old: str, new: str) -> Message:
