@@ -1,6 +1,6 @@
 """The task files of the demo: which packages they are made of, and the command that makes them.
 
-    python -m turnstile.tasks.swe.demo data/demo
+    python -m turnstile.tasks.swe.demo_files data/demo
 
 Training and held-out tasks share no package. Killed and started again, it goes on where it stopped.
 """
@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from turnstile.errors import TurnstileError
 from turnstile.tasks.base import write_tasks
+from turnstile.tasks.swe.instance import Bug, package_of
 from turnstile.tasks.swe.make import DEMO_FILTER, Progress, make
-from turnstile.tasks.swe.source import cache_root
+from turnstile.tasks.swe.source import Package, cache_root
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task
 
@@ -60,19 +63,18 @@ async def make_demo(
     held_out: Sequence[Ingredient] = HELD_OUT,
     progress: Callable[[Progress], None] = lambda report: None,
 ) -> tuple[int, int]:
-    """Writes `train.jsonl` and `heldout.jsonl` into `folder`; gives how many tasks each holds.
+    """Writes `train.jsonl`, `heldout.jsonl` and `NOTICE.md` into `folder`; gives how many tasks each file holds.
 
     The tasks of each package are kept in the cache until then. Raises TaskError as `make` does.
     """
-    counts = []
+    found: dict[str, list[Task]] = {}
     for name, ingredients in (("train", train), ("heldout", held_out)):
-        tasks: list[Task] = []
+        found[name] = []
         for item in ingredients:
             file = item.source.partition(":")[2].replace("==", "-")
-            out = cache_root() / "demo" / f"seed-{seed}" / f"{file}.jsonl"
             made = await make(
                 item.source,
-                out,
+                cache_root() / "demo" / f"seed-{seed}" / f"{file}.jsonl",
                 item.n,
                 seed,
                 wanted=DEMO_FILTER,
@@ -80,9 +82,51 @@ async def make_demo(
                 extra=item.extra,
                 progress=progress,
             )
-            tasks += made.tasks
-        counts.append(write_tasks(folder / f"{name}.jsonl", mixed(tasks, seed)))
-    return counts[0], counts[1]
+            found[name] += made.tasks
+        write_tasks(folder / f"{name}.jsonl", mixed(found[name], seed))
+    (folder / "NOTICE.md").write_text(notice(found, seed), encoding="utf-8")
+    return len(found["train"]), len(found["heldout"])
+
+
+def notice(found: Mapping[str, Sequence[Task]], seed: int) -> str:
+    """What the task files hold of whose work, under which licence, and the command that made them."""
+    rows, rights = [], []
+    for name, tasks in found.items():
+        counts = Counter(Bug.of(task).label for task in tasks)
+        for label, bug in {Bug.of(task).label: Bug.of(task) for task in tasks}.items():
+            rows.append(f"| {name}.jsonl | {bug.package} | {bug.version} | {bug.licence} | {counts[label]} |")
+            rights.append(f"- {bug.package}: {'; '.join(copyrights(package_of(bug))) or 'see its licence'}")
+    return _NOTICE.format(rows="\n".join(rows), rights="\n".join(sorted(rights)), seed=f" --seed {seed}" * bool(seed))
+
+
+_NOTICE = """# What these task files contain
+
+Each line of `train.jsonl` and `heldout.jsonl` describes one bug: where in a released package one token is to be
+replaced, fragments of that one source line before and after (at most 56 characters), the names of the package's
+tests that notice, and the first line of what the first of them says. No file and no function of the packages is
+contained; their source distributions are fetched from the package index when the tasks are used.
+
+| file | package | version | licence | tasks |
+|---|---|---|---|---|
+{rows}
+
+The packages belong to their authors:
+
+{rights}
+
+Made by `python -m turnstile.tasks.swe.demo_files data/demo{seed}`; each package alone by
+`turnstile tasks make pypi:NAME==VERSION --small --out FILE -n N`. The training and held-out packages are
+disjoint; lines are in an order drawn from the task's id, so the first N of a file are a fair sample.
+"""
+
+
+def copyrights(package: Package) -> list[str]:
+    """The copyright lines of the package's licence file."""
+    if package.licence_file is None:
+        return []
+    text = (package.tree / package.licence_file).read_text(encoding="utf-8", errors="replace")
+    lines = (" ".join(line.split()).rstrip(".") for line in text.splitlines())
+    return [line for line in lines if re.match(r"(copyright\b.*(\(c\)|©|\d{4})|(\(c\)|©) *\d{4})", line, re.IGNORECASE)]
 
 
 def main() -> None:
