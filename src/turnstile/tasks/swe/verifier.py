@@ -20,6 +20,7 @@ import json
 import os
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -45,17 +46,15 @@ FLAGS = (
 )
 WORST_FIRST = ("error", "failed", "skipped", "xfailed", "xpassed", "passed")
 MANY = 50  # node ids past which collecting whole files and choosing is quicker than asking for each
+EXPLAINED = "AssertionError: assert "
 LONGEST = 300  # characters of a message
 Emit = Callable[..., None]
 
 
 def summary(error: BaseException) -> str:
-    """The first line of an exception, as a traceback's last line gives it."""
-    text = str(error).strip().partition("\n")[0]
-    name = type(error).__name__
-    if isinstance(error, AssertionError) and text.startswith("assert "):
-        return text[:LONGEST]  # an assertion that pytest has explained says what it is
-    return (f"{name}: {text}" if text else name)[:LONGEST]
+    """The first line of an exception, as a traceback ends with it; an assertion explained by pytest without its name."""
+    text = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
+    return text.removeprefix("AssertionError: ")[:LONGEST] if text.startswith(EXPLAINED) else text[:LONGEST]
 
 
 class Canary(pytest.Item):
@@ -94,9 +93,11 @@ class Recorder:
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
         report: pytest.CollectReport = yield  # type: ignore[assignment]
         if report.failed:
-            error = report.call.excinfo.value if getattr(report, "call", None) else None
-            text = summary(error) if error is not None and str(error) else last_line(str(report.longrepr))
-            self.emit(event="collect", id=collector.nodeid, message=text)
+            call = getattr(report, "call", None)
+            error = None if call is None or call.excinfo is None else call.excinfo.value
+            if isinstance(error, pytest.Collector.CollectError):
+                error = None  # its text is a traceback that pytest has rendered
+            self.emit(event="collect", id=collector.nodeid, message=message_of(error, report.longrepr))
         return report  # type: ignore[return-value]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -109,7 +110,7 @@ class Recorder:
         report: pytest.TestReport = yield  # type: ignore[assignment]
         if report.failed and not self._message:
             error = None if call.excinfo is None else call.excinfo.value
-            self._message = last_line(str(report.longrepr)) if error is None else summary(error)
+            self._message = message_of(error, report.longrepr)
         return report  # type: ignore[return-value]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -135,8 +136,11 @@ def outcome_of(report: pytest.TestReport) -> str:
     return "failed" if report.when == "call" else "error"
 
 
-def last_line(text: str) -> str:
-    lines = [line.removeprefix("E").strip() for line in text.strip().splitlines() if line.strip()]
+def message_of(error: BaseException | None, rendered: object) -> str:
+    """What went wrong, in a line: of the exception, or of what pytest has made of it."""
+    if error is not None:
+        return summary(error)
+    lines = [line.removeprefix("E  ").strip() for line in str(rendered).splitlines() if line.strip()]
     return lines[-1][:LONGEST] if lines else ""
 
 
