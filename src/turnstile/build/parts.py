@@ -137,20 +137,18 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> set[
     return found
 
 
+def make_sampling(recipe: Recipe) -> Sampling:
+    """How turns are sampled, as `[sampling]` says it; stop strings and seeds come with each request."""
+    return Sampling(**recipe.sampling.model_dump())
+
+
 def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine, context: int) -> Player:
-    sampling = recipe.sampling
     episode = recipe.episode
     return Player(
         make_env=world.make_env,
         engine=engine,
         scaffold=scaffold,
-        sampling=Sampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            max_tokens=sampling.max_tokens,
-        ),
+        sampling=make_sampling(recipe),
         limits=Limits(
             turns=episode.turns,
             tokens=episode.tokens,
@@ -196,7 +194,8 @@ def make_learner(recipe: Recipe, agent: Agent) -> Learner:
     return Learner(agent.model, parameters, plan)
 
 
-def make_objective(recipe: Recipe, sampling: Sampling) -> Objective:
+def make_objective(recipe: Recipe) -> Objective:
+    """The loss, its token weights and the regularisers of RL."""
     regularizers: list[tuple[float, TokenLoss]] = []
     for kind in recipe.regularizers:
         knobs = kind.knobs
@@ -209,7 +208,7 @@ def make_objective(recipe: Recipe, sampling: Sampling) -> Objective:
         loss=bind("loss", recipe.loss, given=("logprobs", "batch")),
         weigh=bind("weights", recipe.weights, given=("rows",)),
         regularizers=tuple(regularizers),
-        sampling=sampling,
+        sampling=make_sampling(recipe),
     )
 
 

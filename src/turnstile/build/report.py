@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from turnstile.build.run_folder import read_results
+from turnstile.build.session import read_costs
 from turnstile.config import Recipe
+from turnstile.evaluation.metrics import EpisodeResult
+from turnstile.evaluation.plots import curves, one_run
 from turnstile.evaluation.replay import Shown
-from turnstile.evaluation.report import ReportData, write_report
+from turnstile.evaluation.report import ReportData, with_heldout, write_report
 from turnstile.rollout.record import read_record
 from turnstile.tracking.jsonl import read_metrics
 from turnstile.types import Task
@@ -26,38 +29,64 @@ SHOWN = 4
 """Episodes to read, before and after."""
 
 
-def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task], timings: Mapping[str, float]) -> Path:
-    """Writes report.html into the run folder and returns its path."""
+def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
+    """Writes report.html and curves.png into the run folder and returns the report's path."""
     results = read_results(run)
     stages = {NAMES.get(name, name): results[name] for name in sorted(results, key=_order)}
     resolved = json.loads((run / "resolved.json").read_text(encoding="utf-8"))
     before, after = _episodes(run)
     kinds = Counter(str(task.data.get("kind", "")) for task in train_tasks)
-    total = sum(kinds.values()) or 1
+    costs = read_costs(run)
     pairs = [("after warm start", "after RL"), ("untouched model", "after RL")]
     data = ReportData(
         name=recipe.name,
+        subtitle=", ".join(
+            (recipe.model.id, f"{recipe.rewards.compose} rewards", f"{recipe.credit.kind} credit", f"seed {recipe.seed}")
+        ),
         stages=stages,
         pairs=[pair for pair in pairs if set(pair) <= set(stages)],
         metrics=read_metrics(run),
+        heldout={step: NAMES.get(name, name) for step, name in _held_out_at(recipe, results).items()},
         before=before,
         after=after,
-        training_kinds={kind: count / total for kind, count in kinds.items() if kind},
+        training_kinds={kind: count / len(train_tasks) for kind, count in kinds.items() if kind},
         recipe=resolved["recipe"],
         versions=resolved["versions"],
-        timings=timings,
-        command=f"turnstile train recipes/{recipe.name}.toml",
+        timings=costs["seconds"],
+        memory=costs["memory_mb"],
+        notes=_notes(recipe),
+        command=" ".join(["turnstile", *resolved["command"][1:]]),
     )
+    if data.metrics:
+        (run / "curves.png").write_bytes(curves(one_run(with_heldout(data))))
     return write_report(run, data)
 
 
 def _order(name: str) -> tuple[int, str]:
+    """Baselines, warm start, evaluations in between, the trained model last."""
     known = list(NAMES)
     return (known.index(name) if name in known[:4] else len(known) + (name == "trained"), name)
 
 
+def _held_out_at(recipe: Recipe, results: Mapping[str, Sequence[EpisodeResult]]) -> dict[int, str]:
+    """After which step each evaluation of the model being trained was made."""
+    at = {0: "warmstart", recipe.train.steps: "trained"}
+    at |= {int(name.removeprefix("step-")): name for name in results if name.startswith("step-")}
+    return {step: name for step, name in sorted(at.items()) if name in results}
+
+
+def _notes(recipe: Recipe) -> list[str]:
+    notes = ["One training seed: the intervals tell how the figures vary with the tasks, not with the seed."]
+    if recipe.env.kind == "swe":
+        notes += [
+            "The agent is told which function the bug is in, so what is measured is repair, not search.",
+            "Held out means packages never seen in training; the kinds of bugs are those of training.",
+        ]
+    return notes
+
+
 def _episodes(run: Path) -> tuple[list[Shown], list[Shown]]:
-    """The same tasks before and after RL, those that turned out differently first."""
+    """The same tasks before and after RL, those that gained most first."""
     played: dict[str, dict[str, Shown]] = {"warmstart": {}, "trained": {}}
     for entry in read_record(run, phase="eval"):
         if entry.label in played:

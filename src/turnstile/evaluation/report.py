@@ -85,12 +85,17 @@ def render(data: ReportData) -> str:
 
 
 def _curves(data: ReportData) -> str:
-    marks = [{"step": step, **to_metrics(data.stages[name])} for step, name in data.heldout.items()]
-    runs = data.runs or one_run([*data.metrics, *marks])
+    runs = data.runs or one_run(with_heldout(data))
     if not data.runs and not data.metrics:
         return ""
     alt = "Rates, rewards, gates, turns and seconds by training step"
     return wide(f"<div class='sheet'>{picture(curves(runs), curves(runs, theme='dark'), alt)}</div>")
+
+
+def with_heldout(data: ReportData) -> Rows:
+    """The rows a run logged, with its held-out evaluations among them."""
+    marks = [{"step": step, **to_metrics(data.stages[name])} for step, name in data.heldout.items()]
+    return [*data.metrics, *marks]
 
 
 def _notes(data: ReportData) -> str:

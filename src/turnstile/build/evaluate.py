@@ -1,0 +1,109 @@
+"""`turnstile eval`: held-out episodes of a model, a run's last weights, or a policy that is no model."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from turnstile.build.kinds import bind
+from turnstile.build.parts import (
+    for_evaluation,
+    make_agent,
+    make_player,
+    make_scaffold,
+    make_scorer,
+    make_trackers,
+    make_world,
+    read_tasks,
+)
+from turnstile.build.scripts import play_policy
+from turnstile.build.session import counter
+from turnstile.config import Kind, Recipe
+from turnstile.errors import ConfigError
+from turnstile.evaluation.metrics import EpisodeResult, from_group
+from turnstile.lookup import nearest
+from turnstile.models.load import load_tokenizer
+from turnstile.rollout.record import Recorder
+from turnstile.tracking.base import Tracker
+from turnstile.trainer import checkpoint
+from turnstile.types import Group, Task
+
+
+def evaluate(
+    recipe: Recipe,
+    *,
+    run: Path | None = None,
+    model: str | None = None,
+    policy: str = "model",
+    samples: int | None = None,
+    limit: int | None = None,
+) -> dict[str, list[EpisodeResult]]:
+    """Plays the recipe's held-out tasks and returns the results by name.
+
+    `policy` is "model" or a name of the recipe's `eval.policies`. The model is `model`, else the last
+    checkpoint of `run`, else the recipe's own. Episodes go into the record of `run`, where there is one.
+    """
+    return asyncio.run(_evaluate(recipe, run, model, policy, samples or recipe.eval.samples, limit))
+
+
+async def _evaluate(
+    recipe: Recipe, run: Path | None, model: str | None, policy: str, samples: int, limit: int | None
+) -> dict[str, list[EpisodeResult]]:
+    tasks = read_tasks(recipe, "heldout", limit or recipe.eval.tasks)
+    scorer = make_scorer(recipe)
+    name = policy if policy != "model" else model or (_last(run) if run else recipe.model.id)
+    async with AsyncExitStack() as stack:
+        folder = run or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-eval-")))
+        tracker = make_trackers(recipe.model_copy(update={"trackers": (Kind(kind="console"),)}), folder)
+        stack.callback(tracker.close)
+        if policy == "model":
+            groups = await _with_model(stack, recipe, name, tasks, samples, tracker)
+        else:
+            groups = await _with_policy(stack, recipe, policy, tasks, tracker)
+        scores = scorer(groups)
+        if run is not None:
+            recorder = Recorder(run)
+            for group, own in zip(groups, scores, strict=True):
+                recorder.write(0, "eval", group, own, label="again")
+    label = policy if policy != "model" else Path(name).parent.name if run and not model else name
+    return {label: [result for group, own in zip(groups, scores, strict=True) for result in from_group(group, own)]}
+
+
+async def _with_model(
+    stack: AsyncExitStack, recipe: Recipe, name: str, tasks: Sequence[Task], samples: int, tracker: Tracker
+) -> list[Group]:
+    world = make_world(recipe)
+    stack.push_async_callback(world.close)
+    agent = make_agent(recipe, name)
+    player = for_evaluation(recipe, make_player(recipe, world, agent.scaffold, agent.engine, agent.context))
+    done = counter(tracker, "evaluating", len(tasks) * samples)
+    return await player.groups(tasks, samples, label="eval/again", seed=recipe.seed, done=done)
+
+
+async def _with_policy(
+    stack: AsyncExitStack, recipe: Recipe, policy: str, tasks: Sequence[Task], tracker: Tracker
+) -> list[Group]:
+    policies = recipe.eval.policies
+    if policy not in policies:
+        hint = nearest(policy, policies) if policies else "it names none"
+        raise ConfigError(f"eval.policies of this recipe has no {policy!r}; {hint}")
+    bind("policy", Kind(kind=policies[policy]), given=("task", "rng"))
+    world = make_world(recipe)
+    stack.push_async_callback(world.close)
+    scaffold = make_scaffold(recipe, load_tokenizer(recipe.model.id))
+    done = counter(tracker, f"evaluating {policy}", len(tasks))
+    return await play_policy(recipe, world, scaffold, policies[policy], tasks, done)
+
+
+def _last(run: Path) -> str:
+    """The model folder of a run's newest whole checkpoint."""
+    found, complaints = checkpoint.latest(run / "checkpoints")
+    if found is None:
+        why = complaints[0] if complaints else "it was stopped before the first one"
+        raise ConfigError(f"{run} has no checkpoint to evaluate ({why}); name a model with --model")
+    return str(found.model)
+
+
