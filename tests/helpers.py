@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from turnstile.models.load import load_tokenizer
 from turnstile.tasks.swe import mutate
 from turnstile.tasks.swe.instance import Bug
 from turnstile.tasks.swe.source import fetch
@@ -85,13 +85,13 @@ def tiny_llama(
         return LlamaForCausalLM(config).eval()
 
 
-def family_tokenizer(family: str) -> tuple[PreTrainedTokenizerFast, str]:
+def family_tokenizer(smollm2: PreTrainedTokenizerBase, family: str) -> tuple[PreTrainedTokenizerBase, str]:
     """SmolLM2's tokenizer with another family's special tokens added, and a template in that family's style.
 
     The families' own tokenizers differ in everything but where their special tokens stand, which is what the
     layout of a conversation hangs on.
     """
-    tokenizer = load_tokenizer("smollm2-135m")
+    tokenizer = copy.deepcopy(smollm2)
     tokenizer.add_special_tokens({"additional_special_tokens": list(FAMILIES[family])})
     return tokenizer, (TEMPLATES / f"{family}.jinja").read_text(encoding="utf-8")
 
@@ -158,7 +158,8 @@ class FolderSource:
 
 
 def bug_task(cache: Path) -> Task:
-    """A task in the package `tinyrange`, put into the package cache `cache`: `value < low` reads `value > low`."""
+    """A task in the package `tinyrange`, put into `cache` ($TURNSTILE_CACHE must name it): `value < low` reads
+    `value > low`."""
     package = fetch(FolderSource(), cache=cache)
     file = "tinyrange/__init__.py"
     text = (package.tree / file).read_text(encoding="utf-8")

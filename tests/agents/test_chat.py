@@ -25,7 +25,7 @@ WRITTEN = '<tool_call>\n{"name": "look_up", "arguments": {"word": "naïve"}}\n</
 def renderers(smollm2):
     made = {"smollm2": ChatRenderer(smollm2)}
     for family in FAMILIES:
-        tokenizer, template = family_tokenizer(family)
+        tokenizer, template = family_tokenizer(smollm2, family)
         made[family] = ChatRenderer(tokenizer, template=template)
     return made
 

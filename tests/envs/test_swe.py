@@ -21,7 +21,6 @@ from turnstile.rollout.episode import Limits as EpisodeLimits
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.demo import call
-from turnstile.tasks.swe import source
 from turnstile.tasks.swe.grader import Grader
 from turnstile.tasks.swe.oracle import demonstrate, oracle, random_agent
 from turnstile.types import Message, Sampling, Stop, Task, ToolCall
@@ -36,10 +35,10 @@ def clamp(self, value, low, high):
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory):
+def task(tmp_path_factory, smollm2):  # the model's tokenizer is loaded before the cache is another one
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "cache_root", lambda: cache)
+        patch.setenv("TURNSTILE_CACHE", str(cache))
         yield bug_task(cache)
 
 
@@ -241,7 +240,7 @@ async def test_the_oracle_plays_through_every_scaffold(grader, task, smollm2, sc
     if scaffold == "lines":
         agent = Scaffold(LinesRenderer(smollm2), LineParser())
     else:
-        tokenizer, template = (smollm2, None) if scaffold == "smollm2" else family_tokenizer(scaffold)
+        tokenizer, template = (smollm2, None) if scaffold == "smollm2" else family_tokenizer(smollm2, scaffold)
         agent = Scaffold(ChatRenderer(tokenizer, template=template), HermesParser())
     act = oracle(task)
     engine = ScriptedEngine(agent.renderer, lambda session, turn, prompt: agent.parser.write(act(()), TOOLS))
