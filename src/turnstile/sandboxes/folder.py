@@ -99,8 +99,9 @@ class Home:
         parent.mkdir(parents=True, exist_ok=True)
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).resolve()
-        self._lock: IO[str] | None = (self.path / "lock").open("w")
+        self._lock: IO[str] | None = (self.path / "lock.new").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (self.path / "lock.new").rename(self.path / "lock")  # a sweep finds it locked or not at all
         self._numbers = itertools.count()
 
     def new_sandbox(self) -> Path:
@@ -191,20 +192,18 @@ def copy_file(source: str, target: str) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Remove a tree, also one whose folders were made unwritable."""
-
-    def unlock(function: Callable[[str], object], path: str, info: object) -> None:
-        if not os.path.lexists(path):
-            return
-        for each in (os.path.dirname(path), path):
-            if not os.path.islink(each):
-                os.chmod(each, stat.S_IRWXU)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        else:
-            os.unlink(path)
-
-    if folder.exists():
-        shutil.rmtree(folder, onerror=unlock)
+    if not folder.exists():
+        return
+    try:
+        shutil.rmtree(folder)
+    except PermissionError:
+        os.chmod(folder, stat.S_IRWXU)
+        for parent, inner, _ in os.walk(folder):
+            for name in inner:
+                path = os.path.join(parent, name)
+                if not os.path.islink(path):
+                    os.chmod(path, stat.S_IRWXU)
+        shutil.rmtree(folder)
 
 
 def is_inside(top: str, path: str) -> bool:

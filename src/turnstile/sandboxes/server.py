@@ -287,7 +287,8 @@ def enter(request: dict[str, Any], out: int, err: int, fault: int) -> None:
     limits = request["limits"]
     cpu = max(1, int(-(-limits["cpu_seconds"] // 1)))
     cap(resource.RLIMIT_CPU, cpu, cpu + 2)
-    cap(resource.RLIMIT_AS, limits["memory_mb"] << 20)
+    if LINUX:  # elsewhere the kernel refuses it or does not keep it
+        cap(resource.RLIMIT_AS, limits["memory_mb"] << 20)
     cap(resource.RLIMIT_FSIZE, limits["file_mb"] << 20)
     cap(resource.RLIMIT_CORE, 0)
     os.chdir(request["cwd"])

@@ -52,7 +52,7 @@ Emit = Callable[..., None]
 
 
 def summary(error: BaseException) -> str:
-    """The first line of an exception, as a traceback ends with it; an assertion explained by pytest without its name."""
+    """The first line of an exception as a traceback ends with it, less the name where pytest explains an assertion."""
     text = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
     return text.removeprefix("AssertionError: ")[:LONGEST] if text.startswith(EXPLAINED) else text[:LONGEST]
 
