@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from turnstile.cli import evaluate as eval_module
 from turnstile.cli import train as module
 from turnstile.evaluation.metrics import EpisodeResult
 
@@ -87,3 +88,31 @@ def test_eval_knows_a_recipe_from_a_run(cli: Cli, recipe: str) -> None:
     Path("runs/half").mkdir(parents=True)
     assert "it has no resolved.json" in cli("eval", "half").error
     assert "overrides go with a recipe" in cli("eval", "half", "train.steps=1").error
+
+
+def test_eval_asks_for_what_was_said_and_prints_the_table(
+    cli: Cli, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def evaluate(recipe: Any, **how: Any) -> dict[str, list[EpisodeResult]]:
+        seen.update(how, name=recipe.name)
+        return {"oracle": [EpisodeResult(task_id="t", sample=0, completion=True, modification=True, resolution=True)]}
+
+    monkeypatch.setattr(eval_module, "evaluate_policy", evaluate)
+    done = cli("eval", recipe, "--policy", "oracle", "--samples", "2", "--limit", "5")
+    assert seen == {"name": "mine", "run": None, "model": None, "policy": "oracle", "samples": 2, "limit": 5}
+    assert "oracle" in done.out
+
+
+def test_a_dry_run_prints_its_estimate_and_trains_nothing(
+    cli: Cli, recipe: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "dry_run", lambda recipe: {"minutes of RL, at most": 12.345, "device, dtype": "cpu"})
+    done = cli("train", recipe, "--dry-run")
+    assert [line.split() for line in done.out.splitlines()] == [
+        ["dry", "run"],
+        ["minutes", "of", "RL,", "at", "most", "12.35"],
+        ["device,", "dtype", "cpu"],
+    ]
+    assert asked == {}

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from turnstile.build import evaluate as evaluate_policy
+from turnstile.cli.results import print_results
 from turnstile.cli.runs import find_run, recipe_of
 from turnstile.config import load_recipe
 from turnstile.errors import ConfigError
@@ -17,7 +19,9 @@ from turnstile.errors import ConfigError
 @click.option(
     "--model", help="A hub id, a folder or a packaged name; default: the run's last weights, or the recipe's."
 )
-@click.option("--policy", type=click.Choice(["model", "random", "oracle"]), default="model", show_default=True)
+@click.option(
+    "--policy", default="model", show_default=True, help="Or a baseline that the recipe names in eval.policies."
+)
 @click.option("--samples", type=click.IntRange(min=1), help="Episodes for each task; default: the recipe's.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many held-out tasks.")
 def evaluate(
@@ -28,6 +32,5 @@ def evaluate(
     if run is not None and overrides:
         raise ConfigError("overrides go with a recipe; a run is evaluated as it was trained")
     recipe = load_recipe(target, overrides) if run is None else recipe_of(run)
-    from turnstile.build import evaluate as evaluate_policy
-
-    evaluate_policy(recipe, run=run, model=model, policy=policy, samples=samples, limit=limit)
+    results = evaluate_policy(recipe, run=run, model=model, policy=policy, samples=samples, limit=limit)
+    print_results(results)

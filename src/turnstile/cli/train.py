@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.build.train import train as train_run
+from turnstile.build import dry_run
+from turnstile.build import train as train_run
 from turnstile.cli.results import print_results
 from turnstile.cli.runs import run_folder
 from turnstile.config import load_recipe
@@ -41,8 +42,6 @@ def train(
     """
     loaded = load_recipe(recipe, overrides)
     if dry:
-        from turnstile.build import dry_run
-
         _print("dry run", dry_run(loaded))
         return
     folder = run_folder(name, out, loaded)
