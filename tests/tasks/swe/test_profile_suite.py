@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +75,28 @@ async def test_a_suite_that_hangs_is_refused_and_leaves_no_process(source_of: So
         await profile(package, seconds=3)
     for pid in (tmp_path / "pids").read_text().split():
         wait_until_gone(Path(f"/proc/{pid}/stat"))
+
+
+def test_tests_do_not_outlive_the_process_that_runs_them(source_of: SourceOf, tmp_path: Path) -> None:
+    hang = f"""
+        import os, pathlib, time
+        def test_hang():
+            pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(os.getpid()) + " ")
+            time.sleep(600)
+    """
+    fetch(source_of({"tests/test_tiny.py": hang}))
+    code = (
+        "import asyncio; from turnstile.tasks.swe import profile, source; "
+        "asyncio.run(profile.profile(source.fetch('pypi:tiny==1.0')))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
+    pid = tmp_path / "pid"
+    while not (pid.exists() and pid.read_text().endswith(" ")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    wait_until_gone(Path(f"/proc/{pid.read_text().strip()}/stat"))
 
 
 def wait_until_gone(stat: Path) -> None:

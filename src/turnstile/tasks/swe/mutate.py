@@ -13,6 +13,7 @@ import itertools
 import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 KINDS = ("compare", "int", "boolop", "not", "is_in", "arith", "bool", "minmax", "anyall")
 
@@ -267,50 +268,51 @@ class Patch:
 
 def patch(text: str, mutant: Mutant) -> Patch:
     """The bug with one token of context on each side, and more of it until it is unique where that can be."""
-    bugged = apply(text, mutant.line, mutant.col, mutant.old, mutant.new)
-    bugged_lines = source_lines(bugged)
-    line = bugged_lines[mutant.line - 1].rstrip("\r\n")
-    first, last = mutant.col, mutant.col + len(mutant.new)
-    spans = _line_spans(bugged, mutant.line, line)
-    # an edit that adds or removes `not ` starts or ends between tokens
-    before = [span for span in spans if span[1] <= first]
-    after = [span for span in spans if span[0] >= last]
-    inside = [span for span in spans if span not in before and span not in after]
+    lines, spans = _line_spans(text)
+    line = lines[mutant.line - 1]
+    first, moved = mutant.col, len(mutant.new) - len(mutant.old)
+    last = first + len(mutant.new)
+    before = [span for span in spans[mutant.line] if span[1] <= first]
+    after = [(a + moved, b + moved) for a, b in spans[mutant.line] if a >= first + len(mutant.old)]
+    line = line[:first] + mutant.new + line[first + len(mutant.old) :]
     hidden = set(mutant.function.hidden)
     shown = [
-        content
-        for number, content in enumerate(bugged_lines, 1)
-        if mutant.function.start <= number <= mutant.function.end and number not in hidden
+        line if number == mutant.line else lines[number - 1]
+        for number in range(mutant.function.start, mutant.function.end + 1)
+        if number not in hidden
     ]
-    low = min([first, *(span[0] for span in inside)])
-    high = max([last, *(span[1] for span in inside)])
-    take_before, take_after = min(1, len(before)), min(1, len(after))
+    left, right = min(1, len(before)), min(1, len(after))  # how many tokens of context
     while True:
-        start = before[-take_before][0] if take_before else low
-        end = after[take_after - 1][1] if take_after else high
+        start = before[-left][0] if left else first
+        end = after[right - 1][1] if right else last
         buggy = line[start:end]
         unique = sum(content.count(buggy) for content in shown) == 1
-        grows = (take_after < len(after)) or (take_before < len(before))
-        if unique or not grows:
+        if unique or (left == len(before) and right == len(after)):
             break
-        if take_after < len(after) and (take_after <= take_before or take_before == len(before)):
-            take_after += 1
+        if right < len(after) and (right <= left or left == len(before)):
+            right += 1
         else:
-            take_before += 1
+            left += 1
     fixed = buggy[: first - start] + mutant.old + buggy[last - start :]
     return Patch(buggy=buggy, fixed=fixed, unique=unique)
 
 
-def _line_spans(text: str, number: int, line: str) -> list[tuple[int, int]]:
-    """Columns of the tokens on one line; a string over several lines counts with its part on this line."""
-    spans = []
+@lru_cache(maxsize=4)
+def _line_spans(text: str) -> tuple[list[str], dict[int, list[tuple[int, int]]]]:
+    """The lines without their ends, and the columns of the tokens on each.
+
+    A string over several lines counts on each with its part there.
+    """
+    lines = [line.rstrip("\r\n") for line in source_lines(text)]
+    spans: dict[int, list[tuple[int, int]]] = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in _SKIPPED or not token.start[0] <= number <= token.end[0]:
+        if token.type in _SKIPPED:
             continue
-        start = token.start[1] if token.start[0] == number else 0
-        end = token.end[1] if token.end[0] == number else len(line)
-        spans.append((start, end))
-    return spans
+        for number in range(token.start[0], token.end[0] + 1):
+            start = token.start[1] if token.start[0] == number else 0
+            end = token.end[1] if token.end[0] == number else len(lines[number - 1])
+            spans.setdefault(number, []).append((start, end))
+    return lines, spans
 
 
 def site_count(found: list[Mutant]) -> Mapping[str, int]:

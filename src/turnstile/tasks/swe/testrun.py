@@ -9,9 +9,11 @@ killed leaves none.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
+import signal
 import sys
 from pathlib import Path
 from types import FrameType
@@ -94,7 +96,14 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     return {"exit": int(code), "errors": recorder.errors, "results": recorder.results, "calls": recorder.calls}
 
 
+def die_with_parent() -> None:
+    """Asks Linux to kill this process when the one that started it is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def main() -> None:
+    die_with_parent()
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     resource.setrlimit(resource.RLIMIT_AS, (spec["memory_mb"] << 20,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (spec["cpu_seconds"], spec["cpu_seconds"] + 2))
