@@ -114,6 +114,20 @@ async def test_no_state_passes_from_one_command_to_the_next(server: ForkServer, 
     assert (await run_code(server, tmp_path, code)).stdout == "False False\n"
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="addresses are fixed on Linux only")
+async def test_sets_are_ordered_alike_in_every_server(server: ForkServer, tmp_path: Path) -> None:
+    other = ForkServer(scratch=tmp_path, preload=("pytest",))
+    code = "print(hash(None), hash('x'), list({None, 'a', 3.5, (None, 1)}))"
+    try:
+        personality = (await run(server, tmp_path, "cat", "/proc/self/personality")).stdout
+        if not int(personality or "0", 16) & 0x0040000:
+            pytest.skip("this kernel does not let a process fix its addresses")
+        outputs = {(await run_code(each, tmp_path, code)).stdout for each in (server, other)}
+    finally:
+        await other.close()
+    assert len(outputs) == 1
+
+
 async def test_at_most_so_many_commands_run_at_once(server: ForkServer, tmp_path: Path) -> None:
     code = "import os, time, sys\nopen(sys.argv[1], 'w').close()\n" + (
         "print(len([n for n in os.listdir() if n.startswith('busy')]))\ntime.sleep(0.2)\nos.unlink(sys.argv[1])\n"
