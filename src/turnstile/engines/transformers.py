@@ -38,9 +38,11 @@ class _Request:
     sampling: Sampling
     future: asyncio.Future[Completion]
     started: float
-    pending: list[int]  # tokens not in the pool yet
+    pending: list[int] = field(default_factory=list)  # tokens not in the pool yet
     slots: list[int] = field(default_factory=list)  # the path so far
+    pool: Pool | None = None  # that the slots are of
     ids: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     finish: Finish | None = None
@@ -49,8 +51,9 @@ class _Request:
     def order(self) -> tuple[str, int]:
         return self.share, self.serial
 
-    def restart(self) -> None:
-        """What it had computed is gone; what it sampled stays."""
+    def enter(self, pool: Pool) -> None:
+        """Begins at the root of a pool; where it was in another one is gone, what it sampled stays."""
+        self.pool = pool
         self.pending = self.prompt + self.ids
         self.slots = []
 
@@ -114,7 +117,6 @@ class TransformersEngine:
             sampling=sampling,
             future=asyncio.get_running_loop().create_future(),
             started=time.monotonic(),
-            pending=prompt_ids.tolist(),
         )
         self.stats["tokens_asked"] += len(prompt_ids)
         self._running.append(request)
@@ -125,30 +127,32 @@ class TransformersEngine:
             self._leave(request)  # also when the caller was cancelled
 
     def publish(self, version: int) -> None:
-        """The weights have changed in place: what was computed with the old ones is dropped."""
+        """The weights have changed in place: what was computed with the old ones is dropped, and requests in
+        progress go on from what they sampled."""
         self._version = version
-        self._forget()
+        self._pools.clear()
 
     def take_stats(self) -> dict[str, float]:
         """What was done since the last call: tokens and seconds."""
         taken, self.stats = self.stats, dict.fromkeys(STATS, 0.0)
         return taken
 
-    def _forget(self) -> None:
-        self._pools.clear()
-        for request in self._running:
-            request.restart()
-
     def _wake(self) -> None:
         if self._running and (self._driver is None or self._driver.done()):
             self._driver = asyncio.get_running_loop().create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Steps for as long as there is something to decode."""
+        """Steps for as long as there is something to decode.
+
+        Only the computing is done in a thread. A step holds on to the pools it uses, so that sessions may close
+        and weights be published while it goes on.
+        """
         while batch := self._next_batch():
             try:
                 started = time.monotonic()
-                await asyncio.to_thread(self._step, batch)
+                self._evict(batch)
+                parts = self._plan(batch)
+                await asyncio.to_thread(self._step, batch, parts, self._version)
                 self.stats["seconds"] += time.monotonic() - started
             except Exception as error:  # the model or the device failed: every request of the batch is told
                 failed = EngineError(f"sampling failed: {type(error).__name__}: {error}")
@@ -156,7 +160,7 @@ class TransformersEngine:
                     self._leave(request)
                     if not request.future.done():
                         request.future.set_exception(failed)
-                self._forget()
+                self._pools.clear()  # some slots were taken and never filled
                 continue
             for request in batch:
                 if request.finish is not None:
@@ -177,10 +181,8 @@ class TransformersEngine:
         return self._running[: self._max_batch]
 
     @torch.no_grad()
-    def _step(self, batch: Sequence[_Request]) -> None:
+    def _step(self, batch: Sequence[_Request], parts: Sequence[Part], version: int) -> None:
         """One forward pass over what the requests still lack, then one token for each that lacks nothing."""
-        self._evict(batch)
-        parts = self._plan(batch)
         if parts:
             tokens = torch.tensor([t for part in parts for t in part.tokens], device=self._shape.device)
             positions = torch.tensor([p for part in parts for p in part.positions], device=self._shape.device)
@@ -190,7 +192,7 @@ class TransformersEngine:
             self.stats["tokens_computed"] += len(tokens)
         ready = [request for request in batch if not request.pending]
         if ready:
-            self._sample(ready)
+            self._sample(ready, version)
 
     def _plan(self, batch: Sequence[_Request]) -> list[Part]:
         """Slots for the next tokens of each request, by pool; a history that a pool knows costs nothing."""
@@ -198,8 +200,12 @@ class TransformersEngine:
         budget = PREFILL_TOKENS
         for request in sorted(batch, key=lambda r: r.order):
             share = request.share
-            pool = self._pools.setdefault(share, Pool(self._shape))
+            if share not in self._pools:
+                self._pools[share] = Pool(self._shape)
+            pool = self._pools[share]
             pool.last_use = next(self._clock)
+            if request.pool is not pool:  # it is new, or its pool was dropped
+                request.enter(pool)
             known = pool.walk(request.pending, request.slots)
             del request.pending[:known]
             take = request.pending[: max(1, budget)]
@@ -222,11 +228,12 @@ class TransformersEngine:
             part.seal()
         return list(parts.values())
 
-    def _sample(self, ready: Sequence[_Request]) -> None:
+    def _sample(self, ready: Sequence[_Request], version: int) -> None:
         """One token for each request, from the hidden state at the end of its path."""
         nodes: dict[tuple[str, int], int] = {}  # requests at the same place share one row of logits
         where = [nodes.setdefault((r.share, r.slots[-1]), len(nodes)) for r in ready]
-        hidden = torch.cat([self._pools[share].hidden([slot]) for share, slot in nodes])
+        pools = {r.share: r.pool for r in ready if r.pool is not None}
+        hidden = torch.cat([pools[share].hidden([slot]) for share, slot in nodes])
         logits = project(self._model, hidden)
         settings: dict[Sampling, list[int]] = {}
         for i, request in enumerate(ready):
@@ -235,10 +242,11 @@ class TransformersEngine:
             draws = [_uniform(ready[i].sampling.seed, len(ready[i].ids)) for i in members]
             rows = torch.tensor([where[i] for i in members], device=logits.device)
             for i, drawn in zip(members, _draw(logits, rows, sampling, draws), strict=True):
-                self._append(ready[i], *drawn)
+                self._append(ready[i], version, *drawn)
 
-    def _append(self, request: _Request, token: int, logprob: float, entropy: float) -> None:
+    def _append(self, request: _Request, version: int, token: int, logprob: float, entropy: float) -> None:
         request.ids.append(token)
+        request.versions.append(version)
         request.logprobs.append(logprob)
         request.entropies.append(entropy)
         self.stats["tokens_sampled"] += 1
@@ -260,7 +268,7 @@ class TransformersEngine:
             token_ids=np.array(request.ids, np.int32),
             logprobs=np.array(request.logprobs, np.float32),
             entropies=np.array(request.entropies, np.float32),
-            versions=np.full(len(request.ids), self._version, np.int32),
+            versions=np.array(request.versions, np.int32),
             sampling=request.sampling,
             finish=request.finish or "length",
             seconds=time.monotonic() - request.started,
@@ -296,9 +304,7 @@ def _shape(model: PreTrainedModel) -> Shape:
 
 def _plain(sampling: Sampling) -> Sampling:
     """What decides the distribution: requests that agree on it are drawn together."""
-    return Sampling(
-        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p
-    )
+    return Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p)
 
 
 def _uniform(seed: int, index: int) -> float:
@@ -316,9 +322,11 @@ def _draw(logits: Tensor, rows: Tensor, sampling: Sampling, draws: Sequence[floa
     p = logp.exp()
     entropy = -(p * logp.clamp(min=-1e4)).sum(dim=-1)
     cumulative = p.cumsum(dim=-1)
-    target = torch.tensor(draws, dtype=p.dtype, device=p.device) * cumulative[rows, -1]
+    total = cumulative[rows, -1]
+    if not bool(total.isfinite().all()):
+        raise ArithmeticError("the model gave logits that are not finite")
+    target = torch.tensor(draws, dtype=p.dtype, device=p.device) * total
+    target = target.minimum(total.nextafter(torch.zeros_like(total)))  # a draw may round up to 1: no token is there
     tokens = torch.searchsorted(cumulative[rows], target[:, None], right=True)[:, 0]
-    tokens = tokens.clamp(max=logits.shape[-1] - 1)
     chosen = logp[rows, tokens]
     return list(zip(tokens.tolist(), chosen.tolist(), entropy[rows].tolist(), strict=True))
-

@@ -1,0 +1,416 @@
+"""The engine in process: against a stock model, and what it shares, keeps, drops and survives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from helpers import tiny_llama
+from turnstile.engines.base import Engine
+from turnstile.engines.check import check_engine
+from turnstile.engines.transformers import PREFILL_TOKENS, TransformersEngine, _draw
+from turnstile.errors import EngineError
+from turnstile.types import I32, Completion, Sampling
+
+VOCABULARY = 40
+
+
+def ids(*values: int) -> I32:
+    return np.asarray(values, dtype=np.int32)
+
+
+def numbers(count: int, seed: int) -> I32:
+    return np.random.default_rng(seed).integers(3, VOCABULARY, count).astype(np.int32)
+
+
+def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """Weights large enough that the tokens before matter."""
+    model = tiny_llama(VOCABULARY, context=2048, seed=seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
+    return model.to(dtype)
+
+
+def stock(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The same weights in a model that attends as transformers does it."""
+    config = type(model.config)(**{**model.config.to_dict(), "attn_implementation": "sdpa"})
+    copy = LlamaForCausalLM(config).to(model.dtype).eval()
+    copy.load_state_dict(model.state_dict())
+    assert copy.config._attn_implementation == "sdpa"
+    return copy
+
+
+def sampling(seed: int = 0, n: int = 8, **knobs: Any) -> Sampling:
+    return Sampling(max_tokens=n, seed=seed, **knobs)
+
+
+async def once(engine: Engine, prompt: I32, how: Sampling, share: str = "g") -> Completion:
+    session = engine.open(share)
+    try:
+        return await engine.generate(prompt, how, session)
+    finally:
+        engine.close(session)
+
+
+@torch.no_grad()
+def plain_logits(model: LlamaForCausalLM, prompt: I32, found: Completion) -> torch.Tensor:
+    """Logits [n, V] before each sampled token, from one row and no cache."""
+    row = np.concatenate([prompt, found.token_ids])
+    logits = model(torch.from_numpy(row).long()[None]).logits[0]
+    return logits[len(prompt) - 1 : -1].double()
+
+
+def allowed(probabilities: torch.Tensor, how: Sampling) -> torch.Tensor:
+    """Which tokens of one distribution [V] may be drawn, by going through them from the likeliest down."""
+    order = sorted(range(len(probabilities)), key=lambda token: -float(probabilities[token]))
+    if how.top_k:
+        order = order[: how.top_k]
+    if how.top_p < 1:
+        kept, mass = [], 0.0
+        total = float(probabilities[order].sum())
+        for token in order:
+            if mass >= how.top_p * total:
+                break
+            kept.append(token)
+            mass += float(probabilities[token])
+        order = kept
+    order = [token for token in order if probabilities[token] >= how.min_p * probabilities[order[0]]]
+    mask = torch.zeros(len(probabilities), dtype=torch.bool)
+    mask[order] = True
+    return mask
+
+
+def expected(logits: torch.Tensor, found: Completion) -> tuple[list[float], list[float]]:
+    """Log-probabilities of the sampled tokens, and entropies, by hand."""
+    how, logprobs, entropies = found.sampling, [], []
+    for row, token in zip(logits, found.token_ids.tolist(), strict=True):
+        p = (row / how.temperature).softmax(dim=-1)
+        p = torch.where(allowed(p, how), p, 0.0)
+        p = p / p.sum()
+        logprobs.append(float(p[token].log()))
+        entropies.append(float(torch.special.entr(p).sum()))
+    return logprobs, entropies
+
+
+def prefixes(rows: Iterable[Sequence[int]]) -> set[tuple[int, ...]]:
+    """The nodes of the trie of some rows."""
+    return {tuple(row[: n + 1]) for row in rows for n in range(len(row))}
+
+
+def computed(prompt: I32, found: Completion) -> list[int]:
+    """The tokens that had to be fed: the last sampled one is not."""
+    return [*prompt.tolist(), *found.token_ids.tolist()[:-1]]
+
+
+HOW = [
+    sampling(1),
+    sampling(2, temperature=0.7),
+    sampling(3, temperature=1.5, top_k=5),
+    sampling(4, top_p=0.8),
+    sampling(5, temperature=0.9, min_p=0.1),
+    sampling(6, temperature=1.3, top_k=12, top_p=0.9, min_p=0.02),
+]
+
+
+async def test_log_probabilities_are_those_of_a_stock_model(words):
+    model = network()
+    engine = TransformersEngine(model, words)
+    prompts = [numbers(n, seed=n) for n in (3, 9, 1, 14, 9, PREFILL_TOKENS + 90)]
+    jobs = [once(engine, prompt, how, f"g{how.seed}") for prompt, how in zip(prompts, HOW, strict=True)]
+    found = await asyncio.gather(*jobs)
+    plain = stock(model)
+    for prompt, completion in zip(prompts, found, strict=True):
+        logprobs, entropies = expected(plain_logits(plain, prompt, completion), completion)
+        assert completion.finish == "length"
+        assert len(completion.token_ids) == 8
+        np.testing.assert_allclose(completion.logprobs, logprobs, atol=1e-5)
+        np.testing.assert_allclose(completion.entropies, entropies, atol=1e-5)
+    assert any(entropy > 0.5 for completion in found for entropy in completion.entropies)  # there was a choice
+
+
+async def test_what_is_drawn_follows_the_distribution(words):
+    model = network()
+    engine = TransformersEngine(model, words)
+    prompt, many = ids(5, 6, 7), 2000
+    found = await asyncio.gather(*(once(engine, prompt, sampling(seed, 1, temperature=2.0)) for seed in range(many)))
+    p = (plain_logits(stock(model), prompt, found[0])[0] / 2.0).softmax(dim=-1).numpy()
+    counts = np.bincount([int(completion.token_ids[0]) for completion in found], minlength=VOCABULARY)
+    assert (p > 0.01).sum() > 10
+    assert np.all(np.abs(counts - many * p) < 4.5 * np.sqrt(many * p) + 1)
+
+
+async def test_greedy_takes_the_likeliest(words):
+    model = network()
+    prompt = ids(4, 8)
+    found = await once(TransformersEngine(model, words), prompt, sampling(temperature=0))
+    assert found.token_ids.tolist() == plain_logits(stock(model), prompt, found).argmax(dim=-1).tolist()
+    assert found.logprobs.tolist() == [0.0] * 8
+
+
+def test_a_draw_never_falls_on_what_is_excluded():
+    """0.99999999 rounds to 1 in float32, and the tokens behind the last that may be drawn have no mass."""
+    logits = torch.tensor([[1.0, 0.0, 3.0, -1.0, -2.0, -3.0]])
+    for draw, token in ((0.0, 0), (0.999999999999, 2)):
+        ((drawn, logprob, _),) = _draw(logits, torch.tensor([0]), Sampling(top_k=2), [draw])
+        assert drawn == token
+        assert np.isfinite(logprob)
+
+
+async def test_every_prefix_of_a_group_is_computed_once(words):
+    engine = TransformersEngine(network(), words)
+    prompt = numbers(30, seed=0)
+    seeds = [1, 1, 1, 2, 3, 3]
+    found = await asyncio.gather(*(once(engine, prompt, sampling(seed)) for seed in seeds))
+    assert found[0].token_ids.tolist() == found[2].token_ids.tolist() != found[3].token_ids.tolist()
+    stats = engine.take_stats()
+    nodes = prefixes(computed(prompt, completion) for completion in found)
+    assert stats["tokens_computed"] == len(nodes) < 30 + 3 * 7 + 1
+    assert stats["tokens_asked"] == 6 * 30
+    assert stats["tokens_sampled"] == 6 * 8
+    assert engine.take_stats()["tokens_computed"] == 0
+
+
+async def test_groups_do_not_share(words):
+    engine = TransformersEngine(network(), words)
+    prompt = numbers(30, seed=0)
+    found = await asyncio.gather(*(once(engine, prompt, sampling(1), share) for share in ("one", "two")))
+    assert found[0].token_ids.tolist() == found[1].token_ids.tolist()
+    assert engine.take_stats()["tokens_computed"] == 2 * (30 + 7)
+
+
+async def test_a_second_turn_computes_only_what_is_new(words):
+    model = network()
+    engine = TransformersEngine(model, words)
+    session, prompt = engine.open("g"), numbers(20, seed=1)
+    first = await engine.generate(prompt, sampling(1), session)
+    engine.take_stats()
+    longer = np.concatenate([prompt, first.token_ids, numbers(5, seed=2)])
+    second = await engine.generate(longer, sampling(2), session)
+    assert engine.take_stats()["tokens_computed"] == 1 + 5 + 7  # the last sampled, the observation, all but the last
+    logprobs, _ = expected(plain_logits(stock(model), longer, second), second)
+    np.testing.assert_allclose(second.logprobs, logprobs, atol=1e-5)
+
+
+async def test_a_rewritten_context_is_answered_as_it_stands(words):
+    model = network()
+    engine = TransformersEngine(model, words)
+    session, prompt = engine.open("g"), numbers(20, seed=1)
+    await engine.generate(prompt, sampling(1), session)
+    engine.take_stats()
+    rewritten = np.concatenate([prompt[:12], numbers(4, seed=9)])
+    found = await engine.generate(rewritten, sampling(2), session)
+    assert engine.take_stats()["tokens_computed"] == 4 + 7
+    logprobs, _ = expected(plain_logits(stock(model), rewritten, found), found)
+    np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
+
+
+async def test_the_same_seed_gives_the_same_tokens_whatever_else_is_sampled(words):
+    model = network(dtype=torch.float64)
+    prompt = ids(5, 6, 7, 8)
+    alone = await once(TransformersEngine(model, words), prompt, sampling(11, 24))
+    busy = TransformersEngine(model, words, max_batch=3)
+    others = [once(busy, numbers(n, seed=n), sampling(n, n), f"g{n % 4}") for n in range(2, 12)]
+    found, *_ = await asyncio.gather(once(busy, prompt, sampling(11, 24), "g1"), *others)
+    assert found.token_ids.tolist() == alone.token_ids.tolist()
+    np.testing.assert_allclose(found.logprobs, alone.logprobs, atol=1e-6)
+    different = await once(busy, prompt, sampling(12, 24))
+    assert different.token_ids.tolist() != alone.token_ids.tolist()
+
+
+async def test_publish_drops_what_was_computed(words):
+    model = network()
+    engine = TransformersEngine(model, words)
+    session, prompt = engine.open("g"), numbers(20, seed=1)
+    before = await engine.generate(prompt, sampling(1), session)
+    model.load_state_dict(network(seed=1).state_dict())
+    engine.publish(7)
+    engine.take_stats()
+    after = await engine.generate(prompt, sampling(1), session)
+    assert engine.take_stats()["tokens_computed"] == 20 + 7
+    assert before.versions.tolist() == [0] * 8
+    assert after.versions.tolist() == [7] * 8
+    logprobs, _ = expected(plain_logits(stock(model), prompt, after), after)
+    np.testing.assert_allclose(after.logprobs, logprobs, atol=1e-5)
+
+
+async def test_publish_in_the_middle_of_a_turn(words):
+    """Both requests have three tokens when the shorter one is answered, and that one's caller publishes."""
+    model = network()
+    old = stock(model)
+    engine = TransformersEngine(model, words)
+    prompt = numbers(6, seed=4)
+    long = asyncio.create_task(once(engine, prompt, sampling(1, 8), "long"))
+    await asyncio.sleep(0)  # it asks first
+    await once(engine, prompt, sampling(2, 3), "short")
+    model.load_state_dict(network(seed=1).state_dict())
+    engine.publish(1)
+    found = await long
+    assert found.versions.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+    before, _ = expected(plain_logits(old, prompt, found), found)
+    after, _ = expected(plain_logits(stock(model), prompt, found), found)
+    np.testing.assert_allclose(found.logprobs, before[:3] + after[3:], atol=1e-5)
+
+
+async def test_little_memory_costs_time_and_nothing_else(words):
+    model = network()
+    engine = TransformersEngine(model, words, memory_mb=0)
+    sessions = [engine.open(f"g{i}") for i in range(3)]
+    held = [numbers(9, seed=i) for i in range(3)]
+    plain = stock(model)
+    for turn in range(3):
+        for i, session in enumerate(sessions):
+            found = await engine.generate(held[i], sampling(turn), session)
+            logprobs, _ = expected(plain_logits(plain, held[i], found), found)
+            np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
+            held[i] = np.concatenate([held[i], found.token_ids, ids(turn + 3)])
+    stats = engine.take_stats()
+    assert stats["evicted"] == 8  # every turn but the first finds another group's keys and values there
+    assert stats["tokens_computed"] == stats["tokens_asked"] + 9 * 7
+
+
+async def test_a_cancelled_request_leaves_the_others_alone(words):
+    engine = TransformersEngine(network(), words)
+    prompt = numbers(6, seed=4)
+    alone = await once(engine, prompt, sampling(1, 12))
+    doomed = asyncio.create_task(once(engine, numbers(5, seed=5), sampling(2, 1000), "doomed"))
+    other = asyncio.create_task(once(engine, prompt, sampling(1, 12)))
+    await once(engine, prompt, sampling(3, 2))  # both are under way
+    doomed.cancel()
+    found = await other
+    with pytest.raises(asyncio.CancelledError):
+        await doomed
+    assert found.token_ids.tolist() == alone.token_ids.tolist()
+    engine.take_stats()
+    await once(engine, prompt, sampling(1, 1))
+    assert engine.take_stats()["tokens_sampled"] == 1  # nobody else is sampling any more
+
+
+async def test_a_session_may_close_while_a_step_goes_on(words):
+    """A timed-out episode cancels its request and closes its session, the last of its group, in mid-step."""
+    model = network()
+    engine = TransformersEngine(model, words)
+    loop, steps = asyncio.get_running_loop(), 0
+
+    async def give_up() -> None:
+        doomed.cancel()
+        await asyncio.wait([doomed])
+
+    def computing(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            asyncio.run_coroutine_threadsafe(give_up(), loop).result()
+
+    model.get_decoder().register_forward_pre_hook(computing)
+    doomed = asyncio.create_task(once(engine, ids(4, 5), sampling(1, 1000), "doomed"))
+    found = await once(engine, ids(6, 7), sampling(2, 6), "other")
+    assert doomed.cancelled()
+    logprobs, _ = expected(plain_logits(stock(model), ids(6, 7), found), found)
+    np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
+
+
+async def test_a_failing_model_reaches_every_waiting_request(words):
+    model = network()
+    engine = TransformersEngine(model, words)
+    sessions = [engine.open("g") for _ in range(3)]
+    steps = 0
+
+    def breaks(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise RuntimeError("out of memory")
+
+    model.get_decoder().register_forward_pre_hook(breaks)
+    prompt = ids(5, 6, 7)
+    jobs = [engine.generate(prompt, sampling(seed), session) for seed, session in enumerate(sessions)]
+    errors = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [str(error) for error in errors] == ["sampling failed: RuntimeError: out of memory"] * 3
+    assert all(isinstance(error, EngineError) for error in errors)
+    found = await engine.generate(prompt, sampling(1), sessions[1])
+    logprobs, _ = expected(plain_logits(stock(model), prompt, found), found)
+    np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
+
+
+async def test_a_model_gone_wrong_is_an_error(words):
+    model = network()
+    with torch.no_grad():
+        model.get_decoder().norm.weight.fill_(float("nan"))
+    with pytest.raises(EngineError, match="not finite"):
+        await once(TransformersEngine(model, words), ids(5), sampling(1))
+
+
+async def test_ends_of_a_turn(words):
+    model = network()
+    prompt, how = numbers(6, seed=4), sampling(5, 12, temperature=1.5)
+    free = await once(TransformersEngine(model, words), prompt, how)
+    token = int(free.token_ids[4])
+    place = free.token_ids.tolist().index(token)
+    stopped = await once(TransformersEngine(model, words, stop_ids=[token]), prompt, how)
+    assert (stopped.token_ids.tolist(), stopped.finish) == (free.token_ids.tolist()[: place + 1], "stop")
+    text = words.decode([token])
+    by_text = await once(TransformersEngine(model, words), prompt, replace(how, stop=(text,)))
+    assert by_text.finish == "stop"
+    assert text in words.decode(by_text.token_ids.tolist())
+    assert text not in words.decode(by_text.token_ids.tolist()[:-1])
+    cut = await once(TransformersEngine(model, words), prompt, replace(how, max_tokens=3))
+    assert (cut.token_ids.tolist(), cut.finish) == (free.token_ids.tolist()[:3], "length")
+
+
+async def test_deterministic_waits_for_every_open_session(words):
+    engine = TransformersEngine(network(), words, deterministic=True)
+    idle = engine.open("g")
+    waiting = asyncio.create_task(once(engine, ids(5, 6), sampling(1)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert engine.take_stats()["tokens_computed"] == 0
+    engine.close(idle)
+    assert len((await waiting).token_ids) == 8
+
+
+async def fed_when_asked(order: Sequence[int], words: Any) -> list[list[int]]:
+    """The tokens of every step, for three requests made in this order, two of which fit into a batch."""
+    model, fed = network(), []
+    model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(kwargs["input_ids"][0].tolist()), with_kwargs=True
+    )
+    engine = TransformersEngine(model, words, deterministic=True, max_batch=2)
+    sessions = [engine.open(share) for share in ("one", "two", "one")]
+    prompts = [ids(5, 6, 7), ids(8, 9), ids(5, 6, 4)]
+
+    async def turn(i: int) -> None:
+        await engine.generate(prompts[i], sampling(i, 2 + i), sessions[i])
+        engine.close(sessions[i])
+
+    await asyncio.gather(*(turn(i) for i in order))
+    return fed
+
+
+async def test_deterministic_computes_the_same_whoever_asks_first(words):
+    assert await fed_when_asked((0, 1, 2), words) == await fed_when_asked((2, 0, 1), words)
+
+
+async def test_refuses_closed_sessions_and_empty_prompts(words):
+    engine = TransformersEngine(network(), words)
+    session = engine.open("g")
+    with pytest.raises(EngineError, match="empty"):
+        await engine.generate(ids(), sampling(), session)
+    engine.close(session)
+    with pytest.raises(EngineError, match="is not open"):
+        await engine.generate(ids(1), sampling(), session)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+async def test_keeps_the_promises_of_an_engine(words, deterministic):
+    engine = TransformersEngine(network(dtype=torch.float64), words, deterministic=deterministic)
+    prompts = [numbers(n, seed=n) for n in (3, 1, 7)]
+    decode = lambda tokens: words.decode(tokens.tolist())  # noqa: E731
+    assert await check_engine(engine, prompts, decode=decode) == []
