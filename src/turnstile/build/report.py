@@ -41,7 +41,12 @@ def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
     data = ReportData(
         name=recipe.name,
         subtitle=", ".join(
-            (recipe.model.id, f"{recipe.rewards.compose} rewards", f"{recipe.credit.kind} credit", f"seed {recipe.seed}")
+            (
+                recipe.model.id,
+                f"{recipe.rewards.compose} rewards",
+                f"{recipe.credit.kind} credit",
+                f"seed {recipe.seed}",
+            )
         ),
         stages=stages,
         pairs=[pair for pair in pairs if set(pair) <= set(stages)],

@@ -115,7 +115,7 @@ class Learner:
 
 def _forward(model: PreTrainedModel, batch: Batch, objective: Objective) -> tuple[Tensor, Metrics, Tensor]:
     """The weighted loss of one forest, its per-token metrics and the trainer's log-probabilities [N]."""
-    layout = ForestLayout(batch, model.dtype)
+    layout = ForestLayout(batch)
     hidden = forward_hidden(model, batch.tokens, batch.positions, layout)
     logprobs, entropy = token_logprobs(
         model, hidden[batch.source], batch.target, batch.temperature, objective.sampling
