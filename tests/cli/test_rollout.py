@@ -73,7 +73,7 @@ def test_tokens_shows_exactly_what_is_trained(cli: Cli, finished: Path) -> None:
     out = cli("rollout", "show", "demo", "--best", "--tokens").out
     rows = [line.split() for line in out.splitlines()]
     header = next(i for i, row in enumerate(rows) if row[:2] == ["i", "row"])
-    assert rows[header][4:] == ["id", "old", "logprob", "new", "logprob", "weight", "advantage", "token"]
+    assert rows[header][4:] == ["id", "old", "logp", "new", "logp", "weight", "advantage", "token"]
     tokens = rows[header + 1 : -1]
     assert len(tokens) == len("Repair it.\n") + len("view") + len("ok\n") + len("fix")
     assert tokens[0][:4] == ["0", "0", "0", str(tokens[0][3])]  # a prompt token: no turn, mask 0, its id
@@ -86,8 +86,13 @@ def test_tokens_shows_exactly_what_is_trained(cli: Cli, finished: Path) -> None:
 def test_tokens_of_a_group_that_was_not_trained_on(cli: Cli, finished: Path) -> None:
     out = cli("rollout", "show", "demo", "--worst", "--tokens").out
     assert "every weight is 0" in out
-    assert "new logprob" in out
+    assert "new logp" in out
     assert "-0.6250" not in out
+
+
+def test_an_evaluations_tokens_are_in_no_loss(cli: Cli, finished: Path) -> None:
+    out = cli("rollout", "show", "demo", "--phase", "eval", "--tokens").out
+    assert out.splitlines()[-1] == "17 tokens, 6 sampled, 0 in the loss mask"
 
 
 def test_without_the_model_tokens_are_numbers(cli: Cli, finished: Path) -> None:

@@ -35,8 +35,13 @@ def show(
     attempt: int | None,
     tokens: bool,
 ) -> None:
-    """Shows one episode of RUN; without --best or --worst the latest that fits."""
+    """Shows one episode of RUN; without --best or --worst the latest that fits.
+
+    With --tokens it is one of training, unless --phase or --label says otherwise.
+    """
     folder = find_run(run)
+    if tokens and phase is None and label is None:
+        phase = "train"
     wanted = Filter(task=task, phase=phase, step=step, label=label)
     episode = select(episodes(entries(folder, wanted), attempt), which)
     console = Console(highlight=False)

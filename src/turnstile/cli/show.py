@@ -144,7 +144,7 @@ def token_lines(episode: Episode) -> Iterator[TokenLine]:
                 row=row,
                 turn=k,
                 token=int(token),
-                trained=turn.trainable and episode.score.in_gradient,
+                trained=turn.trainable and episode.score.in_gradient and episode.entry.phase != "eval",
                 old=float(turn.completion.logprobs[i]),
                 new=float(seen[LOGPROB][i]) if in_update and LOGPROB in seen else None,
                 updated=float(seen[UPDATED][i]) if in_update and UPDATED in seen else None,
@@ -158,11 +158,11 @@ def show_tokens(console: Console, episode: Episode, tokenizer: Tokenizer | None)
     _head(console, episode)
     lines = list(token_lines(episode))
     table = Table(box=None, pad_edge=False)
-    names = ("i", "row", "turn", "mask", "id", "old logprob", "new logprob", "updated", "weight", "advantage")
+    names = ("i", "row", "turn", "mask", "id", "old logp", "new logp", "updated", "weight", "advantage")
     for name in names:
         if name != "updated" or any(line.updated is not None for line in lines):
             table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("token", no_wrap=True)
+    table.add_column("token", overflow="fold")
     for i, line in enumerate(lines):
         numbers = [_number(line.old, ".4f"), _number(line.new, ".4f")]
         if len(table.columns) == len(names) + 1:
