@@ -47,6 +47,7 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "demonstrator": {
         "swe": "turnstile.tasks.swe.oracle:demonstrate",
+        "guess": "turnstile.envs.guess:demonstrate",
     },
     "policy": {
         "swe_oracle": "turnstile.tasks.swe.oracle:oracle",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from turnstile.types import I32, Message, ToolSpec
@@ -77,11 +77,3 @@ class Scaffold:
 
     renderer: Renderer
     parser: Parser
-
-    def opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[Message, ...]:
-        """The first messages of a conversation, with how to act at the end of the last one."""
-        how = self.parser.instructions(tools)
-        if not how:
-            return tuple(messages)
-        *before, last = messages
-        return (*before, replace(last, content=f"{last.content.rstrip()}\n{how}".lstrip()))

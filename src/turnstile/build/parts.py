@@ -98,8 +98,10 @@ class Agent:
 
 
 def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Scaffold:
-    renderer = bind("renderer", recipe.agent.renderer, given=("tokenizer",))(tokenizer)
-    return Scaffold(renderer, bind("parser", recipe.agent.parser)())
+    """The agent's halves. A renderer that names a parameter `parser` is given the agent's."""
+    parser = bind("parser", recipe.agent.parser)()
+    maker = bind("renderer", recipe.agent.renderer, given=("tokenizer", "parser"))
+    return Scaffold(maker(tokenizer, parser=parser) if takes(maker, "parser") else maker(tokenizer), parser)
 
 
 def make_agent(recipe: Recipe, model: str | None = None) -> Agent:

@@ -110,7 +110,7 @@ class _Episode:
         """Turns until an end; returns which."""
         start = await self._timed("environment", self.env.reset(self.task))
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
-        history = list(self.scaffold.opening(start.messages, start.tools))
+        history = list(start.messages)
         held = added = renderer.prompt(history, start.tools)
         fresh, sampled, unparsed = False, 0, 0
         while True:
