@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -219,14 +220,18 @@ def make_trackers(recipe: Recipe, run: Path) -> Tracker:
 
 
 def read_tasks(recipe: Recipe, which: str, limit: int = 0) -> list[Task]:
-    """The train or held-out tasks of a recipe after `tasks.where`; raises TaskError when none is left."""
+    """The train or held-out tasks of a recipe after `tasks.where`; raises TaskError when none is left.
+
+    With a limit, that many drawn over the whole file: always the same ones, whatever the seed of the run, so
+    that runs can be compared task by task.
+    """
     path = recipe.tasks.train if which == "train" else recipe.tasks.heldout
     if not path:
         raise ConfigError(f"tasks.{which} is not set; name a JSON-lines file (turnstile tasks make writes one)")
     tasks = [task for task in load_tasks(path) if _wanted(task, recipe.tasks.where)]
     if not tasks:
         raise TaskError(f"{path}: no task is left after tasks.where = {recipe.tasks.where}")
-    return tasks[:limit] if limit else tasks
+    return random.Random("tasks").sample(tasks, limit) if 0 < limit < len(tasks) else tasks
 
 
 def _wanted(task: Task, where: Mapping[str, Any]) -> bool:

@@ -53,3 +53,18 @@ def _add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
     head = model.get_output_embeddings()
     for name, parameter in model.named_parameters():
         parameter.requires_grad = "lora_" in name and not any(parameter is p for p in head.parameters())
+
+
+def adapter_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The adapters' weights by name; {} for a model that has none."""
+    return {name: p.detach() for name, p in model.named_parameters() if "lora_" in name}
+
+
+def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights by their plain names, adapters added into the layers they sit on."""
+    state = dict(model.state_dict())
+    for prefix, module in model.named_modules():
+        if hasattr(module, "base_layer") and hasattr(module, "get_delta_weight"):
+            name = f"{prefix}.base_layer.weight"
+            state[name] = state[name] + module.get_delta_weight("default").to(state[name].dtype)
+    return {name.replace(".base_layer.", "."): value for name, value in state.items() if "lora_" not in name}

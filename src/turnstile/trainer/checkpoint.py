@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.errors import CheckpointError
+from turnstile.models.adapt import adapter_state, merged_state
 from turnstile.trainer.learner import Learner
 
 _NAME = re.compile(r"step-(\d{6})")
@@ -49,7 +50,7 @@ def save(
     scratch = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
     try:
         save_model(learner.model, tokenizer, scratch / "model")
-        torch.save(learner.state(), scratch / "optimizer.pt")
+        torch.save({**learner.state(), "adapter": adapter_state(learner.model)}, scratch / "optimizer.pt")
         sizes = {str(p.relative_to(scratch)): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
         body = {"step": step, "files": sizes, **state}
         (scratch / "state.json").write_text(json.dumps(body, indent=1), encoding="utf-8")
@@ -68,9 +69,8 @@ def save(
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """The network and its tokenizer as a plain Hugging Face folder; adapters are saved beside the weights they
-    sit on, under the names the modules have here."""
-    model.save_pretrained(folder)
+    """The network, adapters merged in, and its tokenizer as a plain Hugging Face folder."""
+    model.save_pretrained(folder, state_dict=merged_state(model))
     tokenizer.save_pretrained(folder)
 
 
@@ -101,9 +101,21 @@ def read(path: Path) -> Checkpoint:
 
 
 def restore(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Puts weights and optimiser back in place, bit by bit."""
-    load_weights(learner.model, checkpoint.model)
-    learner.restore(torch.load(checkpoint.path / "optimizer.pt", map_location=learner.model.device, weights_only=True))
+    """Puts weights and optimiser back in place, bit by bit.
+
+    With adapters, the layers below them are the frozen ones of the model the run started from. Raises
+    CheckpointError when the checkpoint is of another architecture or of other trained parameters.
+    """
+    state = torch.load(checkpoint.path / "optimizer.pt", map_location=learner.model.device, weights_only=True)
+    adapter = adapter_state(learner.model)
+    if adapter.keys() != state["adapter"].keys():
+        raise CheckpointError(f"checkpoint {checkpoint.path.name} and the recipe do not train the same adapters")
+    if adapter:
+        for name, parameter in adapter.items():
+            parameter.copy_(state["adapter"][name])
+    else:
+        load_weights(learner.model, checkpoint.model)
+    learner.restore(state)
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
@@ -119,8 +131,10 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
     missing = [name for name in missing if name not in tied]
     if missing or unexpected:
         wrong = (missing + unexpected)[0]
-        raise CheckpointError(f"{folder} does not fit the model: {len(missing)} weights missing, "
-                              f"{len(unexpected)} unknown, for example {wrong}; is model.id or model.train another?")
+        raise CheckpointError(
+            f"{folder} does not fit the model: {len(missing)} weights missing, {len(unexpected)} unknown, "
+            f"for example {wrong}; is model.id another?"
+        )
     model.tie_weights()
 
 
