@@ -142,6 +142,7 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0)  # of the gradient's norm
     drop_flat_groups: bool = True  # groups whose advantages are all zero cost no training
+    reference: bool = False  # give losses the starting policy's log-probabilities (the kl loss gets them anyway)
     checkpoint_every: int = Field(10, ge=0)
     keep: int = Field(2, ge=1)
 

@@ -215,6 +215,11 @@ def make_objective(recipe: Recipe) -> Objective:
     )
 
 
+def needs_reference(recipe: Recipe) -> bool:
+    """Whether a loss asks for the log-probabilities of the policy that RL started from."""
+    return recipe.train.reference or any(kind.kind == "kl" for kind in (recipe.loss, *recipe.regularizers))
+
+
 def make_trackers(recipe: Recipe, run: Path) -> Tracker:
     return Trackers([bind("tracker", kind, given=("run",))(run) for kind in recipe.trackers])
 

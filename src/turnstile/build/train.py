@@ -17,6 +17,7 @@ from turnstile.build.parts import (
     make_scorer,
     make_trackers,
     make_world,
+    needs_reference,
     overlap,
     read_tasks,
 )
@@ -35,6 +36,7 @@ from turnstile.trainer import checkpoint
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
+from turnstile.trainer.reference import Reference
 from turnstile.types import Task
 
 WARM, FINAL = "warmstart", "trained"
@@ -99,7 +101,8 @@ async def _train(
         samples = recipe.eval.samples
         await run.evaluate(WARM, heldout, samples=samples)
         with run.timed("reinforcement learning"):
-            progress = await train_loop(_parts(run, kept, estimator, objective), _settings(recipe), kept.progress)
+            parts = _parts(run, kept, estimator, objective)
+            progress = await train_loop(parts, _settings(recipe), kept.progress)
         await run.evaluate(FINAL, heldout, samples=samples, step=progress.step)
         path = report(folder, recipe, train_tasks)
         tracker.say(f"report: {path}")
@@ -156,6 +159,7 @@ def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) ->
         estimator=estimator,
         learner=kept.learner,
         objective=objective,
+        reference=Reference(kept.learner, run.folder / "reference.pt") if needs_reference(run.recipe) else None,
         engine=run.agent.engine,
         tracker=run.tracker,
         recorder=run.recorder,

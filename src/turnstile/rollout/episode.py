@@ -14,7 +14,7 @@ import numpy as np
 from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env, Step
-from turnstile.errors import InfrastructureError
+from turnstile.errors import InfrastructureError, SandboxError
 from turnstile.types import JSON, Sampling, Stop, Task, Trajectory, Turn
 
 T = TypeVar("T")
@@ -69,6 +69,8 @@ async def play(
             async with asyncio.timeout(limits.seconds):
                 stop = await episode.run()
         except TimeoutError:
+            if not episode.opened:
+                raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
             stop = Stop.TIMEOUT
         measuring = time.monotonic()
         signals = await env.measure()
@@ -103,12 +105,14 @@ class _Episode:
     ) -> None:
         self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
+        self.opened = False
         self.turns: list[Turn] = []
         self.times = {"generate": 0.0, "environment": 0.0}
 
     async def run(self) -> Stop:
         """Turns until an end; returns which."""
         start = await self._timed("environment", self.env.reset(self.task))
+        self.opened = True
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
         history = list(start.messages)
         held = added = renderer.prompt(history, start.tools)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env
+from turnstile.errors import InfrastructureError
 from turnstile.rollout.episode import Attempt, Limits, play
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,10 +103,18 @@ class Player:
                         limits=self.limits,
                     )
                 finally:
-                    await env.close()
+                    await _close(env)
                 if trajectory.stop is not Stop.ERROR or left == 0:
                     break
         finally:
             self.engine.close(session)
         done(trajectory)
         return trajectory
+
+
+async def _close(env: Env) -> None:
+    """What an episode came to stands, also when its environment cannot be put away."""
+    try:
+        await env.close()
+    except InfrastructureError as error:
+        _log.warning("an environment could not be closed: %s", error)

@@ -76,7 +76,7 @@ class Learner:
         for batch in forests:
             total, metrics, new = _forward(self.model, batch, objective)
             total.backward()
-            _scatter(logprobs, rows, batch, new)
+            scatter(logprobs, rows, batch, new)
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float((value * batch.weights).sum())
             sums["loss/total"] += float(total.detach())
@@ -130,7 +130,7 @@ def _forward(model: PreTrainedModel, batch: Batch, objective: Objective) -> tupl
     return (loss * batch.weights).sum(), metrics, logprobs.detach()
 
 
-def _scatter(into: Sequence[F32], rows: Sequence[Row], batch: Batch, values: Tensor) -> None:
+def scatter(into: Sequence[F32], rows: Sequence[Row], batch: Batch, values: Tensor) -> None:
     """Writes per-token values [N] back to the rows they belong to."""
     array, owner = values.float().cpu().numpy(), batch.row.cpu().numpy()
     for r in np.unique(owner):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from turnstile.credit.base import Estimator, State
@@ -20,6 +20,7 @@ from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import prepare
+from turnstile.trainer.reference import Reference
 from turnstile.trainer.step import Trained, per_group, update
 from turnstile.types import Group, Score
 
@@ -65,6 +66,7 @@ class Parts:
     estimator: Estimator
     learner: Learner
     objective: Objective
+    reference: Reference | None  # for losses that hold on to an earlier policy
     engine: Publisher
     tracker: Tracker
     recorder: Recorder
@@ -75,6 +77,7 @@ class Parts:
 
 async def train(parts: Parts, settings: Settings, progress: Progress) -> Progress:
     """Goes on from `progress` to the last step; returns where it stands."""
+    parts.engine.take_stats()  # what was sampled before is not of the first step
     while progress.step < settings.steps:
         progress.step += 1
         started = time.monotonic()
@@ -85,6 +88,9 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         scores = parts.scorer(groups)
         advantages, progress.credit = parts.estimator(groups, scores, {}, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_flat=settings.drop_flat)
+        if parts.reference is not None:
+            rows = [parts.reference.annotate(group, parts.objective.sampling) for group in prepared.rows]
+            prepared = replace(prepared, rows=rows)
         trained = update(
             groups,
             prepared,
