@@ -151,7 +151,8 @@ class EvalConfig(Section):
     tasks: int = Field(0, ge=0)  # held-out tasks (0: all)
     samples: int = Field(1, ge=1)
     baseline_tasks: int = Field(0, ge=0)  # for the untouched model, whose episodes are long (0: as many)
-    every: int = Field(0, ge=0)  # steps between evaluations while training (0: only before and after)
+    before: bool = True  # evaluate the model as it comes and after its warm start too, not only at the end
+    every: int = Field(0, ge=0)  # steps between evaluations while training (0: none)
     temperature: float | None = None  # default: that of [sampling]
     policies: dict[str, str] = Field(default_factory=dict)  # name -> policy kind, to compare with
 

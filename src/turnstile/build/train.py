@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -51,26 +51,30 @@ def train(
     overfit: str | None = None,
     env: Callable[..., Env] | None = None,
     reward: Callable[..., Any] | None = None,
+    tasks: Sequence[Task] | None = None,
+    heldout: Sequence[Task] | None = None,
 ) -> dict[str, Any]:
     """Runs a recipe in the folder `run`, going on where an earlier call stopped.
 
     `overfit` trains and evaluates on that one task. `env` and `reward` take the place of the recipe's: any
-    callable that makes an environment, any function `(task, trajectory) -> float`. Returns the run's summary:
+    callable that makes an environment, any function `(task, trajectory) -> float`; `tasks` and `heldout` that of
+    its task files. Returns the run's summary:
     `results` (evaluation name -> list of EpisodeResult), `report` (path), `run`, `step`.
     """
-    return asyncio.run(_train(recipe, run, fresh, overfit, env, reward))
+    pair = _tasks(recipe, overfit, tasks, heldout)
+    return asyncio.run(_train(recipe, run, fresh, pair, env, reward))
 
 
 async def _train(
     recipe: Recipe,
     folder: Path,
     fresh: bool,
-    overfit: str | None,
+    tasks: tuple[list[Task], list[Task]],
     env: Callable[..., Env] | None,
     reward: Callable[..., Any] | None,
 ) -> dict[str, Any]:
     """Everything a recipe can get wrong is found before the model is loaded."""
-    train_tasks, heldout = _tasks(recipe, overfit)
+    train_tasks, heldout = tasks
     scorer = make_scorer(recipe, reward)
     objective = make_objective(recipe)
     estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
@@ -99,7 +103,8 @@ async def _train(
             await baselines_and_warm_start(run, kept.learner)
             kept.save(kept.progress)
         samples = recipe.eval.samples
-        await run.evaluate(WARM, heldout, samples=samples)
+        if recipe.eval.before and recipe.warmstart.demos:
+            await run.evaluate(WARM, heldout, samples=samples)
         with run.timed("reinforcement learning"):
             parts = _parts(run, kept, estimator, objective)
             progress = await train_loop(parts, _settings(recipe), kept.progress)
@@ -184,15 +189,18 @@ def _settings(recipe: Recipe) -> Settings:
     )
 
 
-def _tasks(recipe: Recipe, overfit: str | None) -> tuple[list[Task], list[Task]]:
+def _tasks(
+    recipe: Recipe, overfit: str | None, tasks: Sequence[Task] | None, heldout: Sequence[Task] | None
+) -> tuple[list[Task], list[Task]]:
     """Training and held-out tasks; the two never share a task, unless one is to be overfitted."""
-    train_tasks = read_tasks(recipe, "train", recipe.tasks.limit)
+    train_tasks = read_tasks(recipe, "train", recipe.tasks.limit) if tasks is None else list(tasks)
     if overfit is not None:
         one = [task for task in train_tasks if task.id == overfit]
         if not one:
             raise ConfigError(f"--overfit {overfit!r}: no such training task; turnstile tasks list shows them")
         return one, one
-    heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
+    if heldout is None:
+        heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
     if both := overlap(train_tasks, heldout):
         raise ConfigError(f"{len(both)} tasks are both trained on and held out, for example {both[0]!r}")
-    return train_tasks, heldout
+    return train_tasks, list(heldout)

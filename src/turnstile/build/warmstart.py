@@ -23,8 +23,9 @@ async def baselines_and_warm_start(run: Run, learner: Learner) -> None:
     recipe = run.recipe
     for name, kind in recipe.eval.policies.items():
         await run.compare(name, kind, run.heldout)
-    few = recipe.eval.baseline_tasks or len(run.heldout)
-    await run.evaluate(UNTOUCHED, run.heldout[:few], samples=1)
+    if recipe.eval.before:
+        few = recipe.eval.baseline_tasks or len(run.heldout)
+        await run.evaluate(UNTOUCHED, run.heldout[:few], samples=1)
     if not recipe.warmstart.demos:
         return
     done = counter(run.tracker, "playing demonstrations", recipe.warmstart.demos)
