@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from helpers import byte_tokenizer, tiny_tokenizer
 from turnstile.models.load import load_tokenizer
+
+torch.set_num_threads(1)  # networks of tests are so small that threads would mostly wait for each other
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,12 +14,12 @@ def rows_of(trajectory: Trajectory, advantages: Sequence[F32]) -> list[Row]:
     """The rows of one trajectory: one, and one more for each later turn whose context was rewritten.
 
     `advantages` is [turn] -> f32[n], for the sampled tokens. Prompt and observation tokens carry zeros and are
-    masked, as are the tokens of turns that are not trainable.
+    masked, as are the tokens of turns that are not trainable. A trajectory without turns has no row.
     """
     if len(advantages) != len(trajectory.turns):
         raise ValueError(f"{len(trajectory.turns)} turns but advantages for {len(advantages)}")
     starts = [k for k, turn in enumerate(trajectory.turns) if k == 0 or turn.fresh]
-    spans = zip(starts, [*starts[1:], len(trajectory.turns)], strict=True)
+    spans = itertools.pairwise([*starts, len(trajectory.turns)])
     return [_row(trajectory, advantages, begin, end) for begin, end in spans]
 
 

@@ -53,18 +53,48 @@ AttentionInterface.register(NAME, _attention)
 def use_layouts(model: PreTrainedModel) -> None:
     """Makes `model` attend through layouts.
 
-    Raises ConfigError for families whose layers are not plain causal attention over positions.
+    Raises ConfigError for families whose layers are not plain causal attention over positions, and for those
+    that transformers does not lead through its attention interface.
     """
     config = model.config.get_text_config()
+    if config._attn_implementation == NAME:
+        return
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if kinds != {"full_attention"} or window or hasattr(config, "mamba_d_state") or getattr(config, "alibi", False):
+    special = [name for name in SPECIAL if getattr(config, name, None)]
+    if kinds != {"full_attention"} or window or special:
+        found = [*sorted(kinds), *special, *([f"window {window}"] if window else [])]
         raise ConfigError(
             f"model family {config.model_type!r} has layers that are not plain causal attention "
-            f"({', '.join(sorted(kinds))}{f', window {window}' if window else ''}); "
-            "take one with full attention (Llama, SmolLM2, Qwen2.5, Qwen3, Mistral v0.3, Phi-3, ...)"
+            f"({', '.join(found)}); {INSTEAD}"
         )
     model.set_attn_implementation(NAME)
+    if _layers_reached(model) != set(range(config.num_hidden_layers)):
+        raise ConfigError(
+            f"model family {config.model_type!r} does not let transformers change how its layers attend; {INSTEAD}"
+        )
+
+
+SPECIAL = ("mamba_d_state", "alibi", "attn_logit_softcapping")
+"""Entries of a configuration that stand for something other than plain attention."""
+
+INSTEAD = "take one with full attention (Llama, SmolLM2, Qwen2.5, Qwen3, Mistral v0.3, Phi-3, ...)"
+
+
+def _layers_reached(model: PreTrainedModel) -> set[int]:
+    """The layers that ask the layout: a family that ignores it would let every row see every other."""
+
+    reached: set[int] = set()
+
+    class Probe:
+        def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+            reached.add(layer)
+            return query.new_zeros(*query.shape[:-1], value.shape[-1])
+
+    one = torch.zeros(1, dtype=torch.int64, device=model.device)
+    with torch.no_grad():
+        forward_hidden(model, one, one, Probe())
+    return reached
 
 
 def forward_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -87,9 +117,7 @@ class ForestLayout:
         ends = batch.subtree_end
         index = torch.arange(batch.size, device=ends.device)
         starts = [0, *(torch.nonzero(ends[:-1] == index[1:])[:, 0] + 1).tolist()] if batch.size else []
-        self._runs = [
-            self._run(ends, begin, end) for begin, end in zip(starts, [*starts[1:], batch.size], strict=True)
-        ]
+        self._runs = [self._run(ends, begin, end) for begin, end in zip(starts, [*starts[1:], batch.size], strict=True)]
 
     @staticmethod
     def _run(ends: Tensor, begin: int, end: int) -> tuple[int, int, Tensor | None, Tensor | None]:

@@ -1,0 +1,216 @@
+"""Forests: their layout, and that log-probabilities and gradients are those of plain rows in a stock model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from networks import FAMILIES, distance, gradient, network, plain_logprobs, random_rows, row_of, stock, trained
+from turnstile.batching.batch import Batch
+from turnstile.batching.forest import plant
+from turnstile.batching.weights import token as token_weights
+from turnstile.losses.reinforce import reinforce
+from turnstile.models.attention import ForestLayout, forward_hidden, use_layouts
+from turnstile.models.logprobs import token_logprobs
+from turnstile.types import Row, Sampling
+
+
+def forest_logprobs(model: PreTrainedModel, batch: Batch) -> Tensor:
+    hidden = forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
+    return token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, Sampling())[0]
+
+
+def by_row(rows: Sequence[Row], forests: Sequence[Batch], values: Sequence[Tensor]) -> list[Tensor]:
+    """Per-token values of several forests, sorted back to the rows."""
+    found = [torch.empty(0)] * len(rows)
+    for batch, each in zip(forests, values, strict=True):
+        for r in batch.row.unique().tolist():
+            found[r] = each[batch.row == r]
+    return found
+
+
+def all_trained(tokens: Sequence[int]) -> Row:
+    return row_of(tokens, [False] + [True] * (len(tokens) - 1), rng=np.random.default_rng(len(tokens)))
+
+
+def prefixes(rows: Sequence[Row]) -> set[tuple[int, ...]]:
+    return {tuple(row.token_ids[: n + 1].tolist()) for row in rows for n in range(len(row.token_ids))}
+
+
+def test_layout_by_hand() -> None:
+    """abcd, abce and af in one tree, and another that begins with g; rows are given out of order."""
+    a, b, c, d, e, f, g = range(10, 17)
+    rows = [all_trained(tokens) for tokens in ([g, a], [a, b, c, e], [a, f], [a, b, c, d])]
+    weights = [np.arange(len(row.token_ids), dtype=np.float32) + 10 * i for i, row in enumerate(rows)]
+    (batch,) = plant(rows, weights, budget=100)
+    assert batch.tokens.tolist() == [a, b, c, d, e, f, g, a]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 3, 1, 0, 1]
+    assert batch.subtree_end.tolist() == [6, 5, 5, 4, 5, 6, 8, 8]
+    assert batch.trees == ((0, 6), (6, 8))
+    assert batch.row.tolist() == [0, 1, 1, 1, 2, 3, 3, 3]
+    assert batch.source.tolist() == [6, 0, 1, 2, 0, 0, 1, 2]
+    assert batch.target.tolist() == [a, b, c, e, f, b, c, d]
+    assert batch.weights.tolist() == [1, 11, 12, 13, 21, 31, 32, 33]
+    assert (batch.size, batch.row_tokens) == (8, 12)
+
+
+def test_arrays_follow_their_rows() -> None:
+    rows = random_rows(6, seed=3)
+    weights = token_weights(rows)
+    forests = plant(rows, weights, budget=24)
+    assert len(forests) > 1
+    names = ("logprobs", "advantages", "turn_ids", "versions", "token_ids")
+    fields = ("logprobs", "advantages", "turn", "versions", "target")
+    for name, field in zip(names, fields, strict=True):
+        found = by_row(rows, forests, [getattr(batch, field) for batch in forests])
+        for row, values in zip(rows, found, strict=True):
+            assert values.tolist() == getattr(row, name)[row.loss_mask].tolist()
+    for name in ("ref_logprobs",):
+        found = by_row(rows, forests, [batch.extras[name] for batch in forests])
+        assert all(v.tolist() == row.extras[name][row.loss_mask].tolist() for row, v in zip(rows, found, strict=True))
+    found = by_row(rows, forests, [batch.weights for batch in forests])
+    assert all(v.tolist() == w[row.loss_mask].tolist() for row, w, v in zip(rows, weights, found, strict=True))
+    assert all(batch.temperature.tolist() == [0.75] * len(batch.target) for batch in forests)
+
+
+def test_rows_of_one_trajectory_are_one_trajectory() -> None:
+    rows = [all_trained([5, 6, 7]), all_trained([5, 8])]
+    other = replace(rows[0], origin=("g", 1))
+    (batch,) = plant([*rows, other], token_weights([*rows, other]), budget=100)
+    assert batch.trajectory.tolist() == [0, 0, 0, 1, 1]
+    assert batch.row.tolist() == [0, 0, 1, 2, 2]
+    assert batch.size == 4
+
+
+def test_extras_that_some_rows_lack_are_left_out() -> None:
+    rows = [all_trained([5, 6, 7]), replace(all_trained([5, 8]), extras={})]
+    (batch,) = plant(rows, token_weights(rows), budget=100)
+    assert dict(batch.extras) == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9),
+    budget=st.integers(1, 40),
+    share=st.booleans(),
+)
+def test_layout_of_any_rows(tokens: list[list[int]], budget: int, share: bool) -> None:
+    """What a slot may see, in the order of slots, is the row's own beginning, with depths for positions."""
+    rows = [all_trained(each) for each in tokens]
+    forests = plant(rows, token_weights(rows), budget=budget, share=share)
+    seen: list[tuple[int, int]] = []
+    for batch in forests:
+        ends = batch.subtree_end
+        index = torch.arange(batch.size)
+        for tree, (begin, end) in enumerate(batch.trees):
+            assert begin == (batch.trees[tree - 1][1] if tree else 0)
+            assert ((ends[begin:end] > index[begin:end]) & (ends[begin:end] <= end)).all()
+        assert batch.trees[-1][1] == batch.size
+        place = dict.fromkeys(batch.row.tolist(), 0)
+        assert batch.row.tolist() == sorted(batch.row.tolist())
+        for source, target, r in zip(batch.source.tolist(), batch.target.tolist(), batch.row.tolist(), strict=True):
+            place[r] += 1
+            history = index[(index <= source) & (source < ends)]
+            assert batch.tokens[history].tolist() == tokens[r][: place[r]]
+            assert batch.positions[history].tolist() == list(range(place[r]))
+            assert target == tokens[r][place[r]]
+            seen.append((r, place[r]))
+    assert sorted(seen) == [(r, i) for r, each in enumerate(tokens) for i in range(1, len(each))]
+    assert sum(batch.row_tokens for batch in forests) == sum(map(len, tokens))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=7), min_size=1, max_size=9),
+    budget=st.integers(1, 40),
+)
+def test_every_prefix_lies_in_a_forest_once_and_budgets_hold(tokens: list[list[int]], budget: int) -> None:
+    rows = [all_trained(each) for each in tokens]
+    for batch in plant(rows, token_weights(rows), budget=budget):
+        members = [rows[r] for r in batch.row.unique().tolist()]
+        assert batch.size == len(prefixes(members))
+        assert batch.size <= budget or len(members) == 1
+    (whole,) = plant(rows, token_weights(rows), budget=10_000)
+    assert whole.size == len(prefixes(rows))
+    (apart,) = plant(rows, token_weights(rows), budget=10_000, share=False)
+    assert apart.size == sum(map(len, tokens))
+
+
+def plain_gradient(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
+    """d/dtheta of sum(w * -A * log pi), one row at a time."""
+    for row, weights in zip(rows, token_weights(rows), strict=True):
+        loss = -trained(row, row.advantages) * plain_logprobs(model, row)
+        (loss * trained(row, weights)).sum().backward()
+    return gradient(model)
+
+
+def forest_gradient(model: PreTrainedModel, rows: Sequence[Row], budget: int, share: bool = True) -> dict[str, Tensor]:
+    for batch in plant(rows, token_weights(rows), budget=budget, share=share):
+        loss, _ = reinforce(forest_logprobs(model, batch), batch)
+        (loss * batch.weights).sum().backward()
+    return gradient(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_and_gradients_are_those_of_plain_rows(family: str) -> None:
+    model = network(family, dtype=torch.float64)
+    plain = stock(model)
+    use_layouts(model)
+    rows = random_rows(8, seed=1)
+    forests = plant(rows, token_weights(rows), budget=10_000)
+    assert forests[0].size < 0.8 * forests[0].row_tokens
+    with torch.no_grad():
+        found = by_row(rows, forests, [forest_logprobs(model, batch) for batch in forests])
+        for row, logprobs in zip(rows, found, strict=True):
+            torch.testing.assert_close(logprobs, plain_logprobs(plain, row), rtol=0, atol=1e-10)
+    expected = plain_gradient(plain, rows)
+    assert max(distance(forest_gradient(model, rows, 10_000), expected)) < 1e-9
+
+
+@pytest.mark.parametrize(("budget", "share"), [(10_000, True), (40, True), (1, True), (10_000, False), (30, False)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_budget_or_order_changes_the_gradient(budget: int, share: bool, seed: int) -> None:
+    model = network(dtype=torch.float64)
+    plain = stock(model)
+    use_layouts(model)
+    rows = random_rows(9, seed=seed)
+    shuffled = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
+    assert max(distance(forest_gradient(model, shuffled, budget, share), plain_gradient(plain, rows))) < 1e-9
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_gradients_in_single_precision(family: str) -> None:
+    model = network(family)
+    plain = stock(model)
+    use_layouts(model)
+    rows = random_rows(8, seed=4, private=20)
+    worst, whole = distance(forest_gradient(model, rows, 60), plain_gradient(plain, rows))
+    assert worst < 1e-4
+    assert whole < 2e-5
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_no_row_sees_another(share: bool) -> None:
+    """Other tokens behind a branch, and other trees, change nothing, to the last bit."""
+    model = network()
+    use_layouts(model)
+    trunk = [5, 6, 7]
+    mine = all_trained([*trunk, 8, 9, 10])
+
+    def logprobs(*others: list[int]) -> Tensor:
+        rows = [mine, *(all_trained(other) for other in others)]
+        (batch,) = plant(rows, token_weights(rows), budget=1000, share=share)
+        with torch.no_grad():
+            return forest_logprobs(model, batch)[batch.row == 0]
+
+    before = logprobs([*trunk, 8, 20, 21], [30, 31])
+    assert torch.equal(before, logprobs([*trunk, 8, 25, 26], [33, 32]))
+    assert not torch.equal(before, logprobs([*trunk, 8, 20, 21], [30, 31])[[0, 1, 2, 3, 3]])  # positions differ

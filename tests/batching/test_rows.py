@@ -1,0 +1,96 @@
+"""Trajectories to rows and back, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turnstile.batching.rows import by_turn, rows_of
+from turnstile.types import F32, I32, Completion, Message, Sampling, Stop, Trajectory, Turn
+
+
+def i32(*values: int) -> I32:
+    return np.array(values, np.int32)
+
+
+def f32(*values: float) -> F32:
+    return np.array(values, np.float32)
+
+
+def turn(context: I32, sampled: I32, *, temperature: float = 0.7, version: int = 0, **more: Any) -> Turn:
+    completion = Completion(
+        token_ids=sampled,
+        logprobs=-sampled.astype(np.float32) / 10,
+        versions=np.full(len(sampled), version, np.int32),
+        sampling=Sampling(temperature=temperature),
+        finish="stop",
+        seconds=0.0,
+    )
+    return Turn(context_ids=context, completion=completion, message=Message(role="assistant"), **more)
+
+
+def trajectory(*turns: Turn) -> Trajectory:
+    return Trajectory(task_id="t", group="g", attempt=3, turns=turns, stop=Stop.DONE)
+
+
+FIRST = turn(i32(1, 2, 3), i32(11, 12), version=4)
+SECOND = turn(i32(4), i32(13), version=5)
+THIRD = turn(i32(7, 8), i32(14, 15), fresh=True, version=6)
+
+
+def test_one_row() -> None:
+    (row,) = rows_of(trajectory(FIRST, SECOND), [f32(0.5, -0.5), f32(2.0)])
+    assert row.token_ids.tolist() == [1, 2, 3, 11, 12, 4, 13]
+    assert row.loss_mask.tolist() == [False, False, False, True, True, False, True]
+    assert row.logprobs.tolist() == f32(0, 0, 0, -1.1, -1.2, 0, -1.3).tolist()
+    assert row.advantages.tolist() == [0, 0, 0, 0.5, -0.5, 0, 2.0]
+    assert row.turn_ids.tolist() == [-1, -1, -1, 0, 0, -1, 1]
+    assert row.versions.tolist() == [0, 0, 0, 4, 4, 0, 5]
+    assert row.origin == ("g", 3)
+    assert row.temperature == 0.7
+    dtypes = [getattr(row, name).dtype for name in ("token_ids", "loss_mask", "logprobs", "advantages", "turn_ids")]
+    assert dtypes == [np.int32, np.bool_, np.float32, np.float32, np.int32]
+
+
+def test_a_rewritten_context_begins_a_row() -> None:
+    rows = rows_of(trajectory(FIRST, THIRD, SECOND), [f32(1, 1), f32(2, 2), f32(3)])
+    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 11, 12], [7, 8, 14, 15, 4, 13]]
+    assert [row.turn_ids.tolist() for row in rows] == [[-1, -1, -1, 0, 0], [-1, -1, 1, 1, -1, 2]]
+    assert [row.origin for row in rows] == [("g", 3)] * 2
+
+
+def test_a_first_turn_is_a_row_whether_fresh_or_not() -> None:
+    assert len(rows_of(trajectory(THIRD, SECOND), [f32(0, 0), f32(0)])) == 1
+
+
+def test_turns_that_are_not_trainable_are_masked() -> None:
+    (row,) = rows_of(trajectory(replace(FIRST, trainable=False), SECOND), [f32(9, 9), f32(1)])
+    assert row.loss_mask.tolist() == [False] * 6 + [True]
+    assert row.turn_ids.tolist() == [-1, -1, -1, 0, 0, -1, 1]
+
+
+def test_an_episode_that_ended_before_its_first_turn_has_no_row() -> None:
+    assert rows_of(trajectory(), []) == []
+
+
+def test_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="2 turns but advantages for 1"):
+        rows_of(trajectory(FIRST, SECOND), [f32(1, 1)])
+    with pytest.raises(ValueError, match="row of 7 tokens has 6 advantages"):
+        rows_of(trajectory(FIRST, SECOND), [f32(1), f32(1)])
+    with pytest.raises(ValueError, match=r"several temperatures: \[0.7, 1.0\]"):
+        rows_of(trajectory(FIRST, turn(i32(4), i32(13), temperature=1.0)), [f32(1, 1), f32(1)])
+
+
+def test_back_to_turns() -> None:
+    played = trajectory(FIRST, THIRD, SECOND)
+    advantages = [f32(1, 2), f32(3, 4), f32(5)]
+    rows = rows_of(played, advantages)
+    found = by_turn(played, rows, [row.advantages for row in rows])
+    assert [values.tolist() for values in found] == [[1, 2], [3, 4], [5]]
+    assert all(values.dtype == np.float32 for values in found)
+    partly = by_turn(played, rows[1:], [rows[1].advantages])
+    assert [values.tolist() for values in partly] == [[0, 0], [3, 4], [5]]

@@ -1,0 +1,121 @@
+"""From hidden states to log-probabilities, against plain softmax."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from networks import VOCABULARY, network
+from turnstile.models import logprobs as module
+from turnstile.models.logprobs import project, token_logprobs, truncate
+from turnstile.types import Sampling
+
+LOGITS = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
+
+
+def kept(**knobs: Any) -> list[int]:
+    cut = truncate(LOGITS, Sampling(**knobs))
+    assert torch.equal(cut[cut.isfinite()], LOGITS[cut.isfinite()])
+    return cut.isfinite().nonzero()[:, 1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "left"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"top_k": 2}, [0, 1]),
+        ({"top_k": 9}, [0, 1, 2, 3]),
+        ({"top_p": 0.6}, [0, 1]),  # the token that crosses the line is in
+        ({"top_p": 0.01}, [0]),
+        ({"top_p": 0.8}, [0, 1, 2]),
+        ({"min_p": 0.4}, [0, 1]),
+        ({"min_p": 0.25}, [0, 1, 2]),
+        ({"min_p": 1.0}, [0]),
+        ({"top_k": 2, "top_p": 0.66}, [0]),  # of what top_k left, the first holds 2/3
+        ({"top_p": 0.8, "min_p": 0.45}, [0, 1]),
+    ],
+)
+def test_truncation_by_hand(knobs: dict[str, Any], left: list[int]) -> None:
+    assert kept(**knobs) == left
+
+
+def test_the_sampled_token_stays() -> None:
+    cut = truncate(LOGITS.repeat(2, 1), Sampling(top_k=1), keep=torch.tensor([3, 0]))
+    assert cut.isfinite().tolist() == [[True, False, False, True], [True, False, False, False]]
+
+
+@pytest.mark.parametrize(
+    ("family", "knobs"),
+    [
+        ("llama", {}),
+        ("granite", {"logits_scaling": 3.0}),
+        ("cohere", {"logit_scale": 0.5, "pad_token_id": 0}),
+        ("gemma2", {"final_logit_softcapping": 0.5, "head_dim": 8}),
+    ],
+)
+def test_projection_is_the_familys_own(family: str, knobs: dict[str, Any]) -> None:
+    """The last steps of a stock model: scaled (Granite, Cohere), softly capped (Gemma 2)."""
+    model = network(family, dtype=torch.float64, **knobs)
+    tokens = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits[0]
+        hidden = model.get_decoder()(tokens, use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(project(model, hidden), expected, rtol=0, atol=1e-12)
+        assert (project(model, hidden) - model.get_output_embeddings()(hidden)).abs().max() > 0.1 or not knobs
+
+
+def test_projection_is_at_least_single_precision() -> None:
+    model = network(dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert project(model, torch.randn(2, 32).bfloat16()).dtype == torch.float32
+
+
+def by_hand(model: Any, hidden: Tensor, target: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    logp = (model.get_output_embeddings()(hidden) / temperature[:, None]).log_softmax(dim=-1)
+    return logp.gather(1, target[:, None])[:, 0], -(logp.exp() * logp).sum(dim=-1)
+
+
+def sample(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    hidden = torch.randn(n, 32, dtype=torch.float64, generator=generator)
+    target = torch.randint(VOCABULARY, (n,), generator=generator)
+    return hidden.requires_grad_(), target, 0.5 + torch.rand(n, generator=generator)
+
+
+@pytest.mark.parametrize("chunk", [2**24, 3 * VOCABULARY, 7 * VOCABULARY])
+def test_values_and_gradients_by_hand(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one chunk, in many that are computed again in the backward pass, and in few that are not."""
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    model = network(dtype=torch.float64)
+    head = model.get_output_embeddings().weight
+    hidden, target, temperature = sample(20)
+    logprobs, entropy = token_logprobs(model, hidden, target, temperature, Sampling())
+    expected, expected_entropy = by_hand(model, hidden, target, temperature)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(entropy, expected_entropy.detach(), rtol=0, atol=1e-12)
+    assert not entropy.requires_grad
+    slope = torch.linspace(-1, 1, 20, dtype=torch.float64)
+    found = torch.autograd.grad((logprobs * slope).sum(), [hidden, head])
+    wanted = torch.autograd.grad((expected * slope).sum(), [hidden, head])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+def test_what_is_cut_off_takes_no_probability() -> None:
+    """With top_k = 3, by hand: the softmax over the three likeliest, and over four where the token is a fourth."""
+    model = network(dtype=torch.float64)
+    hidden, target, temperature = sample(30)
+    logprobs, entropy = token_logprobs(model, hidden, target, temperature, Sampling(top_k=3, temperature=9.9))
+    found = logprobs.tolist()
+    logits = model.get_output_embeddings()(hidden) / temperature[:, None]
+    for i, row in enumerate(logits.tolist()):
+        y = int(target[i])
+        allowed = {*sorted(range(VOCABULARY), key=lambda token: -row[token])[:3], y}
+        total = sum(math.exp(row[token]) for token in allowed)
+        shares = [math.exp(row[token]) / total for token in allowed]
+        assert math.isclose(found[i], row[y] - math.log(total), abs_tol=1e-12)
+        assert math.isclose(float(entropy[i]), -sum(p * math.log(p) for p in shares), abs_tol=1e-12)
+    assert torch.isfinite(torch.autograd.grad(logprobs.sum(), hidden)[0]).all()
