@@ -37,7 +37,7 @@ class Ingredient:
 TRAIN = (
     Ingredient(source="pypi:boltons==26.2.0", n=400),
     Ingredient(source="pypi:pydash==8.1.0", n=400),
-    Ingredient(source="pypi:sqlparse==0.6.1", n=150),
+    Ingredient(source="pypi:sqlparse==0.6.1", n=80),
 )
 HELD_OUT = (
     Ingredient(source="pypi:toolz==1.2.0", n=110),

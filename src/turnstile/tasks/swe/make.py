@@ -295,7 +295,7 @@ class _Bench:
 
 def _steady(message: str) -> str:
     """A message without what differs between two runs: addresses and the place of the working copy."""
-    message = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", message)
+    message = re.sub(r"\b(at )?0x(?(1)[0-9a-fA-F]*|[0-9a-fA-F]{6,}\b)", r"\g<1>0x...", message)
     return re.sub(r"[^\s'\"]*/turnstile-(?:make|test)-[^/\s'\"]*/(?:copy\d+/)?", "", message)
 
 
