@@ -179,7 +179,7 @@ class Recipe(Section):
     warmstart: WarmstartConfig = WarmstartConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
-    trackers: tuple[Kind, ...] = (Kind(kind="jsonl"), Kind(kind="console"), Kind(kind="tensorboard"))
+    trackers: tuple[Kind, ...] = (Kind(kind="jsonl"), Kind(kind="console"))
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -34,6 +34,7 @@ class Batch:
     versions: Tensor  # i64[N]
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # f32[N] by name
     row_tokens: int = 0  # tokens before sharing, for the log
+    trunk: Tensor | None = None  # [T, H] what goes into the first layer that learns, where it is known
 
     @property
     def size(self) -> int:

@@ -20,12 +20,19 @@ from turnstile.types import F32, I32, Row
 
 
 def plant(
-    rows: Sequence[Row], weights: Sequence[F32], *, budget: int, device: torch.device | str = "cpu", share: bool = True
+    rows: Sequence[Row],
+    weights: Sequence[F32],
+    *,
+    budget: int,
+    device: torch.device | str = "cpu",
+    share: bool = True,
+    trunks: Sequence[Tensor] | None = None,
 ) -> list[Batch]:
     """Rows and their tokens' weights f32[L] as forests of at most `budget` unique tokens each.
 
     A tree over the budget is cut between rows and its trunk repeated; a row longer than the budget stands
-    alone. `share=False` plants every row as a tree of its own (plain packing).
+    alone. `share=False` plants every row as a tree of its own (plain packing). `trunks` are the rows' known
+    trunk activations [L', H]; they may end early, but not before what the row's last trained token depends on.
     """
     order = sorted(range(len(rows)), key=lambda r: rows[r].token_ids.tolist())
     forests: list[Batch] = []
@@ -33,11 +40,11 @@ def plant(
     for r in order:
         common = plot.common(rows[r].token_ids) if share else 0
         if plot.members and plot.size + len(rows[r].token_ids) - common > budget:
-            forests.append(_batch(plot, rows, weights, torch.device(device)))
+            forests.append(_batch(plot, rows, weights, torch.device(device), trunks))
             plot, common = _Plot(), 0
         plot.add(r, rows[r].token_ids, common)
     if plot.members:
-        forests.append(_batch(plot, rows, weights, torch.device(device)))
+        forests.append(_batch(plot, rows, weights, torch.device(device), trunks))
     return forests
 
 
@@ -85,7 +92,9 @@ class _Plot:
         return end
 
 
-def _batch(plot: _Plot, rows: Sequence[Row], weights: Sequence[F32], device: torch.device) -> Batch:
+def _batch(
+    plot: _Plot, rows: Sequence[Row], weights: Sequence[F32], device: torch.device, trunks: Sequence[Tensor] | None
+) -> Batch:
     """The tensors of a finished plot. Trained tokens stay in the order of the step's rows."""
     members = sorted(plot.members)
     trained = {r: np.flatnonzero(rows[r].loss_mask) for r in members}
@@ -119,7 +128,18 @@ def _batch(plot: _Plot, rows: Sequence[Row], weights: Sequence[F32], device: tor
             for name in sorted(extras)
         },
         row_tokens=sum(len(rows[r].token_ids) for r in members),
+        trunk=None if trunks is None else _trunk(plot, trunks),
     )
+
+
+def _trunk(plot: _Plot, trunks: Sequence[Tensor]) -> Tensor:
+    """The rows' trunks by slot; zeros for the last tokens of rows, on which nothing depends."""
+    first = trunks[plot.members[0]]
+    whole = torch.zeros(plot.size, first.shape[1], dtype=first.dtype, device=first.device)
+    for member in plot.members:
+        known = trunks[member]
+        whole[torch.from_numpy(plot.slots[member][: len(known)])] = known
+    return whole
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:

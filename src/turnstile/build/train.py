@@ -33,7 +33,7 @@ from turnstile.rollout.record import Recorder
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
 from turnstile.trainer import checkpoint
-from turnstile.trainer.learner import Learner, Objective
+from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
 from turnstile.trainer.reference import Reference
@@ -164,6 +164,7 @@ def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) ->
         estimator=estimator,
         learner=kept.learner,
         objective=objective,
+        trunk=_trunk(run, kept.learner),
         reference=Reference(kept.learner, run.folder / "reference.pt") if needs_reference(run.recipe) else None,
         engine=run.agent.engine,
         tracker=run.tracker,
@@ -172,6 +173,16 @@ def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) ->
         evaluate=evaluate,
         checkpoint=kept.save,
     )
+
+
+def _trunk(run: Run, learner: Learner) -> Trunk | None:
+    """Lets the engine keep what the frozen layers gave. Not where a run must repeat bit by bit: the engine
+    computes tokens in other company than the trainer does, which shows in the last bit."""
+    engine = run.agent.engine
+    if run.recipe.engine.deterministic or not learner.frozen:
+        return None
+    engine.keep_trunk(learner.frozen)
+    return lambda row: engine.trunk(row.origin[0], row.token_ids)
 
 
 def _settings(recipe: Recipe) -> Settings:

@@ -25,14 +25,21 @@ class Shape:
     hidden: int
     dtype: torch.dtype
     device: torch.device
+    trunk: bool = False  # also keep what goes into the first layer that learns
+
+    @property
+    def states(self) -> int:
+        """Hidden states kept of each token: the last, and the trunk's."""
+        return 1 + self.trunk
 
     @property
     def bytes_per_token(self) -> int:
-        return (2 * self.layers * self.kv_heads * self.head_dim + self.hidden) * self.dtype.itemsize
+        numbers = 2 * self.layers * self.kv_heads * self.head_dim + self.states * self.hidden
+        return numbers * self.dtype.itemsize
 
 
 class Pool:
-    """Keys, values and last hidden states of one trie of tokens. Slot -1 is the empty history."""
+    """Keys, values and hidden states of one trie of tokens. Slot -1 is the empty history."""
 
     def __init__(self, shape: Shape, capacity: int = 256) -> None:
         self.shape = shape
@@ -40,11 +47,11 @@ class Pool:
         self.used = 0
         self.last_use = 0
         self._kv = self._room(capacity)
-        self._hidden = torch.empty(capacity, shape.hidden, dtype=shape.dtype, device=shape.device)
+        self._hidden = self._states(capacity)
 
     @property
     def bytes(self) -> int:
-        return self._hidden.shape[0] * self.shape.bytes_per_token
+        return self._hidden.shape[1] * self.shape.bytes_per_token
 
     def walk(self, tokens: Sequence[int], slots: list[int]) -> int:
         """Follows `tokens` from the end of the path `slots` as far as they are known, extending `slots`.
@@ -66,15 +73,21 @@ class Pool:
             here = self.used
             slots.append(here)
             self.used += 1
-        if self.used > self._hidden.shape[0]:
-            self._enlarge(max(self.used, 2 * self._hidden.shape[0]))
+        if self.used > self._hidden.shape[1]:
+            self._enlarge(max(self.used, 2 * self._hidden.shape[1]))
 
     def hidden(self, slots: Sequence[int]) -> Tensor:
         """Last hidden states [n, H]."""
-        return self._hidden[list(slots)]
+        return self._hidden[0, list(slots)]
 
-    def keep_hidden(self, begin: int, hidden: Tensor) -> None:
-        self._hidden[begin : begin + hidden.shape[0]] = hidden
+    def trunk(self, slots: Sequence[int]) -> Tensor:
+        """What went into the first layer that learns, [n, H]."""
+        return self._hidden[1, list(slots)]
+
+    def keep_hidden(self, begin: int, *states: Tensor) -> None:
+        """The hidden states [n, H] of the n slots from `begin`: the last, then the trunk's if the shape has it."""
+        for kept, state in zip(self._hidden, states, strict=True):
+            kept[begin : begin + state.shape[0]] = state
 
     def store(self, layer: int, begin: int, key: Tensor, value: Tensor) -> None:
         """Keys and values [Hkv, n, D] of the n slots from `begin`."""
@@ -91,12 +104,15 @@ class Pool:
         s = self.shape
         return torch.empty(s.layers, 2, s.kv_heads, capacity, s.head_dim, dtype=s.dtype, device=s.device)
 
+    def _states(self, capacity: int) -> Tensor:
+        s = self.shape
+        return torch.empty(s.states, capacity, s.hidden, dtype=s.dtype, device=s.device)
+
     def _enlarge(self, capacity: int) -> None:
         old_kv, old_hidden = self._kv, self._hidden
-        self._kv = self._room(capacity)
+        self._kv, self._hidden = self._room(capacity), self._states(capacity)
         self._kv[:, :, :, : old_kv.shape[3]] = old_kv
-        self._hidden = torch.empty(capacity, self.shape.hidden, dtype=old_hidden.dtype, device=old_hidden.device)
-        self._hidden[: old_hidden.shape[0]] = old_hidden
+        self._hidden[:, : old_hidden.shape[1]] = old_hidden
 
 
 @dataclass(slots=True)

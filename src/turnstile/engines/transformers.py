@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from turnstile.engines.pool import Part, Pool, PoolLayout, Shape
 from turnstile.errors import EngineError
 from turnstile.models.attention import forward_hidden, use_layouts
 from turnstile.models.logprobs import project, truncate
+from turnstile.models.trunk import captured
 from turnstile.types import I32, Completion, Finish, Sampling
 
 PREFILL_TOKENS = 512
@@ -84,6 +85,7 @@ class TransformersEngine:
         self._max_batch = max_batch
         self._memory = memory_mb * 2**20
         self._stop_ids = frozenset(stop_ids)
+        self._trunk_layers = 0
         self._shape = _shape(model)
         self._version = 0
         self._sessions: dict[str, str] = {}  # session -> share
@@ -101,7 +103,7 @@ class TransformersEngine:
 
     def close(self, session: str) -> None:
         share = self._sessions.pop(session)
-        if share not in self._sessions.values():
+        if share not in self._sessions.values() and not self._trunk_layers:  # a trunk waits for the trainer
             self._pools.pop(share, None)
         self._wake()  # the others may have waited for this one
 
@@ -125,6 +127,22 @@ class TransformersEngine:
             return await request.future
         finally:
             self._leave(request)  # also when the caller was cancelled
+
+    def keep_trunk(self, layers: int) -> None:
+        """From now on keeps what goes into layer `layers`, and the pools of finished groups with it, until
+        weights are published (0: no longer)."""
+        self._trunk_layers = layers
+        self._shape = replace(self._shape, trunk=layers > 0)
+        self._pools.clear()
+
+    def trunk(self, share: str, token_ids: I32) -> Tensor:
+        """What went into that layer for the first n of `token_ids` that a group's pool knows, [n, H]."""
+        slots: list[int] = []
+        pool = self._pools.get(share)
+        if pool is None or not self._trunk_layers:
+            return torch.empty(0, self._shape.hidden, dtype=self._shape.dtype, device=self._shape.device)
+        pool.walk(token_ids.tolist(), slots)
+        return pool.trunk(slots)
 
     def publish(self, version: int) -> None:
         """The weights have changed in place: what was computed with the old ones is dropped, and requests in
@@ -186,9 +204,11 @@ class TransformersEngine:
         if parts:
             tokens = torch.tensor([t for part in parts for t in part.tokens], device=self._shape.device)
             positions = torch.tensor([p for part in parts for p in part.positions], device=self._shape.device)
-            hidden = forward_hidden(self._model, tokens, positions, PoolLayout(parts))
+            with captured(self._model, self._trunk_layers) as trunk:
+                hidden = forward_hidden(self._model, tokens, positions, PoolLayout(parts))
             for part in parts:
-                part.pool.keep_hidden(part.begin, hidden[part.at : part.at + len(part.tokens)])
+                span = slice(part.at, part.at + len(part.tokens))
+                part.pool.keep_hidden(part.begin, *(state[span] for state in (hidden, *trunk)))
             self.stats["tokens_computed"] += len(tokens)
         ready = [request for request in batch if not request.pending]
         if ready:

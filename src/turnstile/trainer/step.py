@@ -9,7 +9,7 @@ import numpy as np
 
 from turnstile.batching.rows import by_turn
 from turnstile.credit.base import Advantages
-from turnstile.trainer.learner import Learner, Objective
+from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.prepare import Prepared, split
 from turnstile.types import F32, Group, Row
 
@@ -34,6 +34,7 @@ def update(
     *,
     epochs: int,
     minibatches: int,
+    trunk: Trunk | None = None,
 ) -> Trained:
     """`epochs` passes over the step's rows in `minibatches` optimiser steps each.
 
@@ -44,7 +45,7 @@ def update(
     seen: dict[int, tuple[F32, F32]] = {}
     for _ in range(epochs):
         for rows in split(prepared, minibatches):
-            report, weights, logprobs = learner.update(rows, objective)
+            report, weights, logprobs = learner.update(rows, objective, trunk)
             reports.append(report)
             for row, w, lp in zip(rows, weights, logprobs, strict=True):
                 seen.setdefault(id(row), (w, lp))
