@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
+from episodes import f32, i32, trajectory, turn
 from turnstile.batching.rows import by_turn, rows_of
-from turnstile.types import F32, I32, Completion, Message, Sampling, Stop, Trajectory, Turn
-
-
-def i32(*values: int) -> I32:
-    return np.array(values, np.int32)
-
-
-def f32(*values: float) -> F32:
-    return np.array(values, np.float32)
-
-
-def turn(context: I32, sampled: I32, *, temperature: float = 0.7, version: int = 0, **more: Any) -> Turn:
-    completion = Completion(
-        token_ids=sampled,
-        logprobs=-sampled.astype(np.float32) / 10,
-        versions=np.full(len(sampled), version, np.int32),
-        sampling=Sampling(temperature=temperature),
-        finish="stop",
-        seconds=0.0,
-    )
-    return Turn(context_ids=context, completion=completion, message=Message(role="assistant"), **more)
-
-
-def trajectory(*turns: Turn) -> Trajectory:
-    return Trajectory(task_id="t", group="g", attempt=3, turns=turns, stop=Stop.DONE)
-
 
 FIRST = turn(i32(1, 2, 3), i32(11, 12), version=4)
 SECOND = turn(i32(4), i32(13), version=5)
@@ -49,7 +23,7 @@ def test_one_row() -> None:
     assert row.advantages.tolist() == [0, 0, 0, 0.5, -0.5, 0, 2.0]
     assert row.turn_ids.tolist() == [-1, -1, -1, 0, 0, -1, 1]
     assert row.versions.tolist() == [0, 0, 0, 4, 4, 0, 5]
-    assert row.origin == ("g", 3)
+    assert row.origin == ("g", 0)
     assert row.temperature == 0.7
     dtypes = [getattr(row, name).dtype for name in ("token_ids", "loss_mask", "logprobs", "advantages", "turn_ids")]
     assert dtypes == [np.int32, np.bool_, np.float32, np.float32, np.int32]
@@ -59,7 +33,7 @@ def test_a_rewritten_context_begins_a_row() -> None:
     rows = rows_of(trajectory(FIRST, THIRD, SECOND), [f32(1, 1), f32(2, 2), f32(3)])
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 11, 12], [7, 8, 14, 15, 4, 13]]
     assert [row.turn_ids.tolist() for row in rows] == [[-1, -1, -1, 0, 0], [-1, -1, 1, 1, -1, 2]]
-    assert [row.origin for row in rows] == [("g", 3)] * 2
+    assert [row.origin for row in rows] == [("g", 0)] * 2
 
 
 def test_a_first_turn_is_a_row_whether_fresh_or_not() -> None:

@@ -1,0 +1,88 @@
+"""What may learn is what was said, and nothing else."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+import torch
+
+from networks import network, stock
+from turnstile.errors import ConfigError, MissingExtraError
+from turnstile.models.adapt import choose_trainable, merged_state
+
+
+def learning(model: torch.nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_all() -> None:
+    model = network()
+    model.requires_grad_(False)
+    chosen = choose_trainable(model, "all")
+    assert [id(p) for p in chosen] == [id(p) for p in model.parameters()]
+    assert learning(model) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_top(layers: int) -> None:
+    model = network()
+    chosen = choose_trainable(model, "top", top_layers=layers)
+    expected = {
+        name for name, _ in model.named_parameters() if any(f".layers.{k}." in name for k in range(2 - layers, 2))
+    }
+    assert learning(model) == expected | {"model.norm.weight"}
+    assert len(chosen) == len(expected) + 1
+
+
+@pytest.mark.parametrize("layers", [0, 3])
+def test_top_must_be_some_of_the_layers(layers: int) -> None:
+    with pytest.raises(ConfigError, match=f"model.top_layers = {layers}: this model has 2 layers; take 1 to that"):
+        choose_trainable(network(), "top", top_layers=layers)
+
+
+def test_lora() -> None:
+    model = network()
+    plain = stock(model)
+    chosen = choose_trainable(model, "lora", lora_rank=3, lora_alpha=6)
+    found = learning(model)
+    assert len(found) == len(chosen) == 2 * 2 * 7  # A and B for q, k, v, o, gate, up and down of two layers
+    assert all("lora_" in name for name in found)
+    assert {min(parameter.shape) for parameter in chosen} == {3}
+    tokens = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, plain(tokens).logits)  # at first adapters add nothing
+    twin = network()
+    torch.manual_seed(99)
+    for one, other in zip(chosen, choose_trainable(twin, "lora", lora_rank=3, lora_alpha=6), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_merged_adapters_are_plain_weights() -> None:
+    model = network()
+    plain = stock(model)
+    with torch.no_grad():
+        for parameter in choose_trainable(model, "lora", lora_rank=2):
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    merged = merged_state(model)
+    assert merged.keys() == plain.state_dict().keys()
+    tokens = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        before = plain(tokens).logits.clone()
+        plain.load_state_dict(merged)
+        torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, rtol=0, atol=1e-4)
+    assert (plain(tokens).logits - before).abs().max() > 0.1
+
+
+def test_lora_names_the_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_peft(name: str, *rest: Any) -> Any:
+        if name == "peft":
+            raise ModuleNotFoundError("No module named 'peft'", name="peft")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_peft)
+    with pytest.raises(MissingExtraError, match=r"model.train = 'lora' needs .*turnstile-rl\[lora\]"):
+        choose_trainable(network(), "lora")

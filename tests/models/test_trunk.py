@@ -1,0 +1,73 @@
+"""Beginning above the frozen layers gives what the whole pass gives, where the family allows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from networks import network, random_rows
+from turnstile.batching.forest import plant
+from turnstile.batching.weights import token as token_weights
+from turnstile.models.adapt import choose_trainable
+from turnstile.models.attention import CausalLayout, ForestLayout, forward_hidden, use_layouts
+from turnstile.models.trunk import captured, forward_above, frozen_layers
+
+
+@pytest.mark.parametrize(("top", "frozen"), [(1, 2), (2, 1), (3, 0)])
+def test_frozen_layers_are_those_below_the_first_that_learns(top: int, frozen: int) -> None:
+    model = network("qwen3", num_hidden_layers=3)
+    use_layouts(model)
+    choose_trainable(model, "top", top_layers=top)
+    assert frozen_layers(model) == frozen
+
+
+def test_nothing_is_skipped_where_all_learns() -> None:
+    model = network()
+    use_layouts(model)
+    choose_trainable(model, "all")
+    assert frozen_layers(model) == 0
+    adapted = network()
+    use_layouts(adapted)
+    choose_trainable(adapted, "lora")
+    assert frozen_layers(adapted) == 0
+
+
+def test_a_family_that_scales_what_it_takes_for_embeddings_skips_nothing() -> None:
+    model = network("granite")
+    use_layouts(model)
+    choose_trainable(model, "top", top_layers=1)
+    assert frozen_layers(model) == 0
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_above_the_trunk(layers: int) -> None:
+    model = network(num_hidden_layers=3, dtype=torch.float64)
+    use_layouts(model)
+    rows = random_rows(6)
+    (batch,) = plant(rows, token_weights(rows), budget=1000)
+    layout = ForestLayout(batch)
+    with torch.no_grad():
+        with captured(model, layers) as seen:
+            whole = forward_hidden(model, batch.tokens, batch.positions, layout)
+        above = forward_above(model, layers, seen[0], batch.positions, layout)
+        assert len(seen) == 1
+        assert torch.equal(above, whole)
+        assert len(model.get_decoder().layers) == 3
+        forward_hidden(model, batch.tokens, batch.positions, layout)
+    assert len(seen) == 1  # only what happens inside
+
+
+def test_layers_come_back_when_the_pass_fails() -> None:
+    model = network()
+    use_layouts(model)
+    with pytest.raises(RuntimeError):
+        forward_above(model, 1, torch.zeros(3, 7), torch.arange(3), CausalLayout())
+    assert len(model.get_decoder().layers) == 2
+
+
+def test_no_layers_keep_nothing() -> None:
+    model = network()
+    use_layouts(model)
+    with captured(model, 0) as seen:
+        forward_hidden(model, torch.arange(3), torch.arange(3), CausalLayout())
+    assert seen == []

@@ -1,0 +1,126 @@
+"""From judged groups to rows, mini-batches and back, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from episodes import f32, group, i32, score, turn
+from turnstile.trainer.learner import Learner, Objective
+from turnstile.trainer.prepare import Prepared, prepare, split
+from turnstile.trainer.step import per_group, update
+from turnstile.types import F32, Row
+
+ONE = turn(i32(1, 2), i32(11, 12))
+TWO = turn(i32(3), i32(13))
+MUTE = turn(i32(1, 2), i32(11), trainable=False)
+FRESH = turn(i32(7, 8), i32(14), fresh=True)
+
+GROUPS = [
+    group("a", [ONE, TWO], [ONE]),
+    group("b", [ONE], [ONE]),  # all advantages are 0
+    group("c", [MUTE], [ONE, FRESH], [ONE]),  # the first has nothing to train, the third is out of the gradient
+]
+SCORES = [[score(), score()], [score(), score()], [score(), score(), score(in_gradient=False)]]
+ADVANTAGES = [
+    [f32(1, 1), f32(1)],
+    [f32(-1, -1)],
+    [f32(0, 0)],
+    [f32(0, 0)],
+    [f32(3)],
+    [f32(2, 2), f32(2)],
+    [f32(0, 0)],
+]
+
+
+def origins(rows: list[Row]) -> list[tuple[str, int]]:
+    return [row.origin for row in rows]
+
+
+def test_rows_of_groups_with_a_signal() -> None:
+    prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_flat=True)
+    assert [origins(rows) for rows in prepared.rows] == [[("a", 0), ("a", 1)], [("c", 1), ("c", 1)]]
+    assert (prepared.groups, prepared.flat) == ([0, 2], 1)
+    assert prepared.rows[0][0].advantages.tolist() == [0, 0, 1, 1, 0, 1]
+
+
+def test_flat_groups_may_stay() -> None:
+    prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_flat=False)
+    assert [len(rows) for rows in prepared.rows] == [2, 2, 2]
+    assert (prepared.groups, prepared.flat) == ([0, 1, 2], 0)
+
+
+def test_groups_with_nothing_to_train() -> None:
+    masked = [[score(in_gradient=False)] * 2]
+    assert prepare(GROUPS[:1], masked, ADVANTAGES[:2], drop_flat=False) == Prepared([], [], 0)
+    assert prepare(GROUPS[:1], masked, ADVANTAGES[:2], drop_flat=True).flat == 1
+
+
+def test_an_episode_that_ended_before_its_first_turn() -> None:
+    """A prompt that does not fit the context is graded, and has no token to learn from."""
+    groups = [group("a", [], [ONE])]
+    prepared = prepare(groups, [[score(turns=0), score()]], [[], [f32(1, 1)]], drop_flat=True)
+    assert [origins(rows) for rows in prepared.rows] == [[("a", 1)]]
+
+
+def many(count: int) -> Prepared:
+    """Groups of 1, 2, 3, 1, 2 ... rows."""
+    groups = [group(str(g), *([[ONE]] * (g % 3 + 1))) for g in range(count)]
+    scores = [[score() for _ in each.trajectories] for each in groups]
+    advantages = [[f32(1, 2)] for each in groups for _ in each.trajectories]
+    return prepare(groups, scores, advantages, drop_flat=True)
+
+
+@pytest.mark.parametrize(
+    ("groups", "parts", "sizes"),
+    [(4, 1, [7]), (4, 2, [3, 4]), (4, 4, [1, 2, 3, 1]), (4, 9, [1, 2, 3, 1]), (5, 2, [3, 6]), (0, 3, [])],
+)
+def test_mini_batches_keep_groups_whole(groups: int, parts: int, sizes: list[int]) -> None:
+    prepared = many(groups)
+    batches = split(prepared, parts)
+    assert [len(rows) for rows in batches] == sizes
+    assert [row.origin for rows in batches for row in rows] == [row.origin for rows in prepared.rows for row in rows]
+    homes = [{row.origin[0] for row in rows} for rows in batches]
+    assert all(not one & other for i, one in enumerate(homes) for other in homes[:i])
+
+
+class Writing(Learner):
+    """Writes down what it is given; its weights and log-probabilities tell rows and calls apart."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[tuple[str, int]]] = []
+
+    def update(
+        self, rows: list[Row], objective: Objective, trunk: object = None
+    ) -> tuple[dict[str, float], list[F32], list[F32]]:
+        self.calls.append(origins(rows))
+        n = len(self.calls)
+        report = {"loss/total": float(n), "tokens/rows": 10.0, "optim/grad_norm": 5.0 - n, "optim/skipped": n % 2.0}
+        marks = [row.loss_mask * np.float32(n) for row in rows]
+        return report, marks, [-mark for mark in marks]
+
+
+def test_epochs_and_mini_batches() -> None:
+    learner = Writing()
+    prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_flat=True)
+    trained = update(GROUPS, prepared, learner, None, epochs=2, minibatches=2)  # type: ignore[arg-type]
+    first, second = [("a", 0), ("a", 1)], [("c", 1), ("c", 1)]
+    assert learner.calls == [first, second, first, second]
+    assert trained.metrics == {"loss/total": 2.5, "tokens/rows": 40.0, "optim/grad_norm": 4.0, "optim/skipped": 2.0}
+    # what was trained is that of the first epoch, by group, trajectory and turn; zeros where nothing was
+    weights = [[[values.tolist() for values in turns] for turns in each] for each in trained.weights]
+    assert weights == [[[[1, 1], [1]], [[1, 1]]], [[[0, 0]], [[0, 0]]], [[[0]], [[2, 2], [2]], [[0, 0]]]]
+    assert trained.logprobs[2][1][1].tolist() == [-2]
+
+
+def test_a_step_without_signal_updates_nothing() -> None:
+    learner = Writing()
+    trained = update(GROUPS[1:2], Prepared([], [], 1), learner, None, epochs=1, minibatches=1)  # type: ignore[arg-type]
+    assert (learner.calls, trained.metrics) == ([], {})
+    assert [len(turns) for turns in trained.weights[0]] == [1, 1]
+
+
+def test_advantages_by_group() -> None:
+    found = per_group(GROUPS, ADVANTAGES)
+    assert [len(each) for each in found] == [2, 2, 3]
+    assert found[2][1] is ADVANTAGES[5]
