@@ -137,10 +137,11 @@ async def test_only_what_is_wanted_is_tried(made: Made, tmp_path: Path) -> None:
         Filter(kinds=("typo",))
 
 
-async def test_a_file_of_several_packages(tiny: Any, source_of: Any, tmp_path: Path) -> None:
+async def test_a_file_of_several_packages(reference: Any, source_of: Any, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     write_tasks(out, [Task(id="other-1/x", env="swe")])
-    await make(tiny, out, 1, **ALL)
+    with out.open("ab") as file:
+        file.write(reference.head(1))
     second = await make(source_of(version="2.0"), out, 1, **ALL)
     assert [task.id.split("/")[0] for task in load_tasks(out)] == ["other-1", "tiny-1.0", "tiny-2.0"]
     assert len(second.tasks) == 1

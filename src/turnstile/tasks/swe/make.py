@@ -197,6 +197,9 @@ class _Ledger:
             file.write(line + "\n")
 
 
+_PATIENCE = 6  # wall-clock for each second of processor time, since verdicts must not depend on a machine's load
+
+
 class _Bench:
     """Working copies of one package and the judging of candidates in them, one at a time in each copy."""
 
@@ -214,12 +217,17 @@ class _Bench:
         root = await self._free.get()
         path = root / candidate.file
         pristine = (self._package.tree / candidate.file).read_bytes()
-        expected = sum(self._measured.seconds[node] for node in candidate.nodes)
+        budget = self._seconds + 10 * sum(self._measured.seconds[node] for node in candidate.nodes)
         try:
             if text is not None:
                 path.write_bytes(text.encode("utf-8"))
             return await run_tests(
-                self._package, root, nodes=candidate.nodes, seconds=self._seconds + 10 * expected, memory_mb=2048
+                self._package,
+                root,
+                nodes=candidate.nodes,
+                seconds=_PATIENCE * budget,
+                cpu_seconds=budget,
+                memory_mb=2048,
             )
         finally:
             path.write_bytes(pristine)
@@ -320,7 +328,8 @@ async def make(
     A task is kept when at least one of the at most `tests_per_bug` tests that call the function fails with
     the bug, nothing hangs, and the module still imports. At most `per_function` tasks come from one function.
     The same arguments give the same file, whatever `workers` is. `extra` names requirements of the tests that
-    the package's metadata leaves out; `judge_seconds` is wall-clock, over ten times what the tests took.
+    the package's metadata leaves out; `judge_seconds` is processor time, over ten times what the tests took, and a
+    hang in which the processor rests is waited for six times as long.
 
     Raises TaskError when the package cannot be fetched, has no tests, or none passes.
     """

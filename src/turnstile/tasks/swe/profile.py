@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import signal
@@ -106,12 +107,14 @@ async def run_tests(
     nodes: Sequence[str] | None = None,
     profiled: bool = False,
     seconds: float = 300.0,
+    cpu_seconds: float | None = None,
     memory_mb: int = 4096,
 ) -> TestRun | None:
     """Runs tests of the copy at `root` in a process group of its own; None when it hung or died.
 
     `root` is absolute and free of links. `nodes` picks tests by id (their files are the only ones collected);
-    `seconds` is wall-clock.
+    `seconds` is wall-clock, `cpu_seconds` (the same unless given) processor time, which does not depend on what
+    else the machine does.
     """
     with tempfile.TemporaryDirectory(prefix="turnstile-test-", ignore_cleanup_errors=True) as folder:
         report, ini = Path(folder) / "report.json", Path(folder) / "pytest.ini"
@@ -126,7 +129,7 @@ async def run_tests(
             "ini": str(ini),
             "report": str(report),
             "memory_mb": memory_mb,
-            "cpu_seconds": max(1, int(seconds)),
+            "cpu_seconds": max(1, math.ceil(seconds if cpu_seconds is None else cpu_seconds)),
         }
         (Path(folder) / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         process = await asyncio.create_subprocess_exec(
