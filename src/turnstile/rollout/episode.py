@@ -65,10 +65,13 @@ async def play(
     signals: Mapping[str, JSON] = {}
     error = None
     try:
+        clock = asyncio.timeout(limits.seconds or None)
         try:
-            async with asyncio.timeout(limits.seconds):
+            async with clock:
                 stop = await episode.run()
         except TimeoutError:
+            if not clock.expired():
+                raise  # the environment's own, and a fault
             if not episode.opened:
                 raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
             stop = Stop.TIMEOUT
@@ -170,7 +173,7 @@ class _Episode:
             return Stop.SUBMITTED if step.submitted else Stop.DONE
         if self.limits.unparsed and unparsed >= self.limits.unparsed:
             return Stop.PARSE
-        if step.truncated or len(self.turns) >= self.limits.turns:
+        if step.truncated or (self.limits.turns and len(self.turns) >= self.limits.turns):
             return Stop.TURNS
         return None
 
@@ -180,4 +183,3 @@ class _Episode:
             return await work
         finally:
             self.times[phase] += time.monotonic() - began
-

@@ -45,14 +45,17 @@ class Player:
         done: Callable[[Trajectory], None] = lambda _: None,
     ) -> list[Group]:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. `done` is told of
-        each episode as it ends."""
+        each episode as it ends. A fault of the program in one episode stops them all and is raised."""
         ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
         jobs = [
             (task, Attempt(group=group, number=number, seed=seed))
             for task, group in zip(tasks, ids, strict=True)
             for number in range(attempts)
         ]
-        played = await (self._waves(jobs, done) if self.deterministic else self._flow(jobs, done))
+        try:
+            played = await (self._waves(jobs, done) if self.deterministic else self._flow(jobs, done))
+        except BaseExceptionGroup as several:  # the first fault stopped all episodes, and is what there is to say
+            raise several.exceptions[0] from several
         return [
             Group(id=group, task=task, trajectories=tuple(played[i * attempts : (i + 1) * attempts]))
             for i, (task, group) in enumerate(zip(tasks, ids, strict=True))

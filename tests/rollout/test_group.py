@@ -1,0 +1,259 @@
+"""Many episodes at once: their order, their retries, and that none waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from helpers import tiny_llama
+from plays import LOOKS, FakeEnv, hang, once_then, player, says, scripted, tasks
+from turnstile.engines.transformers import TransformersEngine
+from turnstile.errors import ConfigError, EngineError, SandboxError
+from turnstile.rollout.episode import Limits
+from turnstile.types import Group, Stop, Trajectory
+
+DETERMINISTIC = pytest.mark.parametrize("deterministic", [False, True])
+
+
+class Counting:
+    """An engine that knows which sessions are open, and how many there ever were at once."""
+
+    def __init__(self, speak: Any = LOOKS) -> None:
+        self.inner = scripted(speak)
+        self.open_now: set[str] = set()
+        self.most = 0
+        self.opened: list[str] = []
+
+    def open(self, share: str) -> str:
+        session = self.inner.open(share)
+        self.opened.append(share)
+        self.open_now.add(session)
+        self.most = max(self.most, len(self.open_now))
+        return session
+
+    async def generate(self, *arguments: Any) -> Any:
+        return await self.inner.generate(*arguments)
+
+    def close(self, session: str) -> None:
+        self.inner.close(session)
+        self.open_now.remove(session)
+
+
+@DETERMINISTIC
+async def test_groups_come_in_the_order_of_their_tasks(deterministic: bool) -> None:
+    ended: list[Trajectory] = []
+    engine = Counting()
+    some = player(FakeEnv, engine=engine, concurrent=4, deterministic=deterministic)
+    found = await some.groups(tasks(3), 3, label="train/7", seed=1, done=ended.append)
+    assert [group.id for group in found] == ["train/7/0/t0", "train/7/1/t1", "train/7/2/t2"]
+    assert [group.task.id for group in found] == ["t0", "t1", "t2"]
+    for group in found:
+        assert [(t.group, t.attempt, t.task_id) for t in group.trajectories] == [
+            (group.id, number, group.task.id) for number in range(3)
+        ]
+    assert sorted(t.key for t in ended) == sorted(t.key for group in found for t in group.trajectories)
+    assert engine.opened == [group.id for group in found for _ in range(3)]
+    assert (engine.open_now, engine.most) == (set(), 4)
+
+
+@DETERMINISTIC
+async def test_each_episode_has_an_environment_of_its_own_that_is_closed(deterministic: bool) -> None:
+    made: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        made.append(FakeEnv())
+        return made[-1]
+
+    await player(make, deterministic=deterministic).groups(tasks(2), 2, label="x", seed=0)
+    assert len(made) == 4
+    assert all(env.did == ["reset", "step", "step", "step", "measure", "close"] for env in made)
+
+
+async def test_infrastructure_failures_are_tried_again_from_the_start() -> None:
+    made: list[FakeEnv] = []
+    breaks = once_then(SandboxError("gone"))
+
+    def make() -> FakeEnv:
+        made.append(FakeEnv({"step": breaks}))
+        return made[-1]
+
+    (group,) = await player(make, says("look", "submit")).groups(tasks(1), 1, label="x", seed=0)
+    (found,) = group.trajectories
+    assert (found.stop, found.error, len(found.turns)) == (Stop.SUBMITTED, None, 2)
+    assert [env.did[-1] for env in made] == ["close", "close"]
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+async def test_retries_end(retries: int) -> None:
+    made: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        made.append(FakeEnv({"step": SandboxError("gone")}))
+        return made[-1]
+
+    engine = Counting()
+    (group,) = await player(make, engine=engine, retries=retries).groups(tasks(1), 1, label="x", seed=0)
+    assert group.trajectories[0].stop is Stop.ERROR
+    assert (len(made), engine.open_now) == (retries + 1, set())
+
+
+async def test_a_retry_draws_the_same_tokens(bytes_: Any) -> None:
+    def play(make: Any) -> Any:
+        engine = TransformersEngine(tiny_llama(300, context=512), bytes_)
+        return player(make, engine=engine).groups(tasks(1), 1, label="x", seed=3)
+
+    breaks = once_then(SandboxError("gone"))
+    (again,) = await play(lambda: FakeEnv({"step": breaks}))
+    (straight,) = await play(FakeEnv)
+    ids = [[turn.completion.token_ids.tolist() for turn in group.trajectories[0].turns] for group in (again, straight)]
+    assert ids[0] == ids[1]
+    assert sum(map(len, ids[0])) > 10
+
+
+@DETERMINISTIC
+async def test_one_failed_episode_harms_no_other(deterministic: bool) -> None:
+    made: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        made.append(FakeEnv({"step": SandboxError("gone")} if len(made) == 2 else {}))
+        return made[-1]
+
+    found = await player(make, retries=0, deterministic=deterministic).groups(tasks(2), 2, label="x", seed=0)
+    stops = [trajectory.stop for group in found for trajectory in group.trajectories]
+    assert sorted(stops) == [Stop.ERROR, *[Stop.TURNS] * 3]
+
+
+@DETERMINISTIC
+async def test_faults_of_the_program_are_raised_as_they_are(deterministic: bool) -> None:
+    """One line for the user, and no session left open."""
+    engine = Counting()
+    some = player(
+        lambda: FakeEnv({"step": ConfigError("no such tool")}), engine=engine, deterministic=deterministic, concurrent=2
+    )
+    with pytest.raises(ConfigError, match="no such tool"):
+        await some.groups(tasks(3), 1, label="x", seed=0)
+    assert engine.open_now == set()
+
+
+async def test_an_environment_that_cannot_be_closed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    some = player(lambda: FakeEnv({"close": SandboxError("stuck")}))
+    with caplog.at_level(logging.WARNING):
+        (group,) = await some.groups(tasks(1), 1, label="x", seed=0)
+    assert group.trajectories[0].stop is Stop.TURNS
+    assert "stuck" in caplog.text
+
+
+async def test_one_slow_environment_does_not_hold_up_the_others() -> None:
+    """The slow one waits for something that happens only when all others have played to their end."""
+    others_done = asyncio.Event()
+    ended: list[tuple[str, int]] = []
+
+    async def waits(_: FakeEnv) -> None:
+        await others_done.wait()
+
+    made: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        made.append(FakeEnv({"step": waits} if not made else {}))
+        return made[-1]
+
+    def done(trajectory: Trajectory) -> None:
+        ended.append(trajectory.key)
+        if len(ended) == 5:
+            others_done.set()
+
+    some = player(make, limits=Limits(turns=3, seconds=60))
+    found = await some.groups(tasks(3), 2, label="x", seed=0, done=done)
+    assert all(t.stop is Stop.TURNS for group in found for t in group.trajectories)
+    assert ended[-1] == ("x/0/t0", 0)
+
+
+async def test_a_slow_environment_does_not_hold_up_sampling(bytes_: Any) -> None:
+    """The same with a model: the engine goes on decoding for those that wait for tokens."""
+    others_done = asyncio.Event()
+    ended = 0
+
+    async def waits(_: FakeEnv) -> None:
+        await others_done.wait()
+
+    made: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        made.append(FakeEnv({"step": waits} if not made else {}))
+        return made[-1]
+
+    def done(_: Trajectory) -> None:
+        nonlocal ended
+        ended += 1
+        if ended == 3:
+            others_done.set()
+
+    engine = TransformersEngine(tiny_llama(300, context=512), bytes_)
+    (group,) = await player(make, engine=engine).groups(tasks(1), 4, label="x", seed=0, done=done)
+    assert [t.stop for t in group.trajectories] == [Stop.TURNS] * 4
+
+
+async def test_places_are_handed_on_as_soon_as_they_are_free() -> None:
+    """With two places, three episodes pass through one of them while the fourth keeps the other."""
+    others_done = asyncio.Event()
+    ended: list[int] = []
+
+    async def waits(_: FakeEnv) -> None:
+        await others_done.wait()
+
+    made: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        made.append(FakeEnv({"step": waits} if not made else {}))
+        return made[-1]
+
+    def done(trajectory: Trajectory) -> None:
+        ended.append(trajectory.attempt)
+        if len(ended) == 3:
+            others_done.set()
+
+    engine = Counting()
+    await player(make, engine=engine, concurrent=2).groups(tasks(1), 4, label="x", seed=0, done=done)
+    assert ended == [1, 2, 3, 0]
+    assert engine.most == 2
+
+
+async def test_a_hung_environment_ends_at_its_own_time() -> None:
+    made: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        made.append(FakeEnv({"step": hang} if not made else {}))
+        return made[-1]
+
+    some = player(make, limits=Limits(turns=3, seconds=0.3))
+    (group,) = await some.groups(tasks(1), 2, label="x", seed=0)
+    assert [t.stop for t in group.trajectories] == [Stop.TIMEOUT, Stop.TURNS]
+    assert all(env.did[-1] == "close" for env in made)
+
+
+async def test_an_engine_that_cannot_open_sessions_is_no_episode() -> None:
+    class Full(Counting):
+        def open(self, share: str) -> str:
+            raise EngineError("no room")
+
+    with pytest.raises(EngineError, match="no room"):
+        await player(FakeEnv, engine=Full()).groups(tasks(1), 1, label="x", seed=0)
+
+
+@DETERMINISTIC
+async def test_the_same_seed_plays_the_same(deterministic: bool, bytes_: Any) -> None:
+    def ids(groups: list[Group]) -> list[list[int]]:
+        return [turn.completion.token_ids.tolist() for g in groups for t in g.trajectories for turn in t.turns]
+
+    async def play(seed: int, concurrent: int = 64) -> list[list[int]]:
+        engine = TransformersEngine(tiny_llama(300, context=512).double(), bytes_, deterministic=deterministic)
+        some = replace(player(FakeEnv, engine=engine), deterministic=deterministic, concurrent=concurrent)
+        return ids(await some.groups(tasks(2), 2, label="x", seed=seed))
+
+    first = await play(1)
+    assert first == await play(1) == await play(1, concurrent=3)
+    assert first != await play(2)
