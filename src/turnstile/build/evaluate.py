@@ -105,5 +105,3 @@ def _last(run: Path) -> str:
         why = complaints[0] if complaints else "it was stopped before the first one"
         raise ConfigError(f"{run} has no checkpoint to evaluate ({why}); name a model with --model")
     return str(found.model)
-
-

@@ -40,7 +40,7 @@ def open_run(run: Path, recipe: Recipe, *, fresh: bool) -> bool:
         return True
     run.mkdir(parents=True, exist_ok=True)
     body = {"recipe": resolved, "versions": versions(), "git": _git(), "command": sys.argv}
-    file.write_text(json.dumps(body, indent=1), encoding="utf-8")
+    write_whole(file, json.dumps(body, indent=1))
     return False
 
 
@@ -59,9 +59,14 @@ def write_results(run: Path, name: str, results: list[EpisodeResult]) -> None:
     """An evaluation's results, whole or not at all."""
     folder = run / "evaluations"
     folder.mkdir(exist_ok=True)
-    scratch = folder / f".{name}.writing"
-    scratch.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results), encoding="utf-8")
-    scratch.rename(folder / f"{name}.jsonl")
+    write_whole(folder / f"{name}.jsonl", "".join(json.dumps(asdict(result)) + "\n" for result in results))
+
+
+def write_whole(file: Path, text: str) -> None:
+    """A killed process leaves the old file or the new one, never a part."""
+    scratch = file.with_name(f".{file.name}.writing")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(file)
 
 
 def read_results(run: Path) -> dict[str, list[EpisodeResult]]:
@@ -71,6 +76,11 @@ def read_results(run: Path) -> dict[str, list[EpisodeResult]]:
         file.stem: [EpisodeResult(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
         for file in files
     }
+
+
+def drop_results(run: Path, name: str) -> None:
+    """An evaluation that is to be done again."""
+    (run / "evaluations" / f"{name}.jsonl").unlink()
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

@@ -105,5 +105,3 @@ def _marked(group: Group, trainable: Sequence[bool]) -> Group:
         raise TaskError(f"demonstration of {group.task.id}: {why}; raise episode.turns or check the task")
     turns = tuple(replace(turn, trainable=flag) for turn, flag in zip(played.turns, trainable, strict=True))
     return replace(group, trajectories=(replace(played, turns=turns),))
-
-

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from turnstile.build.parts import Agent, World, for_evaluation
-from turnstile.build.run_folder import read_results, write_results
+from turnstile.build.run_folder import read_results, write_results, write_whole
 from turnstile.build.scripts import play_policy
 from turnstile.config import Recipe
 from turnstile.evaluation.metrics import EpisodeResult, from_group
@@ -48,7 +48,7 @@ class Run:
         costs = read_costs(self.folder)
         costs["seconds"][stage] = costs["seconds"].get(stage, 0.0) + time.monotonic() - began
         costs["memory_mb"][stage] = max(costs["memory_mb"].get(stage, 0.0), peak_memory_mb())
-        (self.folder / "costs.json").write_text(json.dumps(costs, indent=1), encoding="utf-8")
+        write_whole(self.folder / "costs.json", json.dumps(costs, indent=1))
 
     async def evaluate(self, name: str, tasks: Sequence[Task], *, samples: int, step: int = 0) -> None:
         """Plays `tasks` with the model as it is; done before is done."""

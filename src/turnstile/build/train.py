@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -22,7 +23,7 @@ from turnstile.build.parts import (
     read_tasks,
 )
 from turnstile.build.report import report
-from turnstile.build.run_folder import open_run, read_results
+from turnstile.build.run_folder import drop_results, open_run, read_results
 from turnstile.build.session import Run
 from turnstile.build.warmstart import baselines_and_warm_start
 from turnstile.config import Recipe
@@ -149,8 +150,17 @@ class _Kept:
             alarm.restore(found.state["alarms"][name])
         self.run.tracker.resume_at(found.step)
         self.run.recorder.resume_at(found.step)
+        for name in read_results(self.run.folder):
+            if _is_later(name, found.step, self.run.recipe.train.steps):
+                drop_results(self.run.folder, name)
         self.run.tracker.say(f"going on after step {found.step} of {self.run.recipe.train.steps}")
         return True
+
+
+def _is_later(evaluation: str, step: int, steps: int) -> bool:
+    """Whether an evaluation was of weights behind which the run has gone back."""
+    numbered = re.fullmatch(r"step-(\d+)", evaluation)
+    return step < (int(numbered[1]) if numbered else steps if evaluation == FINAL else 0)
 
 
 def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) -> Parts:
