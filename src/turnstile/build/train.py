@@ -109,7 +109,8 @@ async def _train(
         with run.timed("reinforcement learning"):
             parts = _parts(run, kept, estimator, objective)
             progress = await train_loop(parts, _settings(recipe), kept.progress)
-        await run.evaluate(FINAL, heldout, samples=samples, step=progress.step)
+        if progress.step:
+            await run.evaluate(FINAL, heldout, samples=samples, step=progress.step)
         path = report(folder, recipe, train_tasks)
         tracker.say(f"report: {path}")
     return {"results": read_results(folder), "report": path, "run": folder, "step": progress.step}
