@@ -54,6 +54,7 @@ $(READY): pyproject.toml constraints.txt
 # The quick demo is a recipe of its own, with fewer steps and tasks.
 DEMO := $(if $(findstring --quick,$(ARGS)),demo-quick,demo)
 demo: setup
+	@$(BIN)/turnstile tasks prepare data/demo/train.jsonl data/demo/heldout.jsonl
 	@$(BIN)/turnstile train recipes/$(DEMO).toml --run $(DEMO) $(filter-out --quick,$(ARGS))
 
 test: setup
@@ -75,6 +76,7 @@ docs: setup
 	@$(BIN)/python docs/reference.py
 
 results: setup
+	@$(BIN)/turnstile tasks prepare data/demo/train.jsonl data/demo/heldout.jsonl
 	@$(BIN)/python benchmarks/results.py $(ARGS)
 
 clean:
