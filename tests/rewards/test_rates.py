@@ -7,7 +7,7 @@ import pytest
 from turnstile.credit.check import sample_trajectory
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import Scorer, make_term
-from turnstile.rewards.rates import rates
+from turnstile.rewards.rates import completed, modified, rates, resolved
 from turnstile.types import Group, Stop, Task
 
 TASK = Task(id="t", env="swe")
@@ -54,6 +54,24 @@ def test_rates_say_nothing_about_what_was_not_recorded() -> None:
     result = rates([group], Scorer(terms=(make_term("outcome", "signal"),))([group]))
     assert "rate/completion" not in result
     assert result["reward/total"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stop", "signals", "expected"),
+    [
+        (Stop.DONE, {"resolved": True}, (True, True, True)),
+        (Stop.SUBMITTED, {}, (True, True, False)),
+        (Stop.TURNS, {"resolved": True}, (False, False, False)),
+        (Stop.DONE, {"submitted": False, "resolved": True}, (False, False, False)),
+        (Stop.DONE, {"modified": False, "resolved": True}, (True, False, False)),
+        (Stop.ERROR, {}, (False, False, False)),
+    ],
+)
+def test_an_environment_need_not_record_everything(
+    stop: Stop, signals: dict[str, bool], expected: tuple[bool, bool, bool]
+) -> None:
+    trajectory = sample_trajectory([1], stop=stop, signals=signals)
+    assert (completed(trajectory), modified(trajectory), resolved(trajectory)) == expected
 
 
 def test_rates_of_failures_only_and_of_nothing() -> None:

@@ -71,7 +71,7 @@ class Interval:
 def from_group(group: Group, scores: Sequence[Score]) -> list[EpisodeResult]:
     """One result for each trajectory, from its signals `submitted`, `modified`, `resolved` and its task's data.
 
-    A signal the environment does not give counts as False.
+    For environments that do not record all three see `rewards.rates`.
     """
     data = group.task.data
     return [

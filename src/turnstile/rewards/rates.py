@@ -10,17 +10,17 @@ from turnstile.types import F32, Group, Score, Stop, Trajectory
 
 
 def completed(trajectory: Trajectory) -> bool:
-    """The agent submitted."""
-    return bool(trajectory.signals.get("submitted", False))
+    """The agent submitted; where the environment records no such signal, the task came to its own end."""
+    return bool(trajectory.signals.get("submitted", trajectory.stop in (Stop.SUBMITTED, Stop.DONE)))
 
 
 def modified(trajectory: Trajectory) -> bool:
-    """The agent submitted, and its non-test diff is not empty."""
-    return completed(trajectory) and bool(trajectory.signals.get("modified", False))
+    """The agent submitted, and its non-test diff is not empty; every submission, where no such signal is recorded."""
+    return completed(trajectory) and bool(trajectory.signals.get("modified", True))
 
 
 def resolved(trajectory: Trajectory) -> bool:
-    """The agent submitted a change after which every test passes that must."""
+    """The agent submitted a change after which every test passes that must (the signal `resolved`)."""
     return modified(trajectory) and bool(trajectory.signals.get("resolved", False))
 
 
