@@ -46,7 +46,6 @@ HELD_OUT = (
     Ingredient(source="pypi:inflection==0.5.1", n=60),
     Ingredient(source="pypi:cachetools==8.0.0", n=60),
     Ingredient(source="pypi:semver==3.1.1", n=60),
-    Ingredient(source="pypi:isodate==0.7.2", n=60),
     Ingredient(source="pypi:tabulate==0.10.0", n=60),
     Ingredient(source="pypi:webcolors==25.10.0", n=60),
     Ingredient(source="pypi:parse==1.22.4", n=60),

@@ -12,7 +12,7 @@ import json
 import random
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,10 +88,6 @@ class Made:
     added: int
     rejected: Mapping[str, int]
     exhausted: bool  # every candidate was judged before `n` were found
-
-
-Judge = Callable[[Candidate, str | None], Awaitable[TestRun | None]]
-"""Runs a candidate's tests on a copy where its file holds the text given (None: pristine); None for a hang."""
 
 
 def candidates(package: Package, measured: Profile, seed: int, wanted: Filter, cap: int) -> list[list[Candidate]]:
@@ -212,8 +208,8 @@ class _Bench:
             self._free.put_nowait(copy)
         self._sound: dict[tuple[str, ...], asyncio.Task[frozenset[str]]] = {}
 
-    async def judge(self, candidate: Candidate, text: str | None) -> TestRun | None:
-        """Runs the candidate's tests with `text` as its file."""
+    async def judge(self, candidate: Candidate, text: str | None, *, reverse: bool = False) -> TestRun | None:
+        """Runs the candidate's tests with `text` as its file; None for a hang or a crash."""
         root = await self._free.get()
         path = root / candidate.file
         pristine = (self._package.tree / candidate.file).read_bytes()
@@ -225,6 +221,7 @@ class _Bench:
                 self._package,
                 root,
                 nodes=candidate.nodes,
+                reverse=reverse,
                 seconds=_PATIENCE * budget,
                 cpu_seconds=budget,
                 memory_mb=2048,
@@ -240,12 +237,15 @@ class _Bench:
         await asyncio.gather(*self._sound.values(), return_exceptions=True)
 
     async def sound_nodes(self, candidate: Candidate) -> frozenset[str]:
-        """The candidate's tests that pass on the pristine tree when only they are run."""
+        """The candidate's tests that pass on the pristine tree when only they are run, in either order."""
         if candidate.nodes not in self._sound:
 
             async def measure() -> frozenset[str]:
-                run = await self.judge(candidate, None)
-                return frozenset(run.passed) if run is not None else frozenset()
+                passed = frozenset(candidate.nodes)
+                for reverse in (False, True):
+                    run = await self.judge(candidate, None, reverse=reverse)
+                    passed &= run.passed if run is not None else frozenset()
+                return passed
 
             self._sound[candidate.nodes] = asyncio.ensure_future(measure())
         return await self._sound[candidate.nodes]
@@ -257,18 +257,22 @@ class _Bench:
             return "tests unsound alone"
         text = read_source(self._package.tree / candidate.file)
         mutant = candidate.mutant
-        run = await self.judge(candidate, mutate.apply(text, mutant.line, mutant.col, mutant.old, mutant.new))
+        bugged = mutate.apply(text, mutant.line, mutant.col, mutant.old, mutant.new)
+        run = await self.judge(candidate, bugged)
         if run is None:
             return "hangs or crashes"
         if not run.results:
             return "breaks the import"
-        f2p = tuple(node for node in candidate.nodes if node in sound and node not in run.passed)
-        p2p = tuple(node for node in candidate.nodes if node in sound and node in run.passed)
-        if not f2p:
+        if sound <= run.passed:
             return "survives"
+        again = await self.judge(candidate, bugged, reverse=True)
+        if again is None:
+            return "hangs or crashes"
+        f2p = tuple(node for node in candidate.nodes if node in sound and node not in run.passed | again.passed)
+        p2p = tuple(node for node in candidate.nodes if node in sound and node in run.passed & again.passed)
         first = next((node for node in f2p if node in run.results and run.results[node].message), None)
         if first is None:
-            return "no message"
+            return "no steady failure"
         f2p = (first, *(node for node in f2p if node != first))
         return self._task(candidate, f2p, p2p, _steady(run.results[first].message))
 
@@ -326,7 +330,8 @@ async def make(
     """Adds validated tasks of one package to the task file `out` until it holds `n` of it.
 
     A task is kept when at least one of the at most `tests_per_bug` tests that call the function fails with
-    the bug, nothing hangs, and the module still imports. At most `per_function` tasks come from one function.
+    the bug, whatever their order, nothing hangs, and the module still imports. Tests whose outcome depends on the
+    order are left out. At most `per_function` tasks come from one function.
     The same arguments give the same file, whatever `workers` is. `extra` names requirements of the tests that
     the package's metadata leaves out; `judge_seconds` is processor time, over ten times what the tests took, and a
     hang in which the processor rests is waited for six times as long.

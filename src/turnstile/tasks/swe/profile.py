@@ -106,6 +106,7 @@ async def run_tests(
     *,
     nodes: Sequence[str] | None = None,
     profiled: bool = False,
+    reverse: bool = False,
     seconds: float = 300.0,
     cpu_seconds: float | None = None,
     memory_mb: int = 4096,
@@ -113,6 +114,7 @@ async def run_tests(
     """Runs tests of the copy at `root` in a process group of its own; None when it hung or died.
 
     `root` is absolute and free of links. `nodes` picks tests by id (their files are the only ones collected);
+    `reverse` runs the last of them first;
     `seconds` is wall-clock, `cpu_seconds` (the same unless given) processor time, which does not depend on what
     else the machine does.
     """
@@ -125,6 +127,7 @@ async def run_tests(
             "paths": package.import_paths(root),
             "tests": files,
             "nodes": None if nodes is None else list(nodes),
+            "reverse": reverse,
             "profile": package.import_paths(root)[0] if profiled else None,
             "ini": str(ini),
             "report": str(report),

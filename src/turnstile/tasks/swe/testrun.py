@@ -2,9 +2,9 @@
 
 A script rather than a module, so that nothing of this project is imported beside the code under test. The
 spec names the copy (`root`), what goes in front of the import path (`paths`), the test files (`tests`), the
-test ids to keep (`nodes`, null for all), the folder whose function calls are recorded (`profile`, null for
-none), limits, and the file for the report. The report is written last and renamed into place: a run that is
-killed leaves none.
+test ids to keep (`nodes`, null for all), whether the last comes first (`reverse`), the folder whose function
+calls are recorded (`profile`, null for none), limits, and the file for the report. The report is written last
+and renamed into place: a run that is killed leaves none.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any
 class Recorder:
     """A pytest plugin: outcome, duration and message of every test, and which functions it called."""
 
-    def __init__(self, nodes: list[str] | None, root: str, profile: str | None) -> None:
+    def __init__(self, nodes: list[str] | None, root: str, profile: str | None, reverse: bool) -> None:
         self.keep = None if nodes is None else set(nodes)
+        self.reverse = reverse
         self.root = root
         self.profile = profile
         self.results: dict[str, dict[str, Any]] = {}
@@ -39,6 +40,8 @@ class Recorder:
             dropped = [item for item in items if item.nodeid not in self.keep]
             items[:] = [item for item in items if item.nodeid in self.keep]
             config.hook.pytest_deselected(items=dropped)
+        if self.reverse:
+            items.reverse()
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -90,7 +93,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     os.chdir(spec["root"])
     sys.path[:0] = spec["paths"]
     sys.dont_write_bytecode = True
-    recorder = Recorder(spec["nodes"], spec["root"], spec["profile"])
+    recorder = Recorder(spec["nodes"], spec["root"], spec["profile"], spec["reverse"])
     arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir", spec["root"]]
     code = pytest.main([*arguments, "-c", spec["ini"], *spec["tests"]], plugins=[recorder])
     return {"exit": int(code), "errors": recorder.errors, "results": recorder.results, "calls": recorder.calls}
