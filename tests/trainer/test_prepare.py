@@ -96,6 +96,7 @@ class Writing(Learner):
         self.calls.append(origins(rows))
         n = len(self.calls)
         report = {"loss/total": float(n), "tokens/rows": 10.0, "optim/grad_norm": 5.0 - n, "optim/skipped": n % 2.0}
+        report["policy/logprob_gap"] = n / 10
         marks = [row.loss_mask * np.float32(n) for row in rows]
         return report, marks, [-mark for mark in marks]
 
@@ -106,7 +107,13 @@ def test_epochs_and_mini_batches() -> None:
     trained = update(GROUPS, prepared, learner, None, epochs=2, minibatches=2)  # type: ignore[arg-type]
     first, second = [("a", 0), ("a", 1)], [("c", 1), ("c", 1)]
     assert learner.calls == [first, second, first, second]
-    assert trained.metrics == {"loss/total": 2.5, "tokens/rows": 40.0, "optim/grad_norm": 4.0, "optim/skipped": 2.0}
+    assert trained.metrics == {
+        "loss/total": 2.5,
+        "tokens/rows": 40.0,
+        "optim/grad_norm": 4.0,
+        "optim/skipped": 2.0,
+        "policy/logprob_gap": 0.1,
+    }
     # what was trained is that of the first epoch, by group, trajectory and turn; zeros where nothing was
     weights = [[[values.tolist() for values in turns] for turns in each] for each in trained.weights]
     assert weights == [[[[1, 1], [1]], [[1, 1]]], [[[0, 0]], [[0, 0]]], [[[0]], [[2, 2], [2]], [[0, 0]]]]

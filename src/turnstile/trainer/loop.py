@@ -78,9 +78,9 @@ class Parts:
 
 async def train(parts: Parts, settings: Settings, progress: Progress) -> Progress:
     """Goes on from `progress` to the last step; returns where it stands."""
-    parts.engine.take_stats()  # what was sampled before is not of the first step
     while progress.step < settings.steps:
         progress.step += 1
+        parts.engine.take_stats()  # what an evaluation sampled in between is not of this step
         started = time.monotonic()
         tasks = parts.sampler.next(settings.groups)
         groups = await _play(parts, settings, progress.step, tasks)

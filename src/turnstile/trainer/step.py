@@ -38,7 +38,8 @@ def update(
 ) -> Trained:
     """`epochs` passes over the step's rows in `minibatches` optimiser steps each.
 
-    Metrics are means over the optimiser steps, sums for tokens and seconds, the worst for the gradient's norm.
+    Metrics are means over the optimiser steps, sums for tokens and seconds, the worst for the gradient's norm, and
+    the first for the gap between sampler and trainer (later ones hold what was learnt since).
     The arrays are those of the first pass, when the policy was still the one that sampled.
     """
     reports: list[dict[str, float]] = []
@@ -55,8 +56,6 @@ def update(
         _per_turn(groups, trained, [seen[id(row)][0] for row in trained]),
         _per_turn(groups, trained, [seen[id(row)][1] for row in trained]),
     )
-
-
 
 
 def per_group(groups: Sequence[Group], advantages: Advantages) -> PerGroup:
@@ -82,6 +81,8 @@ def _merge(reports: Sequence[dict[str, float]]) -> dict[str, float]:
             merged[name] = float(np.sum(values))
         elif name == "optim/grad_norm":
             merged[name] = float(np.max(values))
+        elif name == "policy/logprob_gap":
+            merged[name] = values[0]
         else:
             merged[name] = float(np.mean(values))
     return merged
