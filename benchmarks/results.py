@@ -147,8 +147,13 @@ def gains_text(arm: str, seeds: Sequence[int]) -> str:
     for task in load_tasks(ROOT / "data/demo/train.jsonl"):
         counts[str(task.data["kind"])] = counts.get(str(task.data["kind"]), 0) + 1
     share = prior_share(before, after, counts)
-    lines += ["", f"Share of the gain from the kind that is commonest in training: {share.top1:.0%}; "
-              f"from the three commonest: {share.top3:.0%}."]
+    for top in (share.top1, share.top3):
+        kinds = f"the {len(top.kinds)} kinds" if len(top.kinds) > 1 else "the kind"
+        lines += [
+            "",
+            f"Of the {shown(share.gain, signed=True)} gained in resolution, {shown(top.contribution, signed=True)} lies "
+            f"in {kinds} most frequent in training ({', '.join(top.kinds)}; {top.task_share:.0%} of the bugs).",
+        ]
     return "\n".join(lines)
 
 
