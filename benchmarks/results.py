@@ -151,8 +151,8 @@ def gains_text(arm: str, seeds: Sequence[int]) -> str:
         kinds = f"the {len(top.kinds)} kinds" if len(top.kinds) > 1 else "the kind"
         lines += [
             "",
-            f"Of the {shown(share.gain, signed=True)} gained in resolution, {shown(top.contribution, signed=True)} lies "
-            f"in {kinds} most frequent in training ({', '.join(top.kinds)}; {top.task_share:.0%} of the bugs).",
+            f"Of the {shown(share.gain, signed=True)} gained in resolution, {shown(top.contribution, signed=True)} "
+            f"lies in {kinds} most frequent in training ({', '.join(top.kinds)}; {top.task_share:.0%} of the bugs).",
         ]
     return "\n".join(lines)
 
