@@ -111,7 +111,10 @@ def resolve(room: str, kind: str) -> Any:
     except ModuleNotFoundError as error:
         if kind in table or (error.name is not None and not module_name.startswith(error.name)):
             raise  # a broken import inside that module is its own error
-        raise ConfigError(f"{room} kind {kind!r}: there is no module {module_name!r} on the import path") from error
+        raise ConfigError(
+            f"{room} kind {kind!r}: there is no module {module_name!r} on the import path; "
+            "start in the folder that holds it, or name that folder in PYTHONPATH"
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError:

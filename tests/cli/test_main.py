@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from turnstile.cli import main
 from turnstile.cli.main import COMMANDS
 from turnstile.cli.main import cli as root
 from turnstile.errors import CheckpointError, ConfigError, TurnstileError
+from turnstile.lookup import resolve
 
 Cli = Callable[..., Any]
 
@@ -88,3 +90,15 @@ def test_the_installed_command_exits_with_the_code() -> None:
     code = "from turnstile.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "nothing"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_what_lies_in_the_current_folder_can_be_named_in_a_recipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine_beside_the_recipe.py").write_text("def judge(task, trajectory):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.setattr(sys, "argv", ["turnstile", "--version"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert resolve("reward", "mine_beside_the_recipe:judge")(None, None) == 1.0

@@ -59,7 +59,7 @@ def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
         versions=resolved["versions"],
         timings=costs["seconds"],
         memory=costs["memory_mb"],
-        notes=_notes(recipe),
+        notes=_notes(train_tasks),
         command=" ".join(["turnstile", *resolved["command"][1:]]),
     )
     if data.metrics:
@@ -80,9 +80,9 @@ def _held_out_at(recipe: Recipe, results: Mapping[str, Sequence[EpisodeResult]])
     return {step: name for step, name in sorted(at.items()) if name in results}
 
 
-def _notes(recipe: Recipe) -> list[str]:
+def _notes(train_tasks: Sequence[Task]) -> list[str]:
     notes = ["One training seed: the intervals tell how the figures vary with the tasks, not with the seed."]
-    if recipe.env.kind == "swe":
+    if any(task.env == "swe" for task in train_tasks):
         notes += [
             "The agent is told which function the bug is in, so what is measured is repair, not search.",
             "Held out means packages never seen in training; the kinds of bugs are those of training.",

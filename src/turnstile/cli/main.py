@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -84,4 +85,5 @@ def _fail(line: str, code: int) -> int:
 
 
 def main() -> None:
+    sys.path.append(os.getcwd())  # a recipe may name package.module:function of the folder one works in
     sys.exit(run(sys.argv[1:]))
