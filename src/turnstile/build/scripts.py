@@ -18,12 +18,23 @@ from turnstile.types import Group, Message, Task, Trajectory
 Act = Callable[[Sequence[Message]], Message]
 
 
+GIVEN = ("task", "rng")
+
+
+def check_scripts(recipe: Recipe) -> None:
+    """Raises ConfigError for a demonstrator or a policy that cannot be had, before anything is played."""
+    if recipe.warmstart.demos:
+        bind("demonstrator", recipe.warmstart.demonstrator, given=GIVEN)
+    for kind in recipe.eval.policies.values():
+        bind("policy", Kind(kind=kind), given=GIVEN)
+
+
 async def demonstrate(
     recipe: Recipe, world: World, scaffold: Scaffold, tasks: Sequence[Task], done: Callable[[Trajectory], None]
 ) -> list[Group]:
     """`warmstart.demos` oracle episodes, really played, each a group of one; tasks repeat in a drawn order when
     there are fewer of them. Turns that a demonstration only shows are marked not trainable."""
-    demonstrator = bind("demonstrator", recipe.warmstart.demonstrator, given=("task", "rng"))
+    demonstrator = bind("demonstrator", recipe.warmstart.demonstrator, given=GIVEN)
     rng = random.Random(f"demos/{recipe.seed}")
     chosen: list[Task] = []
     while len(chosen) < recipe.warmstart.demos:
@@ -34,7 +45,7 @@ async def demonstrate(
         world,
         scaffold,
         chosen,
-        [_reader([step.message for step in script]) for script in scripts],
+        [_reader(task, [step.message for step in script]) for task, script in zip(chosen, scripts, strict=True)],
         label="demos",
         done=done,
     )
@@ -50,7 +61,7 @@ async def play_policy(
     done: Callable[[Trajectory], None],
 ) -> list[Group]:
     """One episode of every task with the policy that `kind` names."""
-    policy = bind("policy", Kind(kind=kind), given=("task", "rng"))
+    policy = bind("policy", Kind(kind=kind), given=GIVEN)
 
     def act(task: Task) -> Act:
         rng: dict[str, Any] = {"rng": random.Random(f"{kind}/{recipe.seed}/{task.id}")} if takes(policy, "rng") else {}
@@ -92,9 +103,20 @@ async def _tools(world: World, task: Task) -> Any:
         await env.close()
 
 
-def _reader(messages: Sequence[Message]) -> Act:
+def _reader(task: Task, messages: Sequence[Message]) -> Act:
+    """Says `messages` one after the other. Raises TaskError where the episode wants more of them."""
     rest = iter(messages)
-    return lambda _: next(rest)
+
+    def act(_: Sequence[Message]) -> Message:
+        message = next(rest, None)
+        if message is None:
+            raise TaskError(
+                f"demonstration of {task.id}: its {len(messages)} actions did not end the episode; check that the "
+                "demonstrator has the environment's knobs and that the tokenizer knows every character of its actions"
+            )
+        return message
+
+    return act
 
 
 def _marked(group: Group, trainable: Sequence[bool]) -> Group:

@@ -24,6 +24,7 @@ from turnstile.build.parts import (
 )
 from turnstile.build.report import report
 from turnstile.build.run_folder import drop_results, open_run, read_results
+from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
 from turnstile.build.warmstart import baselines_and_warm_start
 from turnstile.config import Recipe
@@ -79,6 +80,7 @@ async def _train(
     scorer = make_scorer(recipe, reward)
     objective = make_objective(recipe)
     estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
+    check_scripts(recipe)
     open_run(folder, recipe, fresh=fresh)
     async with AsyncExitStack() as stack:
         tracker = make_trackers(recipe, folder)
