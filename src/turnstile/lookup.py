@@ -38,6 +38,7 @@ KINDS: dict[str, dict[str, str]] = {
     "reward": {
         "outcome_class": "turnstile.rewards.outcome:outcome_class",
         "signal": "turnstile.rewards.signal:signal",
+        "turn_signal": "turnstile.rewards.signal:of_turns",
         "env": "turnstile.rewards.signal:env_reward",
         "valid_format": "turnstile.rewards.steps:valid_format",
         "command_succeeded": "turnstile.rewards.steps:command_succeeded",

@@ -40,6 +40,7 @@ def maybe(task: Task, trajectory: Trajectory) -> float | None:
 SCOPES = {
     "outcome_class": "episode",
     "signal": "episode",
+    "turn_signal": "turn",
     "env": "turn",
     "valid_format": "turn",
     "command_succeeded": "turn",

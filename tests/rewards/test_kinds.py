@@ -10,7 +10,7 @@ import pytest
 from turnstile.credit.check import sample_trajectory
 from turnstile.errors import ConfigError
 from turnstile.rewards.outcome import outcome_class
-from turnstile.rewards.signal import env_reward, signal
+from turnstile.rewards.signal import env_reward, of_turns, signal
 from turnstile.rewards.steps import (
     command_succeeded,
     looked_at_failing_code,
@@ -71,6 +71,19 @@ def test_signal_reads_the_one_called_like_the_term_or_the_one_named() -> None:
     assert signal(TASK, trajectory, name="verdict") is None
     with pytest.raises(ConfigError, match="wants a number"):
         signal(TASK, trajectory, name="note")
+
+
+def test_turn_signal_reads_a_number_of_each_turn() -> None:
+    trajectory = sample_trajectory([1, 1])
+    recorded = [{"consistent": True, "left": 3, "note": "x"}, {"consistent": False, "left": 1, "note": "y"}]
+    turns = (replace(turn, signals=found) for turn, found in zip(trajectory.turns, recorded, strict=True))
+    trajectory = replace(trajectory, turns=tuple(turns))
+    assert of_turns(TASK, trajectory, name="consistent").tolist() == [1.0, 0.0]
+    assert of_turns(TASK, trajectory, name="x", signal="left", scale=0.5, offset=-1.0).tolist() == [0.5, -0.5]
+    with pytest.raises(ConfigError, match="wants numbers, but a turn recorded note = 'x'"):
+        of_turns(TASK, trajectory, name="note")
+    with pytest.raises(ConfigError, match=r"'turn_signal' needs the signal 'lef', which a turn"):
+        of_turns(TASK, trajectory, name="lef")
 
 
 def test_env_reward_takes_one_term_or_all() -> None:

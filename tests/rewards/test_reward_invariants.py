@@ -20,6 +20,7 @@ TURN = {
     "looked_at_failing_code": True,
     "ran_tests": True,
     "modified": True,
+    "x": 2,
 }
 RECORDED = sample_trajectory(
     [1, 2, 1], signals={"submitted": True, "modified": True, "resolved": True, "x": 2}, turn_signals=[TURN] * 3

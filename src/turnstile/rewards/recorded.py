@@ -21,6 +21,8 @@ RECORDED_BY = {
     "looked_at_failing_code": "swe",
     "ran_tests": "swe",
     "tests_passed": "swe",
+    "consistent": "guess",
+    "rounds": "guess",
 }
 """signal -> the built-in environment that records it; an environment of your own may record any of them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from turnstile.errors import ConfigError
-from turnstile.rewards.recorded import episode_signal
+from turnstile.rewards.recorded import episode_signal, turn_signal
 from turnstile.types import F32, Stop, Task, Trajectory
 
 
@@ -32,6 +32,22 @@ def signal(
     if not isinstance(value, int | float):
         raise ConfigError(f"reward 'signal' wants a number, but the episode recorded {which} = {value!r}")
     return scale * float(value) + offset
+
+
+def of_turns(
+    task: Task, trajectory: Trajectory, *, name: str = "", signal: str = "", scale: float = 1.0, offset: float = 0.0
+) -> F32:
+    """`scale * value + offset` of a number or a bool that `Env.step` recorded of each turn, f32[K].
+
+    `signal` says which one; by default the one called like the term (`name`). Raises ConfigError where a turn
+    lacks the signal or recorded something else.
+    """
+    which = signal or name
+    values = [turn_signal(turn, which, "turn_signal") for turn in trajectory.turns]
+    for value in values:
+        if not isinstance(value, int | float):
+            raise ConfigError(f"reward 'turn_signal' wants numbers, but a turn recorded {which} = {value!r}")
+    return np.asarray([scale * value + offset for value in values], dtype=np.float32)
 
 
 def env_reward(task: Task, trajectory: Trajectory, *, term: str = "") -> F32:
