@@ -1,8 +1,7 @@
 """Names in a recipe to Python objects: one table a room, no registration, any `package.module:attribute`.
 
-    >>> resolve("credit", "grpo")        # doctest: +SKIP
-    <function grpo at ...>
-    >>> resolve("credit", "mine.credit:my_estimator")   # doctest: +SKIP
+`resolve("credit", "grpo")` gives a function of this project, `resolve("credit", "mine.credit:my_estimator")` one of
+your own.
 """
 
 from __future__ import annotations
