@@ -145,5 +145,5 @@ class Reference:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     folder = tmp_path_factory.mktemp("reference")
     source, out = FolderSource(files=TINY), folder / "all.jsonl"
-    made = asyncio.run(make(source, out, 99, cache=folder / "cache", per_function=99, judge_seconds=2.0))
+    made = asyncio.run(make(source, out, 99, cache=folder / "cache", per_function=99, judge_seconds=1.0))
     return Reference(folder / "cache", out, made)

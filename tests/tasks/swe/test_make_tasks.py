@@ -24,7 +24,7 @@ from turnstile.tasks.swe.profile import profile
 from turnstile.tasks.swe.source import fetch
 from turnstile.types import Task
 
-ALL: Mapping[str, Any] = {"per_function": 99, "judge_seconds": 2.0}
+ALL: Mapping[str, Any] = {"per_function": 99, "judge_seconds": 1.0}
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_killed_run_goes_on_where_it_stopped(made: Made, reference: Any, tmp_p
 
 
 async def test_functions_take_turns_and_are_capped(made: Made, tmp_path: Path) -> None:
-    capped = await make("pypi:tiny==1.0", tmp_path / "out.jsonl", 99, per_function=1, judge_seconds=2.0)
+    capped = await make("pypi:tiny==1.0", tmp_path / "out.jsonl", 99, per_function=1, judge_seconds=1.0)
     assert sorted(Bug.of(task).function for task in capped.tasks) == ["clamp", "digits"]
     assert capped.exhausted
 
