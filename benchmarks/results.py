@@ -79,7 +79,9 @@ def turnstile(name: str, *overrides: str) -> None:
 
 def write_page() -> None:
     """Replaces what stands below the mark of the page, and the curves beside it."""
-    seeds = sorted(int(path.name.split("-")[1]) for path in RUNS.glob("seed-*-warm") if read_results(path))
+    seeds = sorted(
+        int(path.name.split("-")[1]) for path in RUNS.glob("seed-*-warm") if "warmstart" in read_results(path)
+    )
     arms = {arm: [s for s in seeds if "trained" in read_results(RUNS / f"seed-{s}-{arm}")] for arm in ARMS}
     if not any(arms.values()):
         return
@@ -87,9 +89,7 @@ def write_page() -> None:
     parts = [rates_table(seeds, arms), *[gains_text(arm, done) for arm, done in arms.items() if done]]
     if set(arms["gated"]) & set(arms["direct"]):
         parts.append(compared(sorted(set(arms["gated"]) & set(arms["direct"]))))
-    runs = {
-        ARMS[arm]: [read_metrics(RUNS / f"seed-{s}-{arm}") for s in done] for arm, done in arms.items() if done
-    }
+    runs = {ARMS[arm]: [read_metrics(RUNS / f"seed-{s}-{arm}") for s in done] for arm, done in arms.items() if done}
     (PAGE.parent / "demo-curves.png").write_bytes(curves(runs))
     parts.append("![Learning curves by arm: mean over seeds, band from the lowest to the highest](demo-curves.png)")
     PAGE.write_text(f"{text}{MARK}\n\n" + "\n\n".join(parts) + "\n", encoding="utf-8")
@@ -140,9 +140,7 @@ def gains_text(arm: str, seeds: Sequence[int]) -> str:
         for name, gain in parts.items():
             old = rate(split(before, by)[name], "resolution").mean
             new = rate(sizes[name], "resolution").mean
-            lines.append(
-                f"| {name} | {gain.n_tasks} | {number(old)} | {number(new)} | {shown(gain, signed=True)} |"
-            )
+            lines.append(f"| {name} | {gain.n_tasks} | {number(old)} | {number(new)} | {shown(gain, signed=True)} |")
     counts: dict[str, int] = {}
     for task in load_tasks(ROOT / "data/demo/train.jsonl"):
         counts[str(task.data["kind"])] = counts.get(str(task.data["kind"]), 0) + 1

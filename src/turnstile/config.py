@@ -48,8 +48,7 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    kind: str = "transformers"
-    deterministic: bool = False  # lock-step decoding at a fixed width: runs repeat bit by bit
+    deterministic: bool = False  # decoding in lock-step: runs repeat bit by bit, and wait for the slowest tool
     max_batch: int = Field(64, ge=1)  # tokens decoded at once
     memory_mb: int = Field(4096, ge=64)  # for keys and values
 
@@ -141,7 +140,7 @@ class TrainConfig(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0)  # of the gradient's norm
-    drop_flat_groups: bool = True  # groups whose advantages are all zero cost no training
+    drop_flat_groups: bool = True  # groups whose advantages are all zero are not trained, nor do they take weight
     reference: bool = False  # give losses the starting policy's log-probabilities (the kl loss gets them anyway)
     checkpoint_every: int = Field(10, ge=0)
     keep: int = Field(2, ge=1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -93,7 +94,13 @@ def test_a_sampler_refuses_what_it_cannot_use() -> None:
         TaskSampler([])
     with pytest.raises(TaskError, match="pool"):
         TaskSampler(TASKS, pool=-1)
-    with pytest.raises(TaskError, match="tasks 7, this run has 3"):
+    with pytest.raises(TaskError, match="tasks 7:"):
         TaskSampler(TASKS, pool=3).restore(TaskSampler(TASKS).state())
     with pytest.raises(TaskError, match="seed 1, this run has 0"):
         TaskSampler(TASKS).restore(TaskSampler(TASKS, seed=1).state())
+
+
+def test_a_sampler_refuses_as_many_other_tasks() -> None:
+    others = [dataclasses.replace(task, id=f"{task.id}-other") for task in TASKS]
+    with pytest.raises(TaskError, match="use the same tasks"):
+        TaskSampler(others).restore(TaskSampler(TASKS).state())

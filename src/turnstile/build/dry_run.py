@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from turnstile.batching.rows import rows_of
+from turnstile.build.kinds import bind
 from turnstile.build.parts import (
     Agent,
+    check_kinds,
     make_agent,
     make_learner,
     make_objective,
@@ -24,6 +26,7 @@ from turnstile.build.parts import (
     needs_reference,
     read_tasks,
 )
+from turnstile.build.scripts import check_scripts
 from turnstile.build.session import peak_memory_mb
 from turnstile.config import Recipe
 from turnstile.trainer.learner import Learner
@@ -32,13 +35,17 @@ from turnstile.types import Group, Row, Task
 
 
 def dry_run(recipe: Recipe) -> dict[str, Any]:
-    """Checks everything a recipe names, plays one of its groups and does one update; trains and keeps nothing.
+    """Checks what a recipe names, plays one of its groups and does one update; trains and keeps nothing. The warm
+    start is not timed, and a step's groups, which are played together, are counted one after the other.
 
     The model plays as it comes. One that does not know the task yet plays to its limits, so that a warm start or
     learning makes the run shorter than what is told here. Seconds, minutes and megabytes.
     """
     tasks = read_tasks(recipe, "train", recipe.tasks.limit)
     heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
+    check_kinds(recipe)
+    check_scripts(recipe)
+    bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
     make_scorer(recipe)
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         make_trackers(recipe, Path(folder)).close()

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,10 +29,17 @@ from turnstile.rollout.episode import Limits
 from turnstile.rollout.group import Player
 from turnstile.sandboxes.base import Sandboxes
 from turnstile.tasks.base import load_tasks
+from turnstile.tasks.swe.source import cache_root
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.types import Sampling, Task
+
+
+class Shared(Protocol):
+    """What all episodes of a run use: sandboxes, a grader."""
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +47,11 @@ class World:
     """What episodes happen in: the environment's maker and what all its episodes share."""
 
     make_env: Callable[[], Env]
-    sandboxes: Sandboxes | None
+    shared: tuple[Shared, ...] = ()  # in the order they were made
 
     async def close(self) -> None:
-        if self.sandboxes is not None:
-            await self.sandboxes.close()
+        for part in reversed(self.shared):
+            await part.close()
 
 
 def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
@@ -52,18 +59,33 @@ def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
     given the run's."""
     maker = functools.partial(env, **recipe.env.knobs) if env is not None else bind("env", recipe.env, given=SHARED)
     if not any(takes(maker, name) for name in SHARED):
-        return World(make_env=maker, sandboxes=None)
-    sandboxes: Sandboxes = bind("sandbox", recipe.sandbox)()
+        return World(make_env=maker)
+    make_sandboxes = bind("sandbox", recipe.sandbox)
+    packages = {"readable": (cache_root(),)} if takes(make_sandboxes, "readable") else {}
+    sandboxes: Sandboxes = make_sandboxes(**{**packages, **recipe.sandbox.knobs})
     shared: dict[str, Any] = {"sandboxes": sandboxes}
     if takes(maker, "grader"):
         from turnstile.tasks.swe.grader import Grader  # what repository tasks need is loaded for them alone
 
         shared["grader"] = Grader(sandboxes)
     given = {name: value for name, value in shared.items() if takes(maker, name)}
-    return World(make_env=functools.partial(maker, **given), sandboxes=sandboxes)
+    return World(make_env=functools.partial(maker, **given), shared=tuple(shared.values()))
 
 
 SHARED = ("sandboxes", "grader")
+
+
+def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
+    """Raises ConfigError for any name or knob of a recipe that is wrong, before anything is made or loaded."""
+    if env is None:
+        bind("env", recipe.env, given=SHARED)
+    bind("sandbox", recipe.sandbox)
+    bind("renderer", recipe.agent.renderer, given=("tokenizer", "parser"))
+    bind("parser", recipe.agent.parser)
+    for kind in recipe.trackers:
+        bind("tracker", kind, given=("run",))
+    if recipe.sampling.temperature == 0:
+        raise ConfigError("sampling.temperature = 0 leaves nothing to learn from; train with one above 0")
 
 
 def make_scorer(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Scorer:
@@ -173,9 +195,7 @@ def for_evaluation(recipe: Recipe, player: Player) -> Player:
 
 
 def make_learner(recipe: Recipe, agent: Agent) -> Learner:
-    """The learner of RL. Raises ConfigError for sampling that cannot be trained from."""
-    if recipe.sampling.temperature == 0:
-        raise ConfigError("sampling.temperature = 0 leaves nothing to learn from; train with one above 0")
+    """The learner of RL."""
     parameters = choose_trainable(
         agent.model,
         recipe.model.train,

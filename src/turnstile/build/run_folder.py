@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,27 +20,29 @@ from turnstile.evaluation.metrics import EpisodeResult
 PACKAGES = ("turnstile-rl", "torch", "transformers", "peft", "numpy", "pytest", "safetensors")
 
 
-def open_run(run: Path, recipe: Recipe, *, fresh: bool) -> bool:
+def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str] | None = None) -> bool:
     """Makes or reopens a run folder; True when there was one to go on with.
 
-    A folder made from another recipe is refused, since going on with it would mix two runs.
+    `given` names what the call put in place of the recipe's parts. A folder made from another recipe, or with
+    other parts, is refused, since going on with it would mix two runs.
     """
     resolved = recipe.model_dump(mode="json")
+    given = dict(given or {})
     file = run / "resolved.json"
     if fresh and run.exists():
         if not file.is_file() and any(run.iterdir()):
             raise ConfigError(f"{run} is no run folder; --fresh would empty it, so give another name")
         shutil.rmtree(run)
     if file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))["recipe"]
-        if changed := _changed(before, resolved):
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if changed := _changed(before["recipe"], resolved) + _changed(before.get("given", {}), given):
             raise ConfigError(
                 f"{run} was made with another recipe ({', '.join(changed[:3])} changed); "
                 "give another run name, or --fresh to start it anew"
             )
         return True
     run.mkdir(parents=True, exist_ok=True)
-    body = {"recipe": resolved, "versions": versions(), "git": _git(), "command": sys.argv}
+    body = {"recipe": resolved, "given": given, "versions": versions(), "git": _git(), "command": sys.argv}
     write_whole(file, json.dumps(body, indent=1))
     return False
 

@@ -13,7 +13,7 @@ from turnstile.build.parts import World, make_player
 from turnstile.config import Kind, Recipe
 from turnstile.engines.scripted import ScriptedEngine
 from turnstile.errors import TaskError
-from turnstile.types import Group, Message, Task, Trajectory
+from turnstile.types import Group, Message, Stop, Task, Trajectory
 
 Act = Callable[[Sequence[Message]], Message]
 
@@ -122,7 +122,10 @@ def _reader(task: Task, messages: Sequence[Message]) -> Act:
 def _marked(group: Group, trainable: Sequence[bool]) -> Group:
     """The group of one with its turns marked. Raises TaskError for an episode that ended before its script."""
     (played,) = group.trajectories
-    if len(played.turns) != len(trainable):
+    cut = [turn.message.content for turn in played.turns if turn.completion.finish == "length"]
+    if cut:
+        raise TaskError(f"demonstration of {group.task.id}: {cut[0]!r} was cut; raise sampling.max_tokens")
+    if len(played.turns) != len(trainable) or played.stop is Stop.ERROR:
         why = played.error or f"it ended ({played.stop.value}) after {len(played.turns)} of {len(trainable)} actions"
         raise TaskError(f"demonstration of {group.task.id}: {why}; raise episode.turns or check the task")
     turns = tuple(replace(turn, trainable=flag) for turn, flag in zip(played.turns, trainable, strict=True))

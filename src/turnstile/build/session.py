@@ -43,12 +43,16 @@ class Run:
     def timed(self, stage: str) -> Iterator[None]:
         """Adds the seconds of a stage, and the memory it reached, to costs.json in the run folder; a stage that
         goes on after an interruption adds up."""
-        began = time.monotonic()
-        yield
-        costs = read_costs(self.folder)
-        costs["seconds"][stage] = costs["seconds"].get(stage, 0.0) + time.monotonic() - began
-        costs["memory_mb"][stage] = max(costs["memory_mb"].get(stage, 0.0), peak_memory_mb())
-        write_whole(self.folder / "costs.json", json.dumps(costs, indent=1))
+        began, others = time.monotonic(), sum(read_costs(self.folder)["seconds"].values())
+        try:
+            yield
+        finally:
+            costs = read_costs(self.folder)
+            inside = sum(costs["seconds"].values()) - others  # stages within this one count for themselves
+            took = time.monotonic() - began - inside
+            costs["seconds"][stage] = costs["seconds"].get(stage, 0.0) + took
+            costs["memory_mb"][stage] = max(costs["memory_mb"].get(stage, 0.0), peak_memory_mb())
+            write_whole(self.folder / "costs.json", json.dumps(costs, indent=1))
 
     async def evaluate(self, name: str, tasks: Sequence[Task], *, samples: int, step: int = 0) -> None:
         """Plays `tasks` with the model as it is; done before is done."""
@@ -56,7 +60,7 @@ class Run:
             return
         player = for_evaluation(self.recipe, self.player)
         done = counter(self.tracker, f"evaluating {name}", len(tasks) * samples)
-        with self.timed(f"evaluate {name}"):
+        with self.timed(f"evaluate {name}"), self.agent.engine.without_trunk():
             groups = await player.groups(tasks, samples, label=f"eval/{name}", seed=self.recipe.seed, done=done)
         self.finish(name, groups, step)
 
@@ -112,6 +116,6 @@ def read_costs(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def peak_memory_mb() -> float:
-    """The most this process and its largest child held at once."""
+    """The most that this process and the largest of its finished children have held so far."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(resource.getrusage(kind).ru_maxrss for kind in kinds) / 1024

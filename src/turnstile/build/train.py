@@ -11,6 +11,7 @@ from typing import Any
 
 from turnstile.build.kinds import bind
 from turnstile.build.parts import (
+    check_kinds,
     make_agent,
     make_learner,
     make_objective,
@@ -64,13 +65,17 @@ def train(
     `results` (evaluation name -> list of EpisodeResult), `report` (path), `run`, `step`.
     """
     pair = _tasks(recipe, overfit, tasks, heldout)
-    return asyncio.run(_train(recipe, run, fresh, pair, env, reward))
+    check_kinds(recipe, env)
+    parts = {"overfit": overfit, "reward": reward}
+    given = {name: getattr(part, "__qualname__", str(part)) for name, part in parts.items() if part is not None}
+    return asyncio.run(_train(recipe, run, fresh, given, pair, env, reward))
 
 
 async def _train(
     recipe: Recipe,
     folder: Path,
     fresh: bool,
+    given: dict[str, str],
     tasks: tuple[list[Task], list[Task]],
     env: Callable[..., Env] | None,
     reward: Callable[..., Any] | None,
@@ -81,7 +86,7 @@ async def _train(
     objective = make_objective(recipe)
     estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
     check_scripts(recipe)
-    open_run(folder, recipe, fresh=fresh)
+    open_run(folder, recipe, fresh=fresh, given=given)
     async with AsyncExitStack() as stack:
         tracker = make_trackers(recipe, folder)
         stack.callback(tracker.close)

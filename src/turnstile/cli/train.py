@@ -44,6 +44,8 @@ def train(
     if dry:
         _print("dry run", dry_run(loaded))
         return
+    if overfit is not None and name is None and out is None:
+        name = f"{loaded.name}-overfit"
     folder = run_folder(name, out, loaded)
     summary = train_run(loaded, run=folder, fresh=fresh, overfit=overfit)
     print_results(summary["results"])

@@ -11,7 +11,8 @@ import asyncio
 import hashlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -134,6 +135,16 @@ class TransformersEngine:
         self._trunk_layers = layers
         self._shape = replace(self._shape, trunk=layers > 0)
         self._pools.clear()
+
+    @contextmanager
+    def without_trunk(self) -> Iterator[None]:
+        """Keeps no trunk for what is sampled inside: nobody will train on it."""
+        layers = self._trunk_layers
+        self.keep_trunk(0)
+        try:
+            yield
+        finally:
+            self.keep_trunk(layers)
 
     def trunk(self, share: str, token_ids: I32) -> Tensor:
         """What went into that layer for the first n of `token_ids` that a group's pool knows, [n, H]."""

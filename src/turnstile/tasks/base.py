@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import random
@@ -139,15 +140,20 @@ class TaskSampler:
         return chosen
 
     def state(self) -> dict[str, JSON]:
-        return {"epoch": self._epoch, "index": self._index, "seed": self.seed, "tasks": len(self.tasks)}
+        return {"epoch": self._epoch, "index": self._index, "seed": self.seed, "tasks": self._digest()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken. Raises TaskError when it is of other tasks or another seed."""
-        for key, mine in (("seed", self.seed), ("tasks", len(self.tasks))):
+        for key, mine in (("seed", self.seed), ("tasks", self._digest())):
             if state[key] != mine:
                 raise TaskError(f"the sampler's state has {key} {state[key]}, this run has {mine}; use the same tasks")
         self._epoch, self._index = int(state["epoch"]), int(state["index"])
         self._order = self._permutation()
+
+    def _digest(self) -> str:
+        """The number of the tasks and a digest of their ids."""
+        ids = "\n".join(task.id for task in self.tasks).encode()
+        return f"{len(self.tasks)}:{hashlib.blake2b(ids, digest_size=8).hexdigest()}"
 
     def _permutation(self) -> list[int]:
         order = list(range(len(self.tasks)))

@@ -134,18 +134,14 @@ def _known(rows: Sequence[Row], trunk: Trunk) -> list[Tensor] | None:
     return found
 
 
-def _forward(
-    model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int
-) -> tuple[Tensor, Metrics, Tensor]:
+def _forward(model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int) -> tuple[Tensor, Metrics, Tensor]:
     """The weighted loss of one forest, its per-token metrics and the trainer's log-probabilities [N]."""
     layout = ForestLayout(batch)
     if batch.trunk is None:
         hidden = forward_hidden(model, batch.tokens, batch.positions, layout)
     else:
         hidden = forward_above(model, frozen, batch.trunk, batch.positions, layout)
-    logprobs, entropy = token_logprobs(
-        model, hidden[batch.source], batch.target, batch.temperature, objective.sampling
-    )
+    logprobs, entropy = token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, objective.sampling)
     loss, metrics = objective.loss(logprobs, batch)
     metrics = {f"loss/{name}": value for name, value in metrics.items()}
     metrics |= {"policy/entropy": entropy, "policy/logprob_gap": (logprobs.detach() - batch.logprobs).abs()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from turnstile.credit.base import Estimator, State
+from turnstile.errors import TrainingError
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
 from turnstile.rollout.group import Player
@@ -22,7 +23,7 @@ from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import Reference
 from turnstile.trainer.step import Trained, per_group, update
-from turnstile.types import Group, Score
+from turnstile.types import Group, Score, Stop, Trajectory
 
 
 class Publisher(Protocol):
@@ -77,7 +78,11 @@ class Parts:
 
 
 async def train(parts: Parts, settings: Settings, progress: Progress) -> Progress:
-    """Goes on from `progress` to the last step; returns where it stands."""
+    """Goes on from `progress` to the last step; returns where it stands.
+
+    Raises TrainingError when infrastructure failed in every episode of a step.
+    """
+    parts.tracker.progress("training", progress.step, settings.steps)
     while progress.step < settings.steps:
         progress.step += 1
         parts.engine.take_stats()  # what an evaluation sampled in between is not of this step
@@ -85,6 +90,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         tasks = parts.sampler.next(settings.groups)
         groups = await _play(parts, settings, progress.step, tasks)
         played = time.monotonic()
+        _tell_failures(parts, progress.step, groups)
 
         scores = parts.scorer(groups)
         advantages, progress.credit = parts.estimator(groups, scores, {}, progress.credit)
@@ -106,9 +112,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         for group, own, advantage, weight, logprob in zip(
             groups, scores, per_group(groups, advantages), trained.weights, trained.logprobs, strict=True
         ):
-            parts.recorder.write(
-                progress.step, "train", group, own, advantage, {"weight": weight, "logprob": logprob}
-            )
+            parts.recorder.write(progress.step, "train", group, own, advantage, {"weight": weight, "logprob": logprob})
         metrics = _metrics(parts, groups, scores, trained, flat=prepared.flat)
         metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
         parts.tracker.log(progress.step, metrics)
@@ -125,7 +129,27 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
 
 
 async def _play(parts: Parts, settings: Settings, step: int, tasks: list[Any]) -> list[Group]:
-    return await parts.player.groups(tasks, settings.attempts, label=f"train/{step}", seed=settings.seed)
+    total, done = len(tasks) * settings.attempts, 0
+
+    def count(_: Trajectory) -> None:
+        nonlocal done
+        done += 1
+        parts.tracker.progress(f"step {step}, episodes", done, total)
+
+    label = f"train/{step}"
+    return await parts.player.groups(tasks, settings.attempts, label=label, seed=settings.seed, done=count)
+
+
+def _tell_failures(parts: Parts, step: int, groups: list[Group]) -> None:
+    """Infrastructure failures are never silent, and a step of nothing else ends the run."""
+    everything = [trajectory for group in groups for trajectory in group.trajectories]
+    failed = [trajectory for trajectory in everything if trajectory.stop is Stop.ERROR]
+    if not failed:
+        return
+    line = f"step {step}: infrastructure failed in {len(failed)} of {len(everything)} episodes: {failed[0].error}"
+    if len(failed) == len(everything):
+        raise TrainingError(f"{line}; nothing is left to train on, mend it and run the same command again")
+    parts.tracker.say(line, level="warning")
 
 
 def _due(step: int, every: int) -> bool:
@@ -149,7 +173,5 @@ def _metrics(
         "tokens/asked": engine["tokens_asked"] + sampled,
         "tokens/per_second": sampled / max(engine["seconds"], 1e-9),
         "seconds/generate": engine["seconds"],
-        "seconds/environment": sum(
-            t.times.get("environment", 0.0) + t.times.get("measure", 0.0) for t in trajectories
-        ),
+        "seconds/environment": sum(t.times.get("environment", 0.0) + t.times.get("measure", 0.0) for t in trajectories),
     }

@@ -27,8 +27,9 @@ def prepare(
 ) -> Prepared:
     """Rows of every trajectory that is in the gradient.
 
-    With `drop_flat`, groups whose advantages are all zero are left out: they would cost a forward and a
-    backward pass to add nothing.
+    With `drop_flat`, groups whose advantages are all zero are left out, as in the dynamic sampling of DAPO
+    (arXiv 2503.14476), but without sampling others in their place: they cost no forward and backward pass, their
+    tokens take no share of the weights, and regularisers do not see them.
     """
     rows: list[list[Row]] = []
     kept: list[int] = []

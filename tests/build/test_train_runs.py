@@ -1,0 +1,78 @@
+"""Whole tiny runs through `build`: what a user can get wrong, and what can go wrong under a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import guess_run
+import turnstile
+from turnstile.build import dry_run
+from turnstile.build.session import read_costs
+from turnstile.config import Recipe
+from turnstile.envs.base import Step
+from turnstile.envs.guess import GuessEnv, guess_tasks
+from turnstile.errors import ConfigError, SandboxError, TrainingError
+from turnstile.rollout.record import read_record
+from turnstile.types import Message, Task, Trajectory
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    made = guess_run.recipe(tmp_path_factory.mktemp("inputs"), steps=1, epochs=1, minibatches=1)
+    return made.model_copy(update={"warmstart": made.warmstart.model_copy(update={"demos": 0})})
+
+
+class Broken(GuessEnv):
+    """A world whose floor gives way at the first step."""
+
+    async def step(self, message: Message) -> Step:
+        raise SandboxError("the floor gave way")
+
+
+def brevity(task: Task, trajectory: Trajectory) -> float:
+    return -float(len(trajectory.turns))
+
+
+def test_a_step_of_nothing_but_failures_ends_the_run(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="infrastructure failed in 8 of 8 episodes: SandboxError: the floor"):
+        turnstile.train(recipe, env=Broken, run=tmp_path / "run")
+
+
+def test_a_wrong_recipe_costs_no_run(recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    turnstile.train(recipe, run=run)
+    wrong = recipe.model_copy(update={"env": recipe.env.model_copy(update={"kind": "gues"})})
+    with pytest.raises(ConfigError, match="did you mean 'guess'"):
+        turnstile.train(wrong, run=run, fresh=True)
+    assert (run / "report.html").is_file()
+
+
+def test_another_overfitted_task_is_another_run(recipe: Recipe, tmp_path: Path) -> None:
+    first, second = (task.id for task in guess_tasks(5, seed=1)[:2])
+    turnstile.train(recipe, run=tmp_path / "run", overfit=first)
+    with pytest.raises(ConfigError, match="overfit changed"):
+        turnstile.train(recipe, run=tmp_path / "run", overfit=second)
+
+
+def test_a_reward_function_takes_the_place_of_the_recipes(recipe: Recipe, tmp_path: Path) -> None:
+    turnstile.train(recipe, reward=brevity, run=tmp_path / "run")
+    entries = list(read_record(tmp_path / "run", phase="train"))
+    assert entries
+    for entry in entries:
+        for trajectory, score in zip(entry.group.trajectories, entry.scores, strict=True):
+            assert score.total == -len(trajectory.turns)
+
+
+def test_costs_are_counted_once(recipe: Recipe, tmp_path: Path) -> None:
+    turnstile.train(recipe, run=tmp_path / "run")
+    seconds = read_costs(tmp_path / "run")["seconds"]
+    assert set(seconds) >= {"evaluate untouched", "reinforcement learning", "evaluate trained"}
+    assert all(value > 0 for value in seconds.values())
+
+
+def test_a_dry_run_trains_nothing(recipe: Recipe) -> None:
+    found = dry_run(recipe)
+    assert found["training tasks"] == 5
+    assert found["minutes of RL"] > 0
