@@ -15,7 +15,7 @@ from rich.text import Text
 
 from turnstile.agents.base import Tokenizer
 from turnstile.cli.episodes import Episode
-from turnstile.rollout.record import LOGPROB, UPDATED, WEIGHT
+from turnstile.rollout.record import LOGPROB, WEIGHT
 from turnstile.types import F32, I32, Turn
 
 PROMPT_CHARS = 2000
@@ -124,7 +124,6 @@ class TokenLine:
     trained: bool  # the loss mask
     old: float | None = None
     new: float | None = None
-    updated: float | None = None
     weight: float | None = None
     advantage: float | None = None
 
@@ -137,7 +136,7 @@ def token_lines(episode: Episode) -> Iterator[TokenLine]:
         for token in turn.context_ids:
             yield TokenLine(row=row, turn=-1, token=int(token), trained=False)
         advantages, arrays = _advantages(episode, k), episode.entry.trained
-        seen = {name: arrays[name][episode.place][k] for name in (LOGPROB, UPDATED, WEIGHT) if name in arrays}
+        seen = {name: arrays[name][episode.place][k] for name in (LOGPROB, WEIGHT) if name in arrays}
         in_update = WEIGHT in seen and bool(seen[WEIGHT].any())
         for i, token in enumerate(turn.completion.token_ids):
             yield TokenLine(
@@ -147,7 +146,6 @@ def token_lines(episode: Episode) -> Iterator[TokenLine]:
                 trained=turn.trainable and episode.score.in_gradient and episode.entry.phase != "eval",
                 old=float(turn.completion.logprobs[i]),
                 new=float(seen[LOGPROB][i]) if in_update and LOGPROB in seen else None,
-                updated=float(seen[UPDATED][i]) if in_update and UPDATED in seen else None,
                 weight=float(seen[WEIGHT][i]) if WEIGHT in seen else None,
                 advantage=float(advantages[i]) if len(advantages) else None,
             )
@@ -158,16 +156,16 @@ def show_tokens(console: Console, episode: Episode, tokenizer: Tokenizer | None)
     _head(console, episode)
     lines = list(token_lines(episode))
     table = Table(box=None, pad_edge=False)
-    names = ("i", "row", "turn", "mask", "id", "old logp", "new logp", "updated", "weight", "advantage")
-    for name in names:
-        if name != "updated" or any(line.updated is not None for line in lines):
-            table.add_column(name, justify="right", no_wrap=True)
+    for name in ("i", "row", "turn", "mask", "id", "old logp", "new logp", "weight", "advantage"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("token", overflow="fold")
     for i, line in enumerate(lines):
-        numbers = [_number(line.old, ".4f"), _number(line.new, ".4f")]
-        if len(table.columns) == len(names) + 1:
-            numbers.append(_number(line.updated, ".4f"))
-        numbers += [_number(line.weight, ".3g"), _number(line.advantage, "+.4f")]
+        numbers = [
+            _number(line.old, ".4f"),
+            _number(line.new, ".4f"),
+            _number(line.weight, ".3g"),
+            _number(line.advantage, "+.4f"),
+        ]
         text = Text(repr(_text(np.array([line.token], np.int32), tokenizer)) if tokenizer else "")
         turn = "" if line.turn < 0 else str(line.turn + 1)
         style = "" if line.trained else "dim"

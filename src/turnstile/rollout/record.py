@@ -24,9 +24,9 @@ Phase = Literal["warmstart", "train", "eval"]
 PerToken = tuple[tuple[F32, ...], ...]
 """[trajectory][turn] -> f32[n], for the sampled tokens of one group."""
 
-WEIGHT, LOGPROB, UPDATED = "weight", "logprob", "updated_logprob"
-"""What `trained` holds: each token's share of the loss, its log-probability under the trainer before the
-update, and the same after it. Further arrays may stand beside them under names of their own."""
+WEIGHT, LOGPROB = "weight", "logprob"
+"""What `trained` holds: each token's share of the loss, and its log-probability under the trainer before the
+update. Further arrays may stand beside them under names of their own."""
 
 _GZIP = 31  # zlib's window size for "expect a gzip header"
 _FILE = re.compile(r"(?P<step>\d{6,})-(?P<phase>[a-z]+)(?:-(?P<label>[\w.]+))?\.jsonl\.gz")
