@@ -103,4 +103,4 @@ def test_the_recipes_that_ship_are_valid_and_short(path: Path) -> None:
     recipe = load_recipe(path)
     assert Path(recipe.tasks.train).is_file() or not recipe.tasks.train
     lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    assert len(lines) <= 40
+    assert len(lines) <= 30
