@@ -1,0 +1,158 @@
+"""What the documents say is run, parsed or looked up: their examples, recipes, commands, links and names."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from helpers import guess_texts, tiny_llama, tiny_tokenizer
+from turnstile.cli.main import cli
+from turnstile.cli.main import run as run_command
+from turnstile.config import load_recipe, make_recipe
+from turnstile.envs.check import check_env
+from turnstile.rollout.record import read_record
+from turnstile.tasks.demo import call
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "howto" / "examples"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+WALK_TEXTS = ["Commands: left | right", "left", "right", "Say left or right."]
+
+
+def blocks(language: str) -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        for found, text in FENCE.findall(page.read_text(encoding="utf-8")):
+            if found == language:
+                yield page, text
+
+
+def commands() -> Iterator[tuple[Path, list[str]]]:
+    """Every `turnstile ...` of a page's shell blocks, as words."""
+    for page, text in blocks("sh"):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["turnstile"]:
+                yield page, words[1:]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tiny network that knows the words of the examples."""
+    folder = tmp_path_factory.mktemp("model")
+    walk = [f"Go to {place}. You are at {place}." for place in range(-6, 16)]
+    words = tiny_tokenizer([*guess_texts(1, 7), *WALK_TEXTS, *walk])
+    words.save_pretrained(folder)
+    tiny_llama(len(words), hidden=32, layers=7).save_pretrained(folder)
+    return str(folder)
+
+
+def run_example(name: str, *arguments: str) -> dict[str, Any]:
+    sys.argv = [name, *arguments]  # put back by the test's monkeypatch
+    return runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["example"])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return tmp_path
+
+
+def test_the_environment_of_ones_own_is_trained_in(elsewhere: Path, model: str, capsys: Any) -> None:
+    example = run_example("own_environment.py", model)
+    run = elsewhere / "runs" / "walk"
+    assert "trained" in capsys.readouterr().out
+    assert (run / "report.html").is_file()
+    demos = list(read_record(run, phase="warmstart"))
+    assert len(demos) == example["RECIPE"]["warmstart"]["demos"]
+    assert all(entry.group.trajectories[0].signals["distance"] == 0 for entry in demos)
+    assert {entry.step for entry in read_record(run, phase="train")} == {1, 2, 3, 4}
+
+
+def test_the_environment_of_ones_own_keeps_its_promises() -> None:
+    example = runpy.run_path(str(EXAMPLES / "own_environment.py"))
+    task = next(task for task in example["TASKS"] if task.id == "walk-2-4")
+    right = call("right")
+    assert asyncio.run(check_env(example["Walk"], task, actions=[right, right])) == []
+
+
+def test_the_reward_of_ones_own_in_a_recipe(elsewhere: Path, model: str) -> None:
+    done = run_command(
+        ["train", str(EXAMPLES / "own_reward.toml"), f"model.id={model}", "warmstart.demos=4", "train.steps=1"]
+    )
+    assert done == 0
+    (demo, *_) = read_record(elsewhere / "runs" / "own-reward", phase="warmstart")
+    (score,) = demo.scores
+    rounds = len(demo.group.trajectories[0].turns)
+    assert score.outcome == {"agent": pytest.approx(1 - (rounds - 1) / 3 if score.gates["quick"] else 0.0)}
+    assert set(score.granted) == {"listened"}
+
+
+def test_the_reward_of_ones_own_from_python(elsewhere: Path, model: str) -> None:
+    run_example(
+        "own_reward.py", str(ROOT / "recipes" / "guess.toml"), f"model.id={model}", "warmstart.demos=4",
+        "train.steps=1", "train.groups=2", "train.attempts=2", "eval.before=false",
+    )  # fmt: skip
+    (demo, *_) = read_record(elsewhere / "runs" / "guess", phase="warmstart")
+    assert set(demo.scores[0].granted) == set()
+    assert demo.scores[0].gates == {}
+
+
+def test_every_recipe_in_a_document_is_one() -> None:
+    found = list(blocks("toml"))
+    assert found
+    for page, text in found:
+        make_recipe(tomllib.loads(text), where=page.name)
+
+
+def test_every_command_in_a_document_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(commands())
+    assert len(found) > 10
+    monkeypatch.chdir(ROOT)
+    for page, words in found:
+        command: click.Command | None = cli
+        while isinstance(command, click.Group):
+            name, *words = words
+            command = command.get_command(click.Context(command), name)
+        assert command is not None, page.name
+        parameters = command.make_context(name, list(words)).params
+        recipe = parameters.get("recipe") or parameters.get("target") or ""
+        if recipe.startswith("recipes/"):
+            load_recipe(recipe, parameters["overrides"])
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_name_in_the_architecture_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 50
+    source = ROOT / "src" / "turnstile"
+    for path, name in named:
+        files = [file for file in (source / path, *source.glob(f"*/{path}")) if file.is_file()]
+        assert files, path
+        if name:
+            tree = ast.parse(files[0].read_text(encoding="utf-8"))
+            defined = {item.name for item in ast.walk(tree) if isinstance(item, DEFINITIONS)} | {"KINDS"}
+            assert name in defined, f"{path}::{name}"
+
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
