@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import random
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from networks import keep_precision
 from turnstile.batching.weights import token
 from turnstile.credit.grpo import grpo
 from turnstile.losses.ppo import ppo
@@ -64,15 +66,17 @@ def gradients(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def test_gradients_agree(page: Any) -> None:
+@pytest.mark.parametrize("budget", [10_000, 60])
+def test_gradients_agree(page: Any, budget: int) -> None:
+    """Padded rows there, prefix trees here: the same gradient, to what float64 can say."""
     model = page.make_model(0)
     page.warm_start(model, random.Random(0))
-    model = model.double()
+    model = keep_precision(model.double())
     torch.manual_seed(3)
     played = page.play(model, [secret for secret in SECRETS for _ in range(ATTEMPTS)])
     with torch.no_grad():  # so that the ratio is not 1 everywhere
         for parameter in model.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
+            parameter.add_(0.03 * torch.randn_like(parameter))
     rewards = [page.gated(trajectory.outcome, trajectory.steps) for trajectory in played]
     rows = page.rows_of(played, rewards, ATTEMPTS)
     model.zero_grad()  # the warm start left some
@@ -93,14 +97,60 @@ def test_gradients_agree(page: Any) -> None:
     assert [score.total for own in scores for score in own] == pytest.approx(rewards)
     advantages, _ = grpo(groups, scores, {}, {})
     prepared = prepare(groups, scores, advantages, drop_flat=True)
-    learner = Learner(model, list(model.parameters()), Plan(lr=0.0, schedule=constant, warmup=0, total=1, clip=1e9))
+    assert any(score.withheld["consistent"].any() for own in scores for score in own)
+    plan = Plan(lr=0.0, schedule=constant, warmup=0, total=1, clip=1e9, budget=budget)
+    learner = Learner(model, list(model.parameters()), plan)
     found: list[torch.Tensor] = []
     learner.optimizer.register_step_pre_hook(lambda *_: found.append(gradients(model)))
-    learner.update([row for group in prepared.rows for row in group], Objective(loss=ppo, weigh=token))
+    rows_there = [row for group in prepared.rows for row in group]
+    assert len(rows_there) == len(rows)
+    report, _, _ = learner.update(rows_there, Objective(loss=ppo, weigh=token))
+    assert 0 < report["loss/clipped"] < 1
+    assert report["tokens/unique"] < report["tokens/rows"]
     assert float(expected.norm()) > 1e-3
-    assert float((found[0] - expected).norm() / expected.norm()) < 1e-6
+    assert float((found[0] - expected).norm() / expected.norm()) < 1e-9
+
+
+def test_recorded_logprobs_are_those_of_the_policy(page: Any) -> None:
+    model = page.make_model(1)
+    played = page.play(model, [1, 4, 7])
+    for trajectory in played:
+        row = page.row_of(trajectory, 1.0)
+        ids = torch.tensor([row.ids])
+        with torch.no_grad():
+            logp = model(ids[:, :-1]).logits[0].log_softmax(dim=-1).gather(1, ids[0, 1:, None])[:, 0]
+        mask = torch.tensor(row.mask[1:])
+        torch.testing.assert_close(logp[mask], torch.tensor(row.logprobs[1:])[mask], rtol=0, atol=1e-5)
+
+
+def test_by_hand(page: Any) -> None:
+    assert page.gated(page.WON, [0.125, 0.0, 0.125]) == 1.25
+    assert page.gated(page.LOST, [0.125, 0.125, 0.125]) == 0.0  # not above the gate
+    assert page.gated(page.NOTHING, [0.0, 0.0, 0.0]) == -0.5
+    assert page.grpo([0.0, 1.0, 0.0, 1.0]) == pytest.approx([-0.866024, 0.866024, -0.866024, 0.866024], abs=1e-5)
+    assert page.grpo([0.5, 0.5, 0.5]) == [0.0, 0.0, 0.0]
+    assert page.parse(page.encode("guess 3 \n")) == 3
+    for text in ("guess 3", "guess guess \n", "3 \n", "\n", "find 3 \n"):
+        assert page.parse(page.encode(text)) is None
+    game = page.Game(5)
+    assert [game.step(number) for number in (4, 3, 6)] == ["higher", "higher", "lower"]
+    assert (game.consistent, game.over(), game.outcome()) == ([True, False, True], True, page.LOST)
+
+
+def test_it_learns_to_listen(page: Any) -> None:
+    """Who does not listen wins 3 of 7 games at most. Seventy steps take seeds 0, 1 and 2 to .6 or more."""
+    before, after = page.train(seed=0, steps=70)
+    assert before < 0.45
+    assert after > 0.55
 
 
 def test_the_page_fits_its_promise() -> None:
-    assert len(PATH.read_text().splitlines()) <= 300
-    assert "turnstile" not in "".join(line for line in PATH.read_text().splitlines() if "import" in line)
+    text = PATH.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 300
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert imported - sys.stdlib_module_names == {"torch", "transformers"}
