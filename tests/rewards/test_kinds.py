@@ -55,12 +55,14 @@ def test_infrastructure_is_never_an_outcome_class() -> None:
     assert signal(TASK, ended(stop=Stop.ERROR)) is None
 
 
-def test_a_missing_signal_is_named_with_the_environment_that_records_it() -> None:
-    with pytest.raises(ConfigError, match=r"needs the signal 'submitted'.*recorded: guesses.*'swe' environment"):
+def test_a_missing_signal_is_named_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"needs the signal 'submitted'.*recorded: guesses\); either let measure\(\)"):
         outcome_class(TASK, ended(guesses=3))
-    with pytest.raises(ConfigError, match=r"needs the signal 'solved'.*recorded: nothing.*no built-in environment"):
+    with pytest.raises(ConfigError, match=r"needs the signal 'solved'.*recorded: nothing"):
         signal(TASK, ended(), name="solved")
-    with pytest.raises(ConfigError, match=r"reward 'valid_format' needs the signal 'parsed', which a turn"):
+    with pytest.raises(ConfigError, match=r"recorded: resolved, won\); did you mean 'resolved'\?"):
+        signal(TASK, ended(resolved=True, won=False), name="solved")
+    with pytest.raises(ConfigError, match=r"reward 'valid_format' needs the signal 'parsed', which a turn .* step\(\)"):
         valid_format(TASK, ended())
 
 
