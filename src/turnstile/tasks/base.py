@@ -102,23 +102,18 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
 class TaskSampler:
     """Endless tasks: every epoch is one permutation of all tasks, drawn from (seed, epoch) alone.
 
-    `pool` keeps only the first `pool` tasks; 0 keeps all. `shuffle=False` goes through them in file order.
     The position is `state()`, small JSON that belongs in a checkpoint; `restore` takes it back and refuses
     the state of other tasks, since going on with those would silently repeat and skip problems.
     """
 
     tasks: Sequence[Task]
     seed: int = 0
-    pool: int = 0
-    shuffle: bool = True
     _epoch: int = dataclasses.field(default=0, init=False)
     _index: int = dataclasses.field(default=0, init=False)
     _order: list[int] = dataclasses.field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        if self.pool < 0:
-            raise TaskError(f"pool must be 0 (all tasks) or positive, not {self.pool}")
-        self.tasks = tuple(self.tasks[: self.pool] if self.pool else self.tasks)
+        self.tasks = tuple(self.tasks)
         if not self.tasks:
             raise TaskError("a sampler needs at least one task")
         self._order = self._permutation()
@@ -157,6 +152,5 @@ class TaskSampler:
 
     def _permutation(self) -> list[int]:
         order = list(range(len(self.tasks)))
-        if self.shuffle:
-            random.Random(f"tasks/{self.seed}/{self._epoch}").shuffle(order)
+        random.Random(f"tasks/{self.seed}/{self._epoch}").shuffle(order)
         return order
