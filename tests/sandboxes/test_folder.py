@@ -4,6 +4,7 @@ import os
 import py_compile
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,20 @@ def test_leavings_of_a_killed_process_are_swept_and_those_of_a_living_one_are_no
     assert list(tmp_path.glob(PREFIX + "*")) == [alive.path]
     alive.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["io.open", "fcntl.flock", "os.rename"])
+def test_what_a_process_left_that_was_killed_while_making_its_home_is_swept_in_time(tmp_path: Path, call: str) -> None:
+    """Killed where it would make its lock, take it, or give it its name."""
+    code = "import os, sys, fcntl, io; from pathlib import Path; from turnstile.sandboxes.folder import Home\n"
+    code += f"{call} = lambda *_, **__: os.kill(os.getpid(), 9)\n"
+    code += "Home(Path(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert done.returncode == -9
+    (left,) = tmp_path.glob(PREFIX + "*")
+    assert not (left / "lock").exists()
+    assert sweep(tmp_path) == 0  # it might be in the making
+    an_hour_ago = time.time() - 3600
+    os.utime(left, (an_hour_ago, an_hour_ago))
+    assert sweep(tmp_path) == 1
+    assert not left.exists()

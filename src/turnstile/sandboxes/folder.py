@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -24,6 +25,7 @@ PREFIX = "turnstile-sandboxes-"
 NOT_COPIED = frozenset({".git", ".hg", ".tox", ".venv", ".pytest_cache", ".mypy_cache"})
 """Names never copied: history, which may hold the answer, and what tools leave behind."""
 PLENTY = 4 << 30  # bytes free
+MAKING = 300.0  # seconds; making a home takes a few milliseconds
 CHECKED_HASH = b"\x03\0\0\0"  # the flags of byte code that Python checks against its source's hash (PEP 552)
 
 
@@ -135,13 +137,26 @@ def sweep(parent: Path) -> int:
     removed = 0
     for home in parent.glob(PREFIX + "*"):
         try:
-            with (home / "lock").open("r+") as lock:
+            with _lock_of(home) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_tree(home)
                 removed += 1
         except (BlockingIOError, FileNotFoundError, PermissionError):
             continue  # in use, just being made or removed, or another user's
     return removed
+
+
+def _lock_of(home: Path) -> IO[str]:
+    """A home's lock, opened. One that has been without for a while gets one: its maker was killed before it had.
+
+    Raises FileNotFoundError for a home that may be about to be locked by its maker.
+    """
+    try:
+        return (home / "lock").open("r+")
+    except FileNotFoundError:
+        if time.time() - home.stat().st_mtime < MAKING:
+            raise
+        return (home / "lock.new").open("a+")
 
 
 def copy_tree(source: Path, target: Path) -> None:
