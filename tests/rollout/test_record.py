@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 import math
+import os
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from turnstile.errors import TurnstileError
 from turnstile.rollout.codec import decode, encode
-from turnstile.rollout.record import LOGPROB, WEIGHT, Entry, Recorder, read_record
+from turnstile.rollout.record import LOGPROB, WEIGHT, Entry, Recorder, label_of, read_record
 from turnstile.types import Completion, Group, Message, Sampling, Score, Stop, Task, ToolCall, Trajectory, Turn
 
 
@@ -218,6 +219,41 @@ def test_files_are_gzip_with_one_line_of_json_an_entry(tmp_path: Path) -> None:
     (file,) = (tmp_path / "record").iterdir()
     found = [json.loads(line)["group"]["id"] for line in gzip.decompress(file.read_bytes()).splitlines()]
     assert (file.name, found) == ("000001-train.jsonl.gz", ["a", "b"])
+
+
+def test_sync_brings_what_was_written_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: dict[int, int] = {}
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    recorder = Recorder(tmp_path)
+    recorder.write(1, "train", group("a"), scores())
+    recorder.write(1, "train", group("b"), scores())
+    recorder.write(1, "eval", group("c"), scores(), label="warm")
+    assert synced == {}
+    recorder.sync()
+    files = list((tmp_path / "record").iterdir())
+    assert len(files) == 2
+    assert {file.stat().st_ino: file.stat().st_size for file in files}.items() <= synced.items()
+    assert (tmp_path / "record").stat().st_ino in synced
+    synced.clear()
+    recorder.sync()
+    assert synced == {}
+    recorder.write(2, "train", group("d"), scores())
+    recorder.resume_at(1)
+    recorder.sync()  # of what was dropped there is nothing to bring
+
+
+def test_an_evaluation_is_found_by_its_name(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.write(3, "eval", group("a"), scores(), label=label_of("step-000003"))
+    recorder.write(0, "eval", group("b"), scores(), label=label_of("../org/name:1.5"))
+    assert [entry.group.id for entry in read_record(tmp_path, label="step-000003")] == ["a"]
+    assert [entry.group.id for entry in read_record(tmp_path, label="../org/name:1.5")] == ["b"]
 
 
 def test_arrays_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 It lies in `RUN/record/`, one file for each step and phase, only ever appended to. Each entry is a gzip member
 of its own holding one line of JSON, so an entry is whole or it is torn, `zcat` reads a file, and a process
-killed in the middle of a write costs that entry and no other.
+killed in the middle of a write costs that entry and no other. A machine that stops costs no entry written
+before the last `Recorder.sync`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +64,11 @@ class Entry:
                 _check_shape(self.group, name, arrays)
 
 
+def label_of(name: str) -> str:
+    """The label for an evaluation of that name: what no file name should hold is replaced."""
+    return re.sub(r"[^\w.]+", "_", name)[-100:]
+
+
 class Recorder:
     """Appends entries to the record of one run."""
 
@@ -69,6 +76,7 @@ class Recorder:
         self._folder = Path(run) / "record"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._whole: set[Path] = set()  # files known to end with a whole entry
+        self._unsynced: set[Path] = set()
 
     def write(
         self,
@@ -81,8 +89,11 @@ class Recorder:
         *,
         label: str = "",
     ) -> None:
-        """Appends one group; it is in the file when this returns. Writing a group of the same step, phase and
-        label again replaces it for readers. Raises ValueError when the arrays do not fit the group."""
+        """Appends one group, which a killed process does not lose (see `sync` for a machine that stops).
+
+        Writing a group of the same step, phase and label again replaces it for readers. Raises ValueError when
+        the arrays do not fit the group.
+        """
         entry = Entry(
             step=step,
             phase=phase,
@@ -100,6 +111,15 @@ class Recorder:
         line = json.dumps(encode(entry), ensure_ascii=False) + "\n"
         with path.open("ab") as file:
             file.write(packer.compress(line.encode("utf-8", "surrogatepass")) + packer.flush())
+        self._unsynced.add(path)
+
+    def sync(self) -> None:
+        """Everything written so far is on the disk when this returns."""
+        for path in self._unsynced:
+            _flush(path)
+        if self._unsynced:
+            _flush(self._folder)
+        self._unsynced.clear()
 
     def resume_at(self, step: int) -> None:
         """Drops what was recorded after `step`, the last one that stands, because it will be played again."""
@@ -107,12 +127,14 @@ class Recorder:
             if its_step > step:
                 path.unlink()
                 self._whole.discard(path)
+                self._unsynced.discard(path)
 
 
 def read_record(
     run: Path, *, phase: Phase | None = None, step: int | None = None, label: str | None = None
 ) -> Iterator[Entry]:
-    """The entries of a run by step, each group of a step, phase and label once; None takes all.
+    """The entries of a run by step, each group of a step, phase and label once; None takes all. `label` may be
+    the name of an evaluation too.
 
     A torn entry (the writer was killed) is left out with one warning in the log. Raises TurnstileError when
     the run has no record.
@@ -120,7 +142,7 @@ def read_record(
     folder = Path(run) / "record"
     if not folder.is_dir():
         raise TurnstileError(f"run {str(run)!r} has no record of episodes; give the folder of a run, like runs/NAME")
-    return _read(folder, phase, step, label)
+    return _read(folder, phase, step, None if label is None else label_of(label))
 
 
 def _read(folder: Path, phase: str | None, step: int | None, label: str | None) -> Iterator[Entry]:
@@ -172,6 +194,14 @@ def _cut_torn_end(path: Path) -> None:
             _log.warning("%s: cut off a torn entry of %d bytes", path, torn)
             with path.open("r+b") as file:
                 file.truncate(members[-1][1] if members else 0)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _frozen(arrays: Sequence[Sequence[F32]]) -> PerToken:
