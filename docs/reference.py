@@ -116,8 +116,9 @@ def pages() -> dict[Path, str]:
     made = "Made by `make docs` from the code.\n"
     configuration = [
         f"# Configuration\n\n{made}\nA recipe is a TOML file with these keys; `section.key=value` on the command line "
-        "changes one. Relative paths start at the recipe's folder. A section with a `kind` takes the knobs of the "
-        "function that it names, and `kind` may be any `package.module:name` of your own.\n",
+        "changes one. Relative paths in a recipe start at its folder, those on the command line at the current one. A "
+        "section with a `kind` takes the knobs of the function that it names, and `kind` may be any "
+        '`package.module:name` of your own; without knobs the name alone will do: `sandbox = "bubblewrap"`.\n',
         *sections(),
         "## Kinds\n",
         *kinds(),

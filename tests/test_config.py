@@ -37,9 +37,38 @@ def test_a_recipe_fills_in_defaults_and_keeps_knobs(recipe: Path) -> None:
     assert (term.name, term.level, term.gate and term.gate.value, term.knobs) == ("won", 1, 0.5, {})
 
 
-def test_task_files_are_found_beside_the_recipe(recipe: Path) -> None:
-    assert load_recipe(recipe).tasks.train == str(recipe.parent / "data" / "train.jsonl")
+def test_paths_start_where_they_are_written(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = recipe.parent / "elsewhere"
+    (here / "models" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    found = load_recipe("../mine.toml", ["tasks.heldout=../h.jsonl", "model.id=models/tiny"])
+    assert found.tasks.train == str(recipe.parent / "data" / "train.jsonl")
+    assert found.tasks.heldout == str(recipe.parent / "h.jsonl")
+    assert found.model.id == str(here / "models" / "tiny")
+    whole = load_recipe(recipe, ['tasks={ train = "t.jsonl" }', "model.id=./none"])
+    assert (whole.tasks.train, whole.tasks.heldout) == (str(here / "t.jsonl"), "")
+    assert whole.model.id == str(here / "none")
+    assert make_recipe({"tasks": {"train": "t.jsonl"}}).tasks.train == str(here / "t.jsonl")
+
+
+def test_names_of_models_and_what_is_not_set_are_no_paths(recipe: Path) -> None:
     assert load_recipe(recipe).tasks.heldout == ""
+    assert load_recipe(recipe, ["model.id=org/name"]).model.id == "org/name"
+    (recipe.parent / "tiny").mkdir()
+    assert load_recipe(recipe).model.id == "tiny"
+
+
+def test_plain_data_is_not_changed() -> None:
+    data = {"tasks": {"train": "t.jsonl"}}
+    make_recipe(data, ["tasks.heldout=h.jsonl"])
+    assert data == {"tasks": {"train": "t.jsonl"}}
+
+
+def test_a_kind_without_knobs_is_its_name(recipe: Path) -> None:
+    found = load_recipe(recipe, ["sandbox=bubblewrap", 'trackers=["jsonl"]', "eval.policies={ a = 'swe_oracle' }"])
+    assert found.sandbox == Kind(kind="bubblewrap")
+    assert found.trackers == (Kind(kind="jsonl"),)
+    assert found.eval.policies == {"a": Kind(kind="swe_oracle")}
 
 
 def test_overrides_are_toml_or_else_text(recipe: Path) -> None:
@@ -72,6 +101,10 @@ def test_an_unknown_key_names_the_nearest(recipe: Path) -> None:
         ("=3", "write it as section.key=value"),
         ("model.id.name=x", "'id' is a value, not a section"),
         ("credit={}", "credit.kind: Field required"),
+        ("rewards.terms.0.gate.value=high", "rewards.terms[0].gate.value: Input should be a valid number"),
+        ("rewards.terms.1.level=1", "'1' is no place in this list, which has 0 to 0"),
+        ("rewards.terms.first.level=1", "'first' is no place in this list"),
+        ("rewards.terms.0.gate.vlaue=1", "unknown key 'rewards.terms[0].gate.vlaue'; did you mean 'value'?"),
     ],
 )
 def test_a_wrong_value_says_where_and_what(recipe: Path, override: str, said: str) -> None:
@@ -80,6 +113,7 @@ def test_a_wrong_value_says_where_and_what(recipe: Path, override: str, said: st
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "does not exist" in fails(tmp_path / "none.toml")
+    assert "cannot be read: Is a directory" in fails(tmp_path)
     broken = tmp_path / "broken.toml"
     broken.write_text("[train\n")
     assert "is not TOML" in fails(broken)

@@ -6,12 +6,13 @@ arguments, so an algorithm adds no configuration class. Nothing here imports tor
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from turnstile.errors import ConfigError
 from turnstile.lookup import nearest
@@ -26,10 +27,18 @@ class Section(BaseModel):
 
 
 class Kind(BaseModel):
-    """A part of a recipe that names a function; its other keys are that function's keyword arguments."""
+    """A part of a recipe that names a function; its other keys are that function's keyword arguments.
+
+    The name alone stands for a section without other keys: `sandbox = "bubblewrap"`.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     kind: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, data: Any) -> Any:
+        return {"kind": data} if isinstance(data, str) else data
 
     @property
     def knobs(self) -> dict[str, Any]:
@@ -37,7 +46,7 @@ class Kind(BaseModel):
 
 
 class ModelConfig(Section):
-    id: str = "smollm2-135m"  # hub id, local folder, or a packaged name
+    id: str = "smollm2-135m"  # hub id, packaged name, or a folder, best written with ./ before it
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     train: Literal["all", "top", "lora"] = "all"
@@ -67,7 +76,7 @@ class SamplingConfig(Section):
 
 
 class TasksConfig(Section):
-    train: str = ""  # JSON lines, relative to the recipe's folder
+    train: str = ""  # a file of JSON lines
     heldout: str = ""
     limit: int = Field(0, ge=0)  # train on the first so many tasks only (0: all)
     where: dict[str, Any] = Field(default_factory=dict)  # keep tasks whose data has these values, or at most them
@@ -153,7 +162,7 @@ class EvalConfig(Section):
     before: bool = True  # evaluate the model as it comes and after its warm start too, not only at the end
     every: int = Field(0, ge=0)  # steps between evaluations while training (0: none)
     temperature: float | None = None  # default: that of [sampling]
-    policies: dict[str, str] = Field(default_factory=dict)  # name -> policy kind, to compare with
+    policies: dict[str, Kind] = Field(default_factory=dict)  # name -> policy, to compare with
 
 
 class Recipe(Section):
@@ -182,33 +191,51 @@ class Recipe(Section):
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a TOML file, with `a.b=value` overrides applied; paths in it are relative to its folder.
+    """The recipe in a TOML file, with `a.b=value` overrides applied. Relative paths start where they are
+    written: those in the file at its folder, those in overrides at the current folder.
 
     Raises ConfigError with one line that says which key of which file is wrong and names the nearest known.
     """
     path = Path(path)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"recipe {str(path)!r} does not exist") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {str(path)!r} is not TOML: {error}") from None
+    except FileNotFoundError:
+        raise ConfigError(f"recipe {str(path)!r} does not exist") from None
+    except OSError as error:
+        raise ConfigError(f"recipe {str(path)!r} cannot be read: {error.strerror}") from None
+    return make_recipe(data, overrides, where=str(path), folder=path.parent)
+
+
+def make_recipe(
+    data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "recipe", folder: str | Path = "."
+) -> Recipe:
+    """A recipe from plain data, whose relative paths start at `folder`; overrides and errors as in `load_recipe`."""
+    changed = copy.deepcopy(dict(data))
+    _anchor(changed, Path(folder))
     for override in overrides:
-        _apply(data, override)
-    tasks = data.get("tasks")
-    if isinstance(tasks, dict):
-        for key in ("train", "heldout"):
-            if isinstance(tasks.get(key), str) and tasks[key]:
-                tasks[key] = str((path.parent / tasks[key]).resolve())
-    return make_recipe(data, where=str(path))
-
-
-def make_recipe(data: Mapping[str, Any], *, where: str = "recipe") -> Recipe:
-    """A recipe from plain data, with errors as in `load_recipe`."""
+        _apply(changed, override)
+    _anchor(changed, Path())  # what is relative now came from an override
     try:
-        return Recipe.model_validate(data)
+        return Recipe.model_validate(changed)
     except ValidationError as error:
         raise ConfigError(f"{where}: {_explain(error)}") from None
+
+
+PATHS = (("tasks", "train"), ("tasks", "heldout"), ("model", "id"))
+"""The keys of a recipe that hold a path, or may."""
+
+
+def _anchor(data: Mapping[str, Any], folder: Path) -> None:
+    """Makes relative paths absolute, starting at `folder`."""
+    for section, key in PATHS:
+        part = data.get(section)
+        if not isinstance(part, dict) or not isinstance(text := part.get(key), str) or not text:
+            continue
+        path = folder / Path(text).expanduser()
+        if (section, key) != ("model", "id") or text.startswith((".", "~")) or ("/" in text and path.is_dir()):
+            part[key] = str(path.resolve())  # any other model.id is a name
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
@@ -223,19 +250,24 @@ def _apply(data: dict[str, Any], override: str) -> None:
     here: Any = data
     *parents, last = key.strip().split(".")
     for part in parents:
-        here = here[int(part)] if isinstance(here, list) and part.isdigit() else here.setdefault(part, {})
+        here = here[_item(here, part, override)] if isinstance(here, list) else here.setdefault(part, {})
         if not isinstance(here, dict | list):
             raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
-    if isinstance(here, list):
-        here[int(last)] = value
-    else:
-        here[last] = value
+    here[_item(here, last, override) if isinstance(here, list) else last] = value
+
+
+def _item(items: Sequence[Any], part: str, override: str) -> int:
+    """The place in a list that a part of an override's key names."""
+    if not part.isdecimal() or int(part) >= len(items):
+        known = f"0 to {len(items) - 1}" if items else "but it is empty"
+        raise ConfigError(f"override {override!r}: {part!r} is no place in this list, which has {known}")
+    return int(part)
 
 
 def _explain(error: ValidationError) -> str:
     """The first problem, in one line."""
     first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
+    path = _place(first["loc"])
     if first["type"] == "extra_forbidden":
         section = _section(first["loc"][:-1])
         known = section.model_fields if section else ()
@@ -243,6 +275,11 @@ def _explain(error: ValidationError) -> str:
     more = len(error.errors()) - 1
     tail = f" (and {more} more problems)" if more else ""
     return f"{path or 'top level'}: {first['msg']}, got {first['input']!r}{tail}"
+
+
+def _place(location: Sequence[Any]) -> str:
+    """rewards.terms[1].gate"""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
 def _section(location: Sequence[Any]) -> type[BaseModel] | None:

@@ -52,6 +52,8 @@ KINDS: dict[str, dict[str, str]] = {
     "policy": {
         "swe_oracle": "turnstile.tasks.swe.oracle:oracle",
         "swe_random": "turnstile.tasks.swe.oracle:random_agent",
+        "guess_oracle": "turnstile.envs.guess:oracle",
+        "guess_random": "turnstile.envs.guess:random_agent",
     },
     "compose": {
         "gated": "turnstile.rewards.compose:gated",

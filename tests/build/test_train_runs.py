@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,26 @@ def test_a_reward_function_takes_the_place_of_the_recipes(recipe: Recipe, tmp_pa
     for entry in entries:
         for trajectory, score in zip(entry.group.trajectories, entry.scores, strict=True):
             assert score.total == -len(trajectory.turns)
+
+
+def test_a_steps_record_is_on_the_disk_before_its_checkpoint(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever something is brought to the disk: the episodes of every step whose checkpoint stands are there."""
+    run, synced, seen = tmp_path / "run", {}, set()
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+        for checkpoint in (run / "checkpoints").glob("step-*"):
+            for file in (run / "record").glob(f"{checkpoint.name[5:]}-train*"):
+                assert synced.get(file.stat().st_ino) == file.stat().st_size
+                seen.add(file.name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    turnstile.train(recipe, run=run)
+    assert seen == {"000001-train.jsonl.gz"}
 
 
 def test_costs_are_counted_once(recipe: Recipe, tmp_path: Path) -> None:

@@ -87,7 +87,24 @@ def test_eval_knows_a_recipe_from_a_run(cli: Cli, recipe: str) -> None:
     assert "there is no run 'none'; there is no run in runs/ yet" in cli("eval", "none").error
     Path("runs/half").mkdir(parents=True)
     assert "it has no resolved.json" in cli("eval", "half").error
-    assert "overrides go with a recipe" in cli("eval", "half", "train.steps=1").error
+    for text, said in (("{", "cannot be read"), ("[]", "holds no recipe"), ('{"recipe": {"nam": 1}}', "did you mean")):
+        Path("runs/half/resolved.json").write_text(text)
+        assert said in cli("eval", "half").error
+
+
+def test_eval_changes_a_runs_recipe(cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def evaluate(recipe: Any, **how: Any) -> dict[str, list[EpisodeResult]]:
+        seen.append((recipe, how["run"]))
+        return {"step-000002": []}
+
+    monkeypatch.setattr(eval_module, "evaluate_policy", evaluate)
+    done = cli("eval", "demo", "tasks.heldout=other.jsonl", "eval.samples=3")
+    ((recipe, run),) = seen
+    assert (recipe.tasks.heldout, recipe.eval.samples) == (str(Path.cwd() / "other.jsonl"), 3)
+    assert run == Path("runs/demo")
+    assert "turnstile rollout show runs/demo --label step_000002 --best" in done.out
 
 
 def test_eval_asks_for_what_was_said_and_prints_the_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -317,6 +318,25 @@ async def test_a_session_may_close_while_a_step_goes_on(words):
     np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
 
 
+async def test_a_fault_of_the_program_stays_what_it_is(words):
+    """No failure of the engine, which would be played again and then left out; and the engine goes on."""
+    model = network()
+    engine = TransformersEngine(model, words)
+    sessions = [engine.open("g") for _ in range(2)]
+
+    def misspelt(*_: Any) -> None:
+        raise AttributeError("wieght")
+
+    hook = model.get_decoder().register_forward_pre_hook(misspelt)
+    jobs = [engine.generate(ids(5, 6), sampling(seed), session) for seed, session in enumerate(sessions)]
+    errors = await asyncio.gather(*jobs, return_exceptions=True)
+    for error in errors:
+        assert isinstance(error, AttributeError)
+        assert "in misspelt" in "".join(traceback.format_exception(error))
+    hook.remove()
+    assert (await engine.generate(ids(5, 6), sampling(1), sessions[0])).finish
+
+
 async def test_a_failing_model_reaches_every_waiting_request(words):
     model = network()
     engine = TransformersEngine(model, words)
@@ -334,7 +354,7 @@ async def test_a_failing_model_reaches_every_waiting_request(words):
     jobs = [engine.generate(prompt, sampling(seed), session) for seed, session in enumerate(sessions)]
     errors = await asyncio.gather(*jobs, return_exceptions=True)
     assert [str(error) for error in errors] == ["sampling failed: RuntimeError: out of memory"] * 3
-    assert all(isinstance(error, EngineError) for error in errors)
+    assert all(isinstance(error, EngineError) and isinstance(error.__cause__, RuntimeError) for error in errors)
     found = await engine.generate(prompt, sampling(1), sessions[1])
     logprobs, _ = expected(plain_logits(stock(model), prompt, found), found)
     np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from turnstile.envs.check import check_env
-from turnstile.envs.guess import GuessEnv, demonstrate, guess_tasks
+from turnstile.envs.guess import GuessEnv, demonstrate, guess_tasks, oracle, random_agent
 from turnstile.errors import ConfigError
+from turnstile.tasks.demo import Agent
 from turnstile.types import Message, Task, ToolCall
 
 
@@ -81,6 +82,33 @@ async def test_demonstrations_follow_the_answers():
         assert answers[-1].terminated or len(steps) == 5
         won += answers[-1].terminated
     assert 20 < won <= 40
+
+
+async def games(agents: dict[str, Agent], high: int, rounds: int) -> list[dict[str, object]]:
+    """What each task's agent came to."""
+    found = []
+    for task in guess_tasks(len(agents)):
+        env = GuessEnv(high=high, rounds=rounds)
+        await env.reset(task)
+        while not (step := await env.step(agents[task.id](()))).terminated and not step.truncated:
+            assert step.signals["succeeded"]
+        found.append(dict(await env.measure()))
+    return found
+
+
+async def test_the_oracle_halves_what_is_left():
+    """Three rounds are always enough for seven numbers, and one is enough for the middle one alone."""
+    tasks = guess_tasks(40)
+    won = await games({task.id: oracle(task, high=7) for task in tasks}, 7, 3)
+    assert all(game["resolved"] for game in won)
+    assert {game["rounds"] for game in won} == {1, 2, 3}
+
+
+async def test_the_random_agent_wins_by_chance():
+    """1 - (6/7)^3 = 0.37 of its games."""
+    agents = {task.id: random_agent(task, random.Random(task.id), high=7) for task in guess_tasks(300)}
+    won = sum(bool(game["resolved"]) for game in await games(agents, 7, 3))
+    assert 0.28 < won / 300 < 0.46
 
 
 async def test_keeps_the_promises_of_an_environment():

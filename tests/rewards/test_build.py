@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from turnstile.build.parts import make_scorer
+from turnstile.config import make_recipe
 from turnstile.credit.check import sample_trajectory
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS
@@ -85,7 +87,9 @@ def test_signal_takes_the_terms_name() -> None:
     [
         ("outcome_clas", {}, "did you mean 'outcome_class'"),
         ("outcome_class", {"pased": 1.0}, "no knob 'pased'; did you mean 'passed'"),
-        (each_turn, {"x": 1}, "no knob 'x'; it has none"),
+        ("outcome_class", {"wieght": 1.0}, "no knob 'wieght'; did you mean 'weight'"),
+        (each_turn, {"lvel": 1}, "no knob 'lvel'; did you mean 'level'"),
+        (each_turn, {"x": 1}, "no knob 'x'; known: gate, kind, level, name, scope, weight"),
         (lambda task: 1.0, {}, "a reward is \\(task, trajectory"),
     ],
 )
@@ -94,9 +98,23 @@ def test_bad_words_are_named(kind, knobs, message: str) -> None:  # type: ignore
         make_term("x", kind, knobs)
 
 
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        ({"kind": "ran_tests", "wieght": 0.1}, r"rewards.terms\[1\]: .* no knob 'wieght'; did you mean 'weight'\?"),
+        ({"kind": "ran_tests", "onec": True}, r"rewards.terms\[1\]: .* no knob 'onec'; did you mean 'once'\?"),
+        ({"kind": "run_tests"}, r"rewards.terms\[1\]: .* did you mean 'ran_tests'\?"),
+    ],
+)
+def test_a_recipes_bad_term_is_found_by_its_place(term: dict[str, object], message: str) -> None:
+    recipe = make_recipe({"rewards": {"terms": [{"kind": "signal", "name": "won"}, term]}})
+    with pytest.raises(ConfigError, match=message):
+        make_scorer(recipe)
+
+
 def test_something_that_is_no_function_is_refused() -> None:
     with pytest.raises(ConfigError, match="not a function"):
-        make_term("x", "turnstile.rewards.recorded:RECORDED_BY")
+        make_term("x", "turnstile.lookup:KINDS")
 
 
 def test_scorer_scores_groups_and_applies_the_table_of_ends() -> None:

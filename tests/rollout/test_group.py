@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -137,6 +138,22 @@ async def test_faults_of_the_program_are_raised_as_they_are(deterministic: bool)
     with pytest.raises(ConfigError, match="no such tool"):
         await some.groups(tasks(3), 1, label="x", seed=0)
     assert engine.open_now == set()
+
+
+@DETERMINISTIC
+async def test_a_fault_says_where_it_was(deterministic: bool) -> None:
+    """A mistake in an environment is raised as it is, with its traceback and the episode it was met in."""
+    made: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        made.append(FakeEnv({"step": ZeroDivisionError("a mistake")} if len(made) == 1 else {}))
+        return made[-1]
+
+    with pytest.raises(ZeroDivisionError, match="a mistake") as caught:
+        await player(make, deterministic=deterministic).groups(tasks(2), 1, label="x", seed=0)
+    text = "".join(traceback.format_exception(caught.value))
+    assert "in task 't1', attempt 0 of group 'x/1/t1'" in text
+    assert ", in step\n" in text
 
 
 async def test_an_environment_that_cannot_be_closed_is_told(caplog: pytest.LogCaptureFixture) -> None:

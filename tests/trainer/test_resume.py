@@ -64,6 +64,10 @@ def record(run: Path) -> list[Any]:
     return [timeless(encode(entry)) for entry in read_record(run)]
 
 
+def recorded_groups(run: Path, step: int) -> int:
+    return len(list(read_record(run, phase="train", step=step)))
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inputs")
@@ -81,8 +85,10 @@ def test_killed_twice_and_the_same_to_the_last_bit(undisturbed: Path, inputs: Pa
     run = tmp_path / "run"
     killed(inputs, run, "playing", 2)
     assert guess_run.checkpoint_of(run) == 1
+    assert recorded_groups(run, 1) == guess_run.GROUPS
     killed(inputs, run, "saving", 3)
     assert guess_run.checkpoint_of(run) == 2
+    assert recorded_groups(run, 2) == guess_run.GROUPS
     assert [entry["step"] for entry in metrics(run)] == [1, 2, 3]  # step 3 will come again
     assert list((run / "checkpoints").glob(".writing-*"))
     assert train(guess_run.recipe(inputs), run=run, env=GuessEnv)["step"] == 4

@@ -19,14 +19,14 @@ from turnstile.build.parts import (
     make_world,
     read_tasks,
 )
-from turnstile.build.scripts import play_policy
+from turnstile.build.scripts import GIVEN, play_policy
 from turnstile.build.session import counter
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
 from turnstile.evaluation.metrics import EpisodeResult, from_group
 from turnstile.lookup import nearest
 from turnstile.models.load import load_tokenizer
-from turnstile.rollout.record import Recorder
+from turnstile.rollout.record import Recorder, label_of
 from turnstile.tracking.base import Tracker
 from turnstile.trainer import checkpoint
 from turnstile.types import Group, Task
@@ -44,8 +44,12 @@ def evaluate(
     """Plays the recipe's held-out tasks and returns the results by name.
 
     `policy` is "model" or a name of the recipe's `eval.policies`. The model is `model`, else the last
-    checkpoint of `run`, else the recipe's own. Episodes go into the record of `run`, where there is one.
+    checkpoint of `run`, else the recipe's own. Episodes go into the record of `run`, where there is one, under
+    the name in the results. `samples` episodes are played of each of at most `limit` tasks (default: as the
+    recipe says); a policy plays each once.
     """
+    if policy != "model" and (model is not None or samples not in (None, 1)):
+        raise ConfigError(f"policy {policy!r} is no model and plays each task once; leave out the model and samples")
     return asyncio.run(_evaluate(recipe, run, model, policy, samples or recipe.eval.samples, limit))
 
 
@@ -54,54 +58,66 @@ async def _evaluate(
 ) -> dict[str, list[EpisodeResult]]:
     tasks = read_tasks(recipe, "heldout", limit or recipe.eval.tasks)
     scorer = make_scorer(recipe)
-    name = policy if policy != "model" else model or (_last(run) if run else recipe.model.id)
+    name, network, step = _subject(recipe, run, model, policy)
     async with AsyncExitStack() as stack:
         folder = run or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-eval-")))
         tracker = make_trackers(recipe.model_copy(update={"trackers": (Kind(kind="console"),)}), folder)
         stack.callback(tracker.close)
         if policy == "model":
-            groups = await _with_model(stack, recipe, name, tasks, samples, tracker)
+            groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker)
         else:
-            groups = await _with_policy(stack, recipe, policy, tasks, tracker)
+            groups = await _with_policy(stack, recipe, policy, network, tasks, tracker)
         scores = scorer(groups)
         if run is not None:
             recorder = Recorder(run)
             for group, own in zip(groups, scores, strict=True):
-                recorder.write(0, "eval", group, own, label="again")
-    label = policy if policy != "model" else Path(name).parent.name if run and not model else name
-    return {label: [result for group, own in zip(groups, scores, strict=True) for result in from_group(group, own)]}
+                recorder.write(step, "eval", group, own, label=label_of(name))
+            recorder.sync()
+    return {name: [result for group, own in zip(groups, scores, strict=True) for result in from_group(group, own)]}
 
 
 async def _with_model(
-    stack: AsyncExitStack, recipe: Recipe, name: str, tasks: Sequence[Task], samples: int, tracker: Tracker
+    stack: AsyncExitStack,
+    recipe: Recipe,
+    name: str,
+    network: str,
+    tasks: Sequence[Task],
+    samples: int,
+    tracker: Tracker,
 ) -> list[Group]:
     world = make_world(recipe)
     stack.push_async_callback(world.close)
-    agent = make_agent(recipe, name)
+    agent = make_agent(recipe, network)
     player = for_evaluation(recipe, make_player(recipe, world, agent.scaffold, agent.engine, agent.context))
-    done = counter(tracker, "evaluating", len(tasks) * samples)
-    return await player.groups(tasks, samples, label="eval/again", seed=recipe.seed, done=done)
+    done = counter(tracker, f"evaluating {name}", len(tasks) * samples)
+    return await player.groups(tasks, samples, label=f"eval/{name}", seed=recipe.seed, done=done)
 
 
 async def _with_policy(
-    stack: AsyncExitStack, recipe: Recipe, policy: str, tasks: Sequence[Task], tracker: Tracker
+    stack: AsyncExitStack, recipe: Recipe, policy: str, network: str, tasks: Sequence[Task], tracker: Tracker
 ) -> list[Group]:
     policies = recipe.eval.policies
     if policy not in policies:
         hint = nearest(policy, policies) if policies else "it names none"
         raise ConfigError(f"eval.policies of this recipe has no {policy!r}; {hint}")
-    bind("policy", Kind(kind=policies[policy]), given=("task", "rng"))
+    bind("policy", policies[policy], given=GIVEN)
     world = make_world(recipe)
     stack.push_async_callback(world.close)
-    scaffold = make_scaffold(recipe, load_tokenizer(recipe.model.id))
+    scaffold = make_scaffold(recipe, load_tokenizer(network))
     done = counter(tracker, f"evaluating {policy}", len(tasks))
     return await play_policy(recipe, world, scaffold, policies[policy], tasks, done)
 
 
-def _last(run: Path) -> str:
-    """The model folder of a run's newest whole checkpoint."""
+def _subject(recipe: Recipe, run: Path | None, model: str | None, policy: str) -> tuple[str, str, int]:
+    """What is evaluated: its name, the model (of a policy: whose tokenizer is used) and the training step it is of."""
+    if model is not None:
+        return model, model, 0
+    if run is None:
+        return (recipe.model.id if policy == "model" else policy), recipe.model.id, 0
     found, complaints = checkpoint.latest(run / "checkpoints")
+    if policy != "model":
+        return policy, str(found.model) if found else recipe.model.id, 0
     if found is None:
         why = complaints[0] if complaints else "it was stopped before the first one"
         raise ConfigError(f"{run} has no checkpoint to evaluate ({why}); name a model with --model")
-    return str(found.model)
+    return found.path.name, str(found.model), found.step

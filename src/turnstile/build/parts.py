@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.agents.base import Scaffold
 from turnstile.build.kinds import bind, takes
-from turnstile.config import Kind, Recipe
+from turnstile.config import Kind, Recipe, TermConfig
 from turnstile.engines.base import Engine
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
@@ -22,7 +22,7 @@ from turnstile.errors import ConfigError, TaskError
 from turnstile.losses.base import TokenLoss
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.load import load_model, load_tokenizer
-from turnstile.rewards.base import Threshold
+from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.ends import Ends
 from turnstile.rollout.episode import Limits
@@ -93,20 +93,18 @@ def make_scorer(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Sco
     if reward is not None:
         terms = [make_term("reward", reward, level=1)]
     else:
-        terms = [
-            make_term(
-                term.name,
-                term.kind,
-                term.knobs,
-                level=term.level,
-                weight=term.weight,
-                gate=Threshold(value=term.gate.value, compare=term.gate.compare) if term.gate else None,
-                scope=term.scope or None,
-            )
-            for term in recipe.rewards.terms
-        ]
+        terms = [_make_term(term, f"rewards.terms[{place}]") for place, term in enumerate(recipe.rewards.terms)]
     compose = bind("compose", Kind(kind=recipe.rewards.compose))
     return Scorer(terms=tuple(terms), compose=compose, ends=Ends.read(recipe.ends.model_dump()))
+
+
+def _make_term(term: TermConfig, where: str) -> Term:
+    gate = Threshold(value=term.gate.value, compare=term.gate.compare) if term.gate else None
+    scope = term.scope or None
+    try:
+        return make_term(term.name, term.kind, term.knobs, level=term.level, weight=term.weight, gate=gate, scope=scope)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

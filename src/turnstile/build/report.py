@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from turnstile.build.run_folder import read_results
+from turnstile.build.run_folder import FINAL, UNTOUCHED, WARM, read_resolved, read_results
 from turnstile.build.session import read_costs
 from turnstile.config import Recipe
 from turnstile.evaluation.metrics import EpisodeResult
@@ -19,11 +18,11 @@ from turnstile.tracking.jsonl import read_metrics
 from turnstile.types import Task
 
 NAMES = {
-    "untouched": "untouched model",
+    UNTOUCHED: "untouched model",
     "random": "random agent",
     "oracle": "oracle",
-    "warmstart": "after warm start",
-    "trained": "after RL",
+    WARM: "after warm start",
+    FINAL: "after RL",
 }
 SHOWN = 4
 """Episodes to read, before and after."""
@@ -33,7 +32,7 @@ def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
     """Writes report.html and curves.png into the run folder and returns the report's path."""
     results = read_results(run)
     stages = {NAMES.get(name, name): results[name] for name in sorted(results, key=_order)}
-    resolved = json.loads((run / "resolved.json").read_text(encoding="utf-8"))
+    resolved = read_resolved(run)
     before, after = _episodes(run)
     kinds = Counter(str(task.data.get("kind", "")) for task in train_tasks)
     costs = read_costs(run)
@@ -70,12 +69,12 @@ def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
 def _order(name: str) -> tuple[int, str]:
     """Baselines, warm start, evaluations in between, the trained model last."""
     known = list(NAMES)
-    return (known.index(name) if name in known[:4] else len(known) + (name == "trained"), name)
+    return (known.index(name) if name in known[:4] else len(known) + (name == FINAL), name)
 
 
 def _held_out_at(recipe: Recipe, results: Mapping[str, Sequence[EpisodeResult]]) -> dict[int, str]:
     """After which step each evaluation of the model being trained was made."""
-    at = {0: "warmstart", recipe.train.steps: "trained"}
+    at = {0: WARM, recipe.train.steps: FINAL}
     at |= {int(name.removeprefix("step-")): name for name in results if name.startswith("step-")}
     return {step: name for step, name in sorted(at.items()) if name in results}
 
@@ -92,16 +91,16 @@ def _notes(train_tasks: Sequence[Task]) -> list[str]:
 
 def _episodes(run: Path) -> tuple[list[Shown], list[Shown]]:
     """The same tasks before and after RL, those that gained most first."""
-    played: dict[str, dict[str, Shown]] = {"warmstart": {}, "trained": {}}
+    played: dict[str, dict[str, Shown]] = {WARM: {}, FINAL: {}}
     for entry in read_record(run, phase="eval"):
         if entry.label in played:
             shown = Shown(task=entry.group.task, trajectory=entry.group.trajectories[0], score=entry.scores[0])
             played[entry.label][entry.group.task.id] = shown
-    both = played["warmstart"].keys() & played["trained"].keys()
+    both = played[WARM].keys() & played[FINAL].keys()
 
     def gain(task: str) -> tuple[float, str]:
-        before, after = (played[label][task].score.total for label in ("warmstart", "trained"))
+        before, after = (played[label][task].score.total for label in (WARM, FINAL))
         return (before - after, task)
 
     chosen = sorted(both, key=gain)[:SHOWN]
-    return [played["warmstart"][task] for task in chosen], [played["trained"][task] for task in chosen]
+    return [played[WARM][task] for task in chosen], [played[FINAL][task] for task in chosen]

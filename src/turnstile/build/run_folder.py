@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from turnstile.config import Recipe
+from turnstile.config import PATHS, Recipe, make_recipe
 from turnstile.errors import ConfigError
 from turnstile.evaluation.metrics import EpisodeResult
 
+UNTOUCHED, WARM, FINAL = "untouched", "warmstart", "trained"
+"""The evaluations of a run's model, besides those of steps in between (step-0010)."""
+RESOLVED = "resolved.json"
 PACKAGES = ("turnstile-rl", "torch", "transformers", "peft", "numpy", "pytest", "safetensors")
 
 
@@ -26,25 +30,81 @@ def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str]
     `given` names what the call put in place of the recipe's parts. A folder made from another recipe, or with
     other parts, is refused, since going on with it would mix two runs.
     """
-    resolved = recipe.model_dump(mode="json")
+    resolved = _absolute(recipe.model_dump(mode="json"), Path())
     given = dict(given or {})
-    file = run / "resolved.json"
+    file = run / RESOLVED
     if fresh and run.exists():
         if not file.is_file() and any(run.iterdir()):
             raise ConfigError(f"{run} is no run folder; --fresh would empty it, so give another name")
         shutil.rmtree(run)
     if file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        if changed := _changed(before["recipe"], resolved) + _changed(before.get("given", {}), given):
+        before = read_resolved(run)
+        try:
+            old = _absolute(before["recipe"], run)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; give another run name, or --fresh to start {run} anew") from None
+        if changed := _changed(old, resolved) + _changed(before.get("given", {}), given):
             raise ConfigError(
                 f"{run} was made with another recipe ({', '.join(changed[:3])} changed); "
                 "give another run name, or --fresh to start it anew"
             )
         return True
     run.mkdir(parents=True, exist_ok=True)
-    body = {"recipe": resolved, "given": given, "versions": versions(), "git": _git(), "command": sys.argv}
+    body = {
+        "recipe": _movable(resolved, run),
+        "given": given,
+        "versions": versions(),
+        "git": _git(),
+        "command": sys.argv,
+    }
     write_whole(file, json.dumps(body, indent=1))
     return False
+
+
+def read_resolved(run: Path) -> dict[str, Any]:
+    """What `open_run` wrote. Raises ConfigError where it is missing or no such thing."""
+    file = run / RESOLVED
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{str(run)!r} is no run: it has no {RESOLVED}; give a folder that `turnstile train` made"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    if not isinstance(body, dict) or not isinstance(body.get("recipe"), dict):
+        raise ConfigError(f"{file} holds no recipe; was it written by `turnstile train`?")
+    return body
+
+
+def read_recipe(run: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe a run was started with, `overrides` applied; errors as of `read_resolved` and `load_recipe`."""
+    return make_recipe(read_resolved(run)["recipe"], overrides, where=str(run / RESOLVED), folder=run)
+
+
+def _absolute(recipe: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A dumped recipe with every default, and with its relative paths, which start at `folder`, made absolute."""
+    return make_recipe(recipe, where=str(folder / RESOLVED), folder=folder).model_dump(mode="json")
+
+
+def _movable(recipe: dict[str, Any], run: Path) -> dict[str, Any]:
+    """The recipe as the run folder keeps it: like those in any recipe, its relative paths start at its folder.
+
+    What lies below the current folder together with the run is written relative, so that a project can be moved
+    or shared as a whole. Other paths stay absolute, so that a run can be moved away from its tasks.
+    """
+    here, run = Path.cwd(), run.resolve()
+    moved = {**recipe}
+    for section, key in PATHS:
+        path = Path(recipe[section][key])
+        if path.is_absolute() and path.is_relative_to(here) and run.is_relative_to(here):
+            moved[section] = {**moved[section], key: _dotted(os.path.relpath(path, run))}
+    return moved
+
+
+def _dotted(path: str) -> str:
+    """A path that cannot be taken for a name."""
+    return path if path.startswith(".") else f"./{path}"
 
 
 def versions() -> dict[str, str]:
@@ -66,9 +126,12 @@ def write_results(run: Path, name: str, results: list[EpisodeResult]) -> None:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """A killed process leaves the old file or the new one, never a part."""
+    """A killed process, or a machine that stops, leaves the old file or the new one, never a part."""
     scratch = file.with_name(f".{file.name}.writing")
-    scratch.write_text(text, encoding="utf-8")
+    with scratch.open("w", encoding="utf-8") as writing:
+        writing.write(text)
+        writing.flush()
+        os.fsync(writing.fileno())
     scratch.replace(file)
 
 

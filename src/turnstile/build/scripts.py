@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 from turnstile.agents.base import Scaffold
 from turnstile.build.kinds import bind, takes
 from turnstile.build.parts import World, make_player
+from turnstile.build.run_folder import FINAL, UNTOUCHED, WARM
 from turnstile.config import Kind, Recipe
 from turnstile.engines.scripted import ScriptedEngine
-from turnstile.errors import TaskError
+from turnstile.errors import ConfigError, TaskError
 from turnstile.types import Group, Message, Stop, Task, Trajectory
 
 Act = Callable[[Sequence[Message]], Message]
@@ -25,8 +27,13 @@ def check_scripts(recipe: Recipe) -> None:
     """Raises ConfigError for a demonstrator or a policy that cannot be had, before anything is played."""
     if recipe.warmstart.demos:
         bind("demonstrator", recipe.warmstart.demonstrator, given=GIVEN)
-    for kind in recipe.eval.policies.values():
-        bind("policy", Kind(kind=kind), given=GIVEN)
+    for name, kind in recipe.eval.policies.items():
+        if name in (UNTOUCHED, WARM, FINAL) or not re.fullmatch(r"(?!step-)[\w-]+", name):
+            raise ConfigError(
+                f"eval.policies: {name!r} cannot be a policy's name; take letters, digits, - and _, and none of "
+                f"{UNTOUCHED}, {WARM}, {FINAL} and step-..., which are the model's own evaluations"
+            )
+        bind("policy", kind, given=GIVEN)
 
 
 async def demonstrate(
@@ -56,20 +63,23 @@ async def play_policy(
     recipe: Recipe,
     world: World,
     scaffold: Scaffold,
-    kind: str,
+    kind: Kind,
     tasks: Sequence[Task],
     done: Callable[[Trajectory], None],
 ) -> list[Group]:
     """One episode of every task with the policy that `kind` names."""
-    policy = bind("policy", Kind(kind=kind), given=GIVEN)
+    policy = bind("policy", kind, given=GIVEN)
 
     def act(task: Task) -> Act:
-        rng: dict[str, Any] = {"rng": random.Random(f"{kind}/{recipe.seed}/{task.id}")} if takes(policy, "rng") else {}
-        agent: Act = policy(task, **rng)
+        agent: Act
+        if takes(policy, "rng"):
+            agent = policy(task, rng=random.Random(f"{kind.kind}/{recipe.seed}/{task.id}"))
+        else:
+            agent = policy(task)
         return agent
 
     agents = [act(task) for task in tasks]
-    return await play_scripts(recipe, world, scaffold, tasks, agents, label=kind, done=done)
+    return await play_scripts(recipe, world, scaffold, tasks, agents, label=kind.kind, done=done)
 
 
 async def play_scripts(

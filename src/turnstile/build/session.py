@@ -15,11 +15,11 @@ import numpy as np
 from turnstile.build.parts import Agent, World, for_evaluation
 from turnstile.build.run_folder import read_results, write_results, write_whole
 from turnstile.build.scripts import play_policy
-from turnstile.config import Recipe
+from turnstile.config import Kind, Recipe
 from turnstile.evaluation.metrics import EpisodeResult, from_group
 from turnstile.rewards.build import Scorer
 from turnstile.rollout.group import Player
-from turnstile.rollout.record import Recorder
+from turnstile.rollout.record import Recorder, label_of
 from turnstile.tracking.base import Tracker
 from turnstile.types import Group, Task, Trajectory
 
@@ -64,7 +64,7 @@ class Run:
             groups = await player.groups(tasks, samples, label=f"eval/{name}", seed=self.recipe.seed, done=done)
         self.finish(name, groups, step)
 
-    async def compare(self, name: str, kind: str, tasks: Sequence[Task]) -> None:
+    async def compare(self, name: str, kind: Kind, tasks: Sequence[Task]) -> None:
         """The same for a policy that is no model."""
         if name in read_results(self.folder) or not tasks:
             return
@@ -75,9 +75,9 @@ class Run:
     def finish(self, name: str, groups: Sequence[Group], step: int) -> None:
         """Writes an evaluation's episodes and results down, and says what they came to."""
         scores = self.scorer(groups)
-        label = name.replace("-", "_")
         for group, own in zip(groups, scores, strict=True):
-            self.recorder.write(step, "eval", group, own, label=label)
+            self.recorder.write(step, "eval", group, own, label=label_of(name))
+        self.recorder.sync()
         results = [result for group, own in zip(groups, scores, strict=True) for result in from_group(group, own)]
         write_results(self.folder, name, results)
         self.tracker.say(f"{name}: {_rates(results)}")

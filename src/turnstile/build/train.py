@@ -24,7 +24,7 @@ from turnstile.build.parts import (
     read_tasks,
 )
 from turnstile.build.report import report
-from turnstile.build.run_folder import drop_results, open_run, read_results
+from turnstile.build.run_folder import FINAL, WARM, drop_results, open_run, read_results
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
 from turnstile.build.warmstart import baselines_and_warm_start
@@ -41,9 +41,6 @@ from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
 from turnstile.trainer.reference import Reference
 from turnstile.types import Task
-
-WARM, FINAL = "warmstart", "trained"
-"""The evaluations every run has, besides the baselines and those of steps in between."""
 
 
 def train(
@@ -135,6 +132,8 @@ class _Kept:
         self._folder = run.folder / "checkpoints"
 
     def save(self, progress: Progress) -> None:
+        """A step is done when its checkpoint stands, so what it played is on the disk before."""
+        self.run.recorder.sync()
         state = {
             "credit": dict(progress.credit),
             "sampler": self.sampler.state(),

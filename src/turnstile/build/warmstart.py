@@ -8,14 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnstile.build.kinds import bind
+from turnstile.build.run_folder import UNTOUCHED
 from turnstile.build.scripts import demonstrate
 from turnstile.build.session import Run, counter
 from turnstile.config import Kind
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.warmstart import demo_rows, warm_start
 from turnstile.types import F32, Trajectory
-
-UNTOUCHED = "untouched"
 
 
 async def baselines_and_warm_start(run: Run, learner: Learner) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from turnstile.build import evaluate as evaluate_policy
+from turnstile.build.run_folder import read_recipe
 from turnstile.cli.results import print_results
-from turnstile.cli.runs import find_run, recipe_of
+from turnstile.cli.runs import find_run
 from turnstile.config import load_recipe
-from turnstile.errors import ConfigError
+from turnstile.rollout.record import label_of
 
 
 @click.command(short_help="Evaluate a model, a run or a baseline on held-out tasks.")
@@ -23,14 +24,18 @@ from turnstile.errors import ConfigError
     "--policy", default="model", show_default=True, help="Or a baseline that the recipe names in eval.policies."
 )
 @click.option("--samples", type=click.IntRange(min=1), help="Episodes for each task; default: the recipe's.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many held-out tasks.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only so many of the held-out tasks.")
 def evaluate(
     target: str, overrides: tuple[str, ...], model: str | None, policy: str, samples: int | None, limit: int | None
 ) -> None:
-    """Plays the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/)."""
+    """Plays the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/).
+
+    KEY=VALUE changes one key of its recipe, like tasks.heldout=other.jsonl. Episodes go into the record of RUN.
+    """
     run = None if Path(target).is_file() or target.endswith(".toml") else find_run(target)
-    if run is not None and overrides:
-        raise ConfigError("overrides go with a recipe; a run is evaluated as it was trained")
-    recipe = load_recipe(target, overrides) if run is None else recipe_of(run)
+    recipe = load_recipe(target, overrides) if run is None else read_recipe(run, overrides)
     results = evaluate_policy(recipe, run=run, model=model, policy=policy, samples=samples, limit=limit)
     print_results(results)
+    if run is not None:
+        label = label_of(next(iter(results)))
+        click.echo(f"read an episode with: turnstile rollout show {run} --label {label} --best")

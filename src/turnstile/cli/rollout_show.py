@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.text import Text
 
 from turnstile.agents.base import Tokenizer
+from turnstile.build.run_folder import read_recipe
 from turnstile.cli.episodes import Filter, entries, episodes, filter_options, select
-from turnstile.cli.runs import find_run, recipe_of
+from turnstile.cli.runs import find_run
 from turnstile.cli.show import show_episode, show_tokens
 from turnstile.errors import ConfigError
 from turnstile.models.load import load_tokenizer
 from turnstile.rollout.record import Phase
+from turnstile.trainer import checkpoint
 
 
 @click.command(short_help="Show one episode turn by turn, or token by token.")
@@ -50,9 +52,11 @@ def show(
 
 
 def _tokenizer(folder: Path, console: Console) -> Tokenizer | None:
-    """The run's own; None, with a line that says why, where it cannot be had: ids are shown then."""
+    """The one that the run keeps with its weights, or else the recipe's; None, with a line that says why, where it
+    cannot be had: ids are shown then."""
+    found, _ = checkpoint.latest(folder / "checkpoints")
     try:
-        tokenizer = load_tokenizer(recipe_of(folder).model.id)
+        tokenizer = load_tokenizer(str(found.model) if found else read_recipe(folder).model.id)
     except ConfigError as error:
         console.print(Text(f"tokens are shown as numbers: {error}", style="yellow"))
         return None

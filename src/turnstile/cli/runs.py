@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from turnstile.config import Recipe, make_recipe
+from turnstile.config import Recipe
 from turnstile.errors import ConfigError
 from turnstile.lookup import nearest
 
@@ -32,11 +31,3 @@ def find_run(text: str) -> Path:
     known = [folder.name for folder in RUNS.iterdir() if folder.is_dir()] if RUNS.is_dir() else []
     hint = nearest(text, known) if known else f"there is no run in {RUNS}/ yet"
     raise ConfigError(f"there is no run {text!r}; {hint}")
-
-
-def recipe_of(run: Path) -> Recipe:
-    """The resolved recipe a run was started with."""
-    path = run / "resolved.json"
-    if not path.is_file():
-        raise ConfigError(f"{str(run)!r} is no run: it has no resolved.json; give a folder that `turnstile train` made")
-    return make_recipe(json.loads(path.read_text(encoding="utf-8"))["recipe"], where=str(path))

@@ -183,8 +183,8 @@ class TransformersEngine:
                 parts = self._plan(batch)
                 await asyncio.to_thread(self._step, batch, parts, self._version)
                 self.stats["seconds"] += time.monotonic() - started
-            except Exception as error:  # the model or the device failed: every request of the batch is told
-                failed = EngineError(f"sampling failed: {type(error).__name__}: {error}")
+            except Exception as error:  # every request of the batch is told
+                failed = _failure(error)
                 for request in batch:
                     self._leave(request)
                     if not request.future.done():
@@ -333,6 +333,17 @@ def _shape(model: PreTrainedModel) -> Shape:
     )
 
 
+def _failure(error: Exception) -> Exception:
+    """What those who wait are told. What the device or the numbers did is the engine's failure, and may be tried
+    again; anything else is a fault of the program and stays what it is."""
+    fault = isinstance(error, NotImplementedError | RecursionError)
+    if fault or not isinstance(error, RuntimeError | MemoryError | FloatingPointError | OSError):
+        return error
+    failed = EngineError(f"sampling failed: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
+
+
 def _plain(sampling: Sampling) -> Sampling:
     """What decides the distribution: requests that agree on it are drawn together."""
     return Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p)
@@ -355,7 +366,7 @@ def _draw(logits: Tensor, rows: Tensor, sampling: Sampling, draws: Sequence[floa
     cumulative = p.cumsum(dim=-1)
     total = cumulative[rows, -1]
     if not bool(total.isfinite().all()):
-        raise ArithmeticError("the model gave logits that are not finite")
+        raise FloatingPointError("the model gave logits that are not finite")
     target = torch.tensor(draws, dtype=p.dtype, device=p.device) * total
     target = target.minimum(total.nextafter(torch.zeros_like(total)))  # a draw may round up to 1: no token is there
     tokens = torch.searchsorted(cumulative[rows], target[:, None], right=True)[:, 0]

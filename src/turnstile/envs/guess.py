@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from turnstile.envs.base import Start, Step
 from turnstile.errors import ConfigError
-from turnstile.tasks.demo import DemoStep, call
+from turnstile.tasks.demo import Agent, DemoStep, call
 from turnstile.types import JSON, Message, Task, ToolSpec
 
 
@@ -28,6 +28,25 @@ def demonstrate(task: Task, rng: random.Random, *, low: int = 1, high: int = 15,
             break
         low, high = (number + 1, high) if number < secret else (low, number - 1)
     return steps
+
+
+def oracle(task: Task, *, low: int = 1, high: int = 15) -> Agent:
+    """An agent that always halves what the answers leave, the surest way to the secret there is."""
+    secret = _secret(task, low, high)
+
+    def act(observation: Sequence[Message]) -> Message:
+        nonlocal low, high
+        number = (low + high) // 2
+        if number != secret:
+            low, high = (number + 1, high) if number < secret else (low, number - 1)
+        return call("guess", number=number)
+
+    return act
+
+
+def random_agent(task: Task, rng: random.Random, *, low: int = 1, high: int = 15) -> Agent:
+    """An agent that guesses any number of the range, whatever the answers were."""
+    return lambda observation: call("guess", number=rng.randint(low, high))
 
 
 def _secret(task: Task, low: int, high: int) -> int:

@@ -51,7 +51,8 @@ def make_term(
 
     `scope` defaults to what the function's return annotation says (a number: episode; a sequence or an array:
     turn), and to "episode" where it has none. A function that takes `name` is given the term's. Raises
-    ConfigError for an unknown kind or knob, naming the nearest known one.
+    ConfigError for an unknown kind or knob, naming the nearest known one: a knob of the function, or one of the
+    words here that every term has.
     """
     function = resolve("reward", kind) if isinstance(kind, str) else kind
     label = kind if isinstance(kind, str) else getattr(kind, "__name__", "function")
@@ -77,8 +78,7 @@ def _checked(function: Callable[..., Any], label: str, name: str, knobs: dict[st
     known = [p.name for p in parameters[2:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for knob in knobs:
         if knob not in known and not takes_any:
-            hint = nearest(knob, known) if known else "it has none"
-            raise ConfigError(f"reward {label!r} has no knob {knob!r}; {hint}")
+            raise ConfigError(f"reward {label!r} has no knob {knob!r}; {nearest(knob, {*known, *_every_term_has()})}")
     if "name" in known:
         knobs.setdefault("name", name)
     try:
@@ -88,6 +88,11 @@ def _checked(function: Callable[..., Any], label: str, name: str, knobs: dict[st
             f"reward {label!r}: {error}; a reward is (task, trajectory, *, knobs) -> a number, or one for each turn"
         ) from None
     return knobs
+
+
+def _every_term_has() -> set[str]:
+    """The words of a term that are no knobs of its function."""
+    return {*inspect.signature(make_term).parameters} - {"knobs"}
 
 
 def _scope(function: Callable[..., Any], label: str) -> Scope:

@@ -45,7 +45,8 @@ class Player:
         done: Callable[[Trajectory], None] = lambda _: None,
     ) -> list[Group]:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. `done` is told of
-        each episode as it ends. A fault of the program in one episode stops them all and is raised."""
+        each episode as it ends. A fault of the program in one episode stops them all and is raised, with a note
+        that says in which it was."""
         ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
         jobs = [
             (task, Attempt(group=group, number=number, seed=seed))
@@ -109,6 +110,9 @@ class Player:
                     await _close(env)
                 if trajectory.stop is not Stop.ERROR or left == 0:
                     break
+        except Exception as fault:
+            fault.add_note(f"in task {task.id!r}, attempt {attempt.number} of group {attempt.group!r}")
+            raise
         finally:
             self.engine.close(session)
         done(trajectory)

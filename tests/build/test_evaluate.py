@@ -1,0 +1,93 @@
+"""Evaluating a finished run once more: other tasks, other numbers, other policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import guess_run
+import turnstile
+from turnstile.build import evaluate
+from turnstile.build.run_folder import open_run, read_recipe, read_results
+from turnstile.build.scripts import check_scripts
+from turnstile.config import Recipe, make_recipe
+from turnstile.envs.guess import guess_tasks
+from turnstile.errors import ConfigError
+from turnstile.rollout.record import read_record
+from turnstile.tasks.base import write_tasks
+
+POLICIES = {"random": "guess_random", "oracle": "guess_oracle"}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    body = guess_run.recipe(tmp_path_factory.mktemp("inputs"), steps=1, epochs=1, minibatches=1).model_dump(mode="json")
+    return make_recipe(body, ["warmstart.demos=0", "eval.before=false"])
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    turnstile.train(recipe, run=run)
+    return run
+
+
+def test_the_last_weights_on_other_tasks(finished: Path, tmp_path: Path) -> None:
+    others = guess_tasks(3, seed=9)
+    write_tasks(tmp_path / "others.jsonl", others)
+    before = read_results(finished)
+    found = evaluate(read_recipe(finished, [f"tasks.heldout={tmp_path / 'others.jsonl'}"]), run=finished, samples=2)
+    assert list(found) == ["step-000001"]
+    played = [(result.task_id, result.sample) for result in found["step-000001"]]
+    assert played == [(task.id, sample) for task in others for sample in (0, 1)]
+    entries = list(read_record(finished, phase="eval", label="step-000001"))
+    assert [(entry.step, entry.group.task.id) for entry in entries] == [(1, task.id) for task in others]
+    assert read_results(finished) == before
+
+
+def test_fewer_tasks_and_another_model(finished: Path, recipe: Recipe) -> None:
+    found = evaluate(read_recipe(finished), run=finished, model=recipe.model.id, limit=1)
+    assert [len(results) for results in found.values()] == [1]
+    (entry,) = read_record(finished, phase="eval", label=recipe.model.id)
+    assert entry.step == 0
+
+
+def test_a_policy_is_no_model(finished: Path) -> None:
+    recipe = read_recipe(finished, [f"eval.policies.{name}={kind}" for name, kind in POLICIES.items()])
+    (oracle,) = evaluate(recipe, run=finished, policy="oracle").values()
+    assert [result.resolution for result in oracle] == [True, True]
+    assert [entry.step for entry in read_record(finished, label="oracle")] == [0, 0]
+    (chance,) = evaluate(recipe, policy="random").values()
+    assert len(chance) == 2
+    with pytest.raises(ConfigError, match="plays each task once"):
+        evaluate(recipe, policy="random", samples=2)
+    with pytest.raises(ConfigError, match="did you mean 'oracle'"):
+        evaluate(recipe, policy="orcale")
+
+
+def test_a_policys_knobs_are_those_of_its_function(recipe: Recipe) -> None:
+    body = recipe.model_dump(mode="json")
+    check_scripts(make_recipe(body, ['eval.policies.oracle={ kind = "guess_oracle", high = 15 }']))
+    with pytest.raises(ConfigError, match="no knob 'hihg'; did you mean 'high'"):
+        check_scripts(make_recipe(body, ['eval.policies.oracle={ kind = "guess_oracle", hihg = 15 }']))
+
+
+@pytest.mark.parametrize("name", ["trained", "step-0002", "a b", "../a"])
+def test_a_policy_cannot_take_an_evaluations_name(recipe: Recipe, name: str) -> None:
+    wrong = make_recipe({**recipe.model_dump(mode="json"), "eval": {"policies": {name: "guess_oracle"}}})
+    with pytest.raises(ConfigError, match="cannot be a policy's name"):
+        check_scripts(wrong)
+
+
+def test_a_run_without_a_checkpoint_is_told_so(recipe: Recipe, tmp_path: Path) -> None:
+    open_run(tmp_path / "run", recipe, fresh=False)
+    with pytest.raises(ConfigError, match=r"no checkpoint to evaluate \(it was stopped before the first one\)"):
+        evaluate(read_recipe(tmp_path / "run"), run=tmp_path / "run")
+
+
+def test_the_same_run_from_another_folder(
+    finished: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert turnstile.train(recipe, run=finished)["step"] == 1

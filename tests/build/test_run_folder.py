@@ -1,0 +1,80 @@
+"""What a run folder keeps of its recipe, wherever it is moved and wherever it is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from turnstile.build.run_folder import open_run, read_recipe
+from turnstile.config import Recipe, load_recipe
+from turnstile.errors import ConfigError
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe, tasks and a model; one works in it."""
+    folder = tmp_path / "project"
+    (folder / "models" / "tiny").mkdir(parents=True)
+    (folder / "mine.toml").write_text(
+        '[model]\nid = "./models/tiny"\n[tasks]\ntrain = "train.jsonl"\nheldout = "/sets/heldout.jsonl"\n'
+    )
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def written(run: Path) -> dict[str, dict[str, str]]:
+    recipe: dict[str, dict[str, str]] = json.loads((run / "resolved.json").read_text())["recipe"]
+    return recipe
+
+
+def test_a_project_moves_as_a_whole(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not open_run(Path("runs/a"), load_recipe("mine.toml"), fresh=False)
+    assert written(project / "runs" / "a")["tasks"]["train"] == "../../train.jsonl"
+    assert written(project / "runs" / "a")["tasks"]["heldout"] == "/sets/heldout.jsonl"
+    monkeypatch.chdir(tmp_path)
+    assert open_run(Path("project/runs/a"), load_recipe("project/mine.toml"), fresh=False)
+    shutil.move(project, tmp_path / "moved")
+    assert open_run(Path("moved/runs/a"), load_recipe("moved/mine.toml"), fresh=False)
+    found = read_recipe(Path("moved/runs/a"))
+    assert found == load_recipe("moved/mine.toml")
+    assert found.tasks.train == str(tmp_path / "moved" / "train.jsonl")
+    assert found.model.id == str(tmp_path / "moved" / "models" / "tiny")
+    with pytest.raises(ConfigError, match=r"tasks\.train changed"):
+        open_run(Path("moved/runs/a"), load_recipe("moved/mine.toml", ["tasks.train=t.jsonl"]), fresh=False)
+
+
+def test_a_run_apart_from_its_tasks_moves_alone(project: Path, tmp_path: Path) -> None:
+    open_run(tmp_path / "run", load_recipe("mine.toml"), fresh=False)
+    shutil.move(tmp_path / "run", project / "run")
+    assert read_recipe(project / "run") == load_recipe("mine.toml")
+    assert open_run(project / "run", load_recipe("mine.toml"), fresh=False)
+
+
+def test_a_model_in_the_run_is_no_name(project: Path) -> None:
+    """What lies beside resolved.json is written with a dot, so that it is read as a path again."""
+    recipe = load_recipe("mine.toml", ["model.id=./run/models/tiny"])
+    open_run(Path("run"), recipe, fresh=False)
+    assert written(project / "run")["model"]["id"] == "./models/tiny"
+    assert read_recipe(Path("run")) == recipe
+
+
+def test_overrides_of_a_runs_recipe_start_here(project: Path) -> None:
+    open_run(Path("runs/a"), load_recipe("mine.toml"), fresh=False)
+    found = read_recipe(Path("runs/a"), ["tasks.heldout=other.jsonl", "eval.samples=3"])
+    assert (found.tasks.heldout, found.eval.samples) == (str(project / "other.jsonl"), 3)
+    assert found.tasks.train == str(project / "train.jsonl")
+
+
+def test_a_key_that_an_older_run_did_not_know_has_its_default(project: Path) -> None:
+    open_run(Path("run"), Recipe(), fresh=False)
+    body = json.loads(Path("run/resolved.json").read_text())
+    del body["recipe"]["train"]["keep"]
+    Path("run/resolved.json").write_text(json.dumps(body))
+    assert open_run(Path("run"), Recipe(), fresh=False)
+    body["recipe"]["train"]["gone"] = 1
+    Path("run/resolved.json").write_text(json.dumps(body))
+    with pytest.raises(ConfigError, match=r"unknown key 'train\.gone'.*--fresh to start run anew"):
+        open_run(Path("run"), Recipe(), fresh=False)
