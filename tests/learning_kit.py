@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 from turnstile.envs.base import Start, Step
-from turnstile.tasks.demo import DemoStep, call
+from turnstile.tasks.demonstration import DemoStep, call
 from turnstile.types import JSON, Message, Task, ToolSpec
 
 WORDS = ("red", "green", "blue")

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
+from helpers import bug_task
 from turnstile.cli.tasks import _MakeView
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe.make import Progress
@@ -65,6 +66,51 @@ def test_split_by_function_shares_no_function(cli: Cli, tmp_path: Path) -> None:
     ]
     assert all(sides)
     assert not sides[0] & sides[1]
+
+
+OTHER = "tests/test_clamp.py::test_other"
+
+
+@pytest.fixture
+def bug(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Task:
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("TURNSTILE_CACHE", str(cache))
+    tests = {"f2p": [f"tests/test_clamp.py::test_{name}" for name in ("below", "inside", "above")], "p2p": [OTHER]}
+    return Task(id="clamp", env="swe", data={**bug_task(cache).data, **tests})
+
+
+def test_prepare_tries_a_task_of_each_package(cli: Cli, tmp_path: Path, bug: Task) -> None:
+    write_tasks(tmp_path / "t.jsonl", [bug, Task(id="g", env="guess")])
+    for _ in range(2):
+        done = cli("tasks", "prepare", "t.jsonl")
+        assert done.out.splitlines() == [
+            "pypi:tinyrange==1.0: 1 test files, licence unknown",
+            "1 package is ready; 1 task was tried: it fails with its bug and passes without",
+        ]
+        assert (done.code, done.err) == (0, "")
+    assert cli("tasks", "prepare", "t.jsonl", "--sample", "0").out.splitlines()[-1] == "1 package is ready"
+
+
+def test_prepare_names_the_task_that_is_off(cli: Cli, tmp_path: Path, bug: Task) -> None:
+    off = Task(id="off", env="swe", data={**bug.data, "f2p": [OTHER], "p2p": []})
+    write_tasks(tmp_path / "t.jsonl", [bug, off])
+    done = cli("tasks", "prepare", "t.jsonl", "--all")
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == "1 package is ready; 2 tasks were tried: 1 is as it should be, 1 is not"
+    assert done.err.splitlines() == [
+        f"warning: task off: {OTHER} passes with the bug",
+        "a task that is off can never be solved: remove its line from the file, or make it again",
+    ]
+
+
+def test_prepare_refuses_a_package_none_of_whose_tasks_behaves(cli: Cli, tmp_path: Path, bug: Task) -> None:
+    f2p = ["tests/test_clamp.py::gone"]
+    write_tasks(tmp_path / "t.jsonl", [Task(id=f"off{n}", env="swe", data={**bug.data, "f2p": f2p}) for n in range(5)])
+    done = cli("tasks", "prepare", "t.jsonl")
+    assert done.code == 1
+    *warnings, error = done.err.splitlines()
+    assert len(warnings) == 3
+    assert error.startswith("error: pypi:tinyrange==1.0: every task that was tried is off here; make the tasks again")
 
 
 @pytest.mark.parametrize("how", [[], ["--package", "toolz", "--share", "0.5"]])

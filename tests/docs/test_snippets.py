@@ -22,7 +22,7 @@ from turnstile.cli.main import run as run_command
 from turnstile.config import load_recipe, make_recipe
 from turnstile.envs.check import check_env
 from turnstile.rollout.record import read_record
-from turnstile.tasks.demo import call
+from turnstile.tasks.demonstration import call
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "howto" / "examples"

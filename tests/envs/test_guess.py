@@ -9,7 +9,7 @@ import pytest
 from turnstile.envs.check import check_env
 from turnstile.envs.guess import GuessEnv, demonstrate, guess_tasks, oracle, random_agent
 from turnstile.errors import ConfigError
-from turnstile.tasks.demo import Agent
+from turnstile.tasks.demonstration import Agent
 from turnstile.types import Message, Task, ToolCall
 
 

@@ -20,9 +20,10 @@ from turnstile.rollout.episode import Attempt, play
 from turnstile.rollout.episode import Limits as EpisodeLimits
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
-from turnstile.tasks.demo import call
+from turnstile.tasks.demonstration import call
 from turnstile.tasks.swe.grader import Grader
 from turnstile.tasks.swe.oracle import demonstrate, oracle, random_agent
+from turnstile.tasks.swe.runner import PRELOAD
 from turnstile.types import Message, Sampling, Stop, Task, ToolCall
 
 VIEW = """\
@@ -44,7 +45,7 @@ def task(tmp_path_factory, smollm2):  # the model's tokenizer is loaded before t
 
 @pytest.fixture(scope="module")
 def sandboxes():
-    sandboxes = LocalSandboxes()
+    sandboxes = LocalSandboxes(preload=PRELOAD)
     yield sandboxes
     asyncio.run(sandboxes.close())
 

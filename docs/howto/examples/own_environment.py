@@ -7,7 +7,7 @@ import sys
 
 import turnstile
 from turnstile.envs.base import Start, Step
-from turnstile.tasks.demo import DemoStep, call
+from turnstile.tasks.demonstration import DemoStep, call
 from turnstile.types import Message, Task, ToolSpec
 
 NOTHING = {"type": "object", "properties": {}}

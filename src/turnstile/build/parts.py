@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.agents.base import Scaffold
 from turnstile.build.kinds import bind, takes
+from turnstile.cache import cache_dir
 from turnstile.config import Kind, Recipe, TermConfig
 from turnstile.engines.base import Engine
 from turnstile.engines.transformers import TransformersEngine
@@ -29,7 +30,6 @@ from turnstile.rollout.episode import Limits
 from turnstile.rollout.group import Player
 from turnstile.sandboxes.base import Sandboxes
 from turnstile.tasks.base import load_tasks
-from turnstile.tasks.swe.source import cache_root
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.learner import Learner, Objective, Plan
@@ -61,12 +61,16 @@ def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
     if not any(takes(maker, name) for name in SHARED):
         return World(make_env=maker)
     make_sandboxes = bind("sandbox", recipe.sandbox)
-    packages = {"readable": (cache_root(),)} if takes(make_sandboxes, "readable") else {}
-    sandboxes: Sandboxes = make_sandboxes(**{**packages, **recipe.sandbox.knobs})
-    shared: dict[str, Any] = {"sandboxes": sandboxes}
+    offers: dict[str, Any] = {"readable": (cache_dir(),)}
     if takes(maker, "grader"):
         from turnstile.tasks.swe.grader import Grader  # what repository tasks need is loaded for them alone
+        from turnstile.tasks.swe.runner import PRELOAD
 
+        offers["preload"] = PRELOAD
+    offers = {name: value for name, value in offers.items() if takes(make_sandboxes, name)}
+    sandboxes: Sandboxes = make_sandboxes(**{**offers, **recipe.sandbox.knobs})
+    shared: dict[str, Any] = {"sandboxes": sandboxes}
+    if takes(maker, "grader"):
         shared["grader"] = Grader(sandboxes)
     given = {name: value for name, value in shared.items() if takes(maker, name)}
     return World(make_env=functools.partial(maker, **given), shared=tuple(shared.values()))

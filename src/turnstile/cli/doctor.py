@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.text import Text
 
 from turnstile import __version__
+from turnstile.cache import cache_dir
 from turnstile.errors import TurnstileError
 from turnstile.lookup import KINDS, resolve
-from turnstile.models.load import PACKAGED, cache_dir, pick_device, pick_dtype
+from turnstile.models.load import PACKAGED, pick_device, pick_dtype
 from turnstile.sandboxes.base import Sandboxes
 
 GIB = 1024**3

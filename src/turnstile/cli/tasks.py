@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,10 +16,12 @@ from rich.text import Text
 
 from turnstile.errors import ConfigError, TaskError
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.instance import ENV, Bug, package_of
+from turnstile.tasks.swe.instance import ENV
 from turnstile.tasks.swe.make import DEMO_FILTER, Filter, Progress
 from turnstile.tasks.swe.make import make as make_tasks
 from turnstile.tasks.swe.mutate import KINDS
+from turnstile.tasks.swe.prepare import Checked, Step
+from turnstile.tasks.swe.prepare import prepare as prepare_tasks
 from turnstile.tasks.swe.split import by_function, by_package, mixed
 
 
@@ -105,18 +108,63 @@ class _MakeView:
 
 @tasks.command()
 @click.argument("files", nargs=-1, required=True)
-def prepare(files: tuple[str, ...]) -> None:
-    """Fetches the packages that task FILES need into the cache, so that training needs no network."""
-    bugs = {bug.label: bug for file in files for task in load_tasks(file) if task.env == ENV for bug in (Bug.of(task),)}
+@click.option(
+    "--sample", default=1, show_default=True, type=click.IntRange(min=0), help="Tasks of each package to try out."
+)
+@click.option("--all", "every", is_flag=True, help="Try out every task.")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
+def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> None:
+    """Fetches the packages that task FILES need, and tries a sample of their tasks out.
+
+    After this, training needs no network. A task is sound when its tests fail with its bug and pass without; those
+    found sound are not tried again until something changes. Single tasks that are off are named; it is an error
+    when all that were tried of a package are, or the package cannot be had.
+    """
+    found = [task for file in files for task in load_tasks(file) if task.env == ENV]
     console = Console(highlight=False)
     with _bars(console) as bars:
-        bar = bars.add_task("packages", total=len(bugs))
-        for bug in bugs.values():
-            bars.update(bar, description=bug.source)
-            package = package_of(bug)
-            bars.advance(bar)
-            console.print(Text(f"{bug.source}: {len(package.tests)} test files, licence {package.licence}"))
-    console.print(Text(f"{len(bugs)} packages are ready"))
+        bar = bars.add_task("packages", total=None)
+
+        def show(step: Step) -> None:
+            bars.update(bar, description=f"{step.stage} {step.item}", total=step.total, completed=step.done)
+
+        checked = asyncio.run(prepare_tasks(found, sample=None if every else sample, workers=workers, progress=show))
+    for one in checked:
+        package = one.package
+        console.print(Text(f"{package.spec}: {len(package.tests)} test files, licence {package.licence}"))
+    ready = _many(len(checked), "package is ready", "packages are ready")
+    console.print(Text(ready + _how_they_behave(checked)))
+    for one in checked:
+        for name, why in one.off.items():
+            click.echo(f"warning: task {name}: {why}", err=True)
+        if one.unknown is not None:
+            click.echo(f"warning: tasks of {one.package.spec} could not be tried out: {one.unknown}", err=True)
+    broken = [one.package.spec for one in checked if not one.usable]
+    if broken:
+        raise TaskError(
+            f"{', '.join(broken)}: every task that was tried is off here; make the tasks again on this machine "
+            f"(turnstile tasks make {broken[0]} --out FILE), or leave the package out with tasks.where in the recipe"
+        )
+    if any(one.off for one in checked):
+        click.echo("a task that is off can never be solved: remove its line from the file, or make it again", err=True)
+
+
+def _how_they_behave(checked: Sequence[Checked]) -> str:
+    """The end of a sentence that says how many tasks were tried, and with what result; "" where none was."""
+    sound = sum(len(one.sound) for one in checked)
+    off = sum(len(one.off) for one in checked)
+    if not sound + off:
+        return ""
+    tried = _many(sound + off, "task was tried", "tasks were tried")
+    if not off:
+        return f"; {tried}: {'it fails' if sound == 1 else 'each fails'} with its bug and passes without"
+    return (
+        f"; {tried}: {_many(sound, 'is as it should be', 'are as they should be')}, {_many(off, 'is not', 'are not')}"
+    )
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 @tasks.command()

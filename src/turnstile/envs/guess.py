@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from turnstile.envs.base import Start, Step
 from turnstile.errors import ConfigError
-from turnstile.tasks.demo import Agent, DemoStep, call
+from turnstile.tasks.demonstration import Agent, DemoStep, call
 from turnstile.types import JSON, Message, Task, ToolSpec
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import difflib
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from turnstile.envs.base import Start, Step
 from turnstile.envs.swe_code import Code, EditError
 from turnstile.tasks.swe.grader import Grader, Verdict
 from turnstile.tasks.swe.instance import Bug, package_of
+from turnstile.tasks.swe.judge import judge
 from turnstile.types import JSON, Message, Task, ToolCall, ToolSpec
 
 _NOTHING: Mapping[str, JSON] = {"type": "object", "properties": {}, "required": []}
@@ -177,13 +176,7 @@ class SweEnv:
 
     async def _grade(self) -> Verdict:
         """The named tests on a fresh copy of the package with the working copy's file in it."""
-        return await self._grader.grade(
-            self._package.tree,
-            {self._bug.file: self._code.text.encode("utf-8", "surrogatepass")},
-            fail_to_pass=self._bug.f2p,
-            pass_to_pass=self._bug.p2p,
-            env={"PYTHONPATH": os.pathsep.join(self._package.import_paths(Path()))},
-        )
+        return await judge(self._grader, self._bug, self._package, self._code.text)
 
     def _cut(self, text: str) -> str:
         line = " ".join(text.split())

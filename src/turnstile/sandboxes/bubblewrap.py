@@ -19,7 +19,7 @@ import turnstile
 from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.folder import FolderSandbox, Home, copy_tree, remove_tree
-from turnstile.sandboxes.forkserver import PRELOAD, ForkServer
+from turnstile.sandboxes.forkserver import ForkServer
 
 
 def find_bubblewrap() -> str:
@@ -46,7 +46,7 @@ class BubblewrapSandboxes:
         self,
         *,
         limits: Limits = Limits(),  # noqa: B008 - frozen
-        preload: Sequence[str] = PRELOAD,
+        preload: Sequence[str] = (),
         workers: int = 2,
         spare: int = 2,
         readable: Sequence[Path] = (),

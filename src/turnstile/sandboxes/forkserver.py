@@ -23,13 +23,12 @@ from typing import IO, Any
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.base import ExecResult, Limits
 
-PRELOAD = ("pytest", "_pytest.*", "turnstile.tasks.swe.verifier")
-"""What a server imports before it serves; `package.*` is every module of a package."""
 GRACE = 15.0  # seconds past its own limit after which a silent server is given up
 SERVER = Path(__file__).with_name("server.py")
 QUIET = {
     "LANG": "C.UTF-8",
     "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
     "PAGER": "cat",
@@ -59,6 +58,7 @@ def is_forkable(argv: Sequence[str], env: Mapping[str, str]) -> bool:
 class ForkServer:
     """At most `workers` commands at once over one server process, started when first needed.
 
+    `preload` names what the server imports before it serves; `package.*` is every module of a package.
     A server that dies takes the requests in flight with it, as SandboxError, and is started anew by the next
     one. The server and everything it runs end with `close`, with this object and with this process, however it
     ends. `wrapper` is put before the server's command line (bubblewrap); `scratch` is a folder for the server's
@@ -72,7 +72,7 @@ class ForkServer:
         self,
         *,
         scratch: Path | str,
-        preload: Sequence[str] = PRELOAD,
+        preload: Sequence[str] = (),
         workers: int = 2,
         wrapper: Sequence[str] = (),
     ) -> None:

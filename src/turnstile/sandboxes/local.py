@@ -14,13 +14,14 @@ from pathlib import Path
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.folder import FolderSandbox, Home, copy_tree, remove_tree
-from turnstile.sandboxes.forkserver import PRELOAD, ForkServer
+from turnstile.sandboxes.forkserver import ForkServer
 
 
 class LocalSandboxes:
     """Private copies of a template, all served by one fork server with `workers` commands at once.
 
-    `limits` hold for commands that bring none of their own; `preload` is what the server imports once;
+    `limits` hold for commands that bring none of their own; `preload` names what the server imports once, so that
+    commands need not (`package.*` is every module of a package);
     `root` is where the copies live (shared memory or the temporary folder by default). `limits.processes` is looked at
     ten times a second; the network is open.
     """
@@ -29,7 +30,7 @@ class LocalSandboxes:
         self,
         *,
         limits: Limits = Limits(),  # noqa: B008 - frozen
-        preload: Sequence[str] = PRELOAD,
+        preload: Sequence[str] = (),
         workers: int = 2,
         root: Path | None = None,
     ) -> None:

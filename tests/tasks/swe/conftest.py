@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from turnstile.sandboxes.base import Limits
+from turnstile.sandboxes.local import LocalSandboxes
+from turnstile.tasks.swe.bench import Bench
+from turnstile.tasks.swe.grader import Grader
 from turnstile.tasks.swe.make import Made, make
+from turnstile.tasks.swe.runner import PRELOAD
+
+QUICK = Limits(seconds=60.0, cpu_seconds=1.0)  # a busy loop is over in a second, and a busy machine is no hang
 
 TINY: Mapping[str, str] = {
     "src/tiny/__init__.py": '''
@@ -142,8 +149,26 @@ class Reference:
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSandboxes]:
+    provider = LocalSandboxes(preload=PRELOAD, root=tmp_path_factory.mktemp("sandboxes"))
+    yield provider
+    asyncio.run(provider.close())
+
+
+@pytest.fixture
+def bench(sandboxes: LocalSandboxes) -> Bench:
+    return Bench(sandboxes)
+
+
+@pytest.fixture
+def grader(sandboxes: LocalSandboxes) -> Grader:
+    return Grader(sandboxes, limits=QUICK)
+
+
+@pytest.fixture(scope="session")
+def reference(sandboxes: LocalSandboxes, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     folder = tmp_path_factory.mktemp("reference")
     source, out = FolderSource(files=TINY), folder / "all.jsonl"
-    made = asyncio.run(make(source, out, 99, cache=folder / "cache", per_function=99, judge_seconds=1.0))
+    judge = Grader(sandboxes, limits=QUICK)
+    made = asyncio.run(make(source, out, 99, cache=folder / "cache", per_function=99, grader=judge))
     return Reference(folder / "cache", out, made)

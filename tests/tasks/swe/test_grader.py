@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ from turnstile.errors import SandboxError, TaskError, VerifierError
 from turnstile.sandboxes.base import ExecResult, Limits
 from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
-from turnstile.tasks.swe.grader import Grader, is_test_file
-from turnstile.tasks.swe.runner import Report, read_report, run_tests
+from turnstile.tasks.swe.grader import Grader
+from turnstile.tasks.swe.runner import PRELOAD, Report, read_report, run_tests
+from turnstile.tasks.swe.tree import can_change_tests
 
 SHAPES = """\
 def area(width, height):
@@ -51,13 +51,6 @@ AREA, SQUARE = "tests/test_shapes.py::test_area", "tests/test_shapes.py::test_sq
 NAMES = ("tests/test_shapes.py::test_name[a]", "tests/test_shapes.py::test_name[b]")
 
 
-@pytest.fixture(scope="module")
-def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSandboxes]:
-    provider = LocalSandboxes(root=tmp_path_factory.mktemp("sandboxes"))
-    yield provider
-    asyncio.run(provider.close())
-
-
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
     folder = tmp_path / "template"
@@ -69,11 +62,6 @@ def template(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def grader(sandboxes: LocalSandboxes) -> Grader:
-    return Grader(sandboxes)
-
-
 async def outcomes_of(sandboxes: LocalSandboxes, folder: Path, tests: str, ids: list[str] | None = None) -> Report:
     """Run a test file in a folder of its own."""
     folder = folder / "alone"
@@ -81,7 +69,7 @@ async def outcomes_of(sandboxes: LocalSandboxes, folder: Path, tests: str, ids: 
     (folder / "test_it.py").write_text(tests)
     sandbox = await sandboxes.start(folder)
     try:
-        return await run_tests(sandbox, ids, limits=Limits(seconds=20))
+        return await run_tests(sandbox, ids)
     finally:
         await sandbox.close()
 
@@ -95,6 +83,7 @@ async def test_a_repair_is_resolved_and_a_bug_is_not(grader: Grader, template: P
     bad = await grader.grade(template, BUG, **ids)
     assert (bad.resolved, bad.fail_to_pass_passed, bad.pass_to_pass_passed) == (False, 0, 2)
     assert bad.messages == {AREA: "assert 5 == 6", SQUARE: "assert 8 == (4 * 4)"}
+    assert (good.failed, bad.failed) == ((), (AREA, SQUARE))
 
 
 async def test_edits_of_tests_are_ignored_and_counted(grader: Grader, template: Path) -> None:
@@ -107,7 +96,7 @@ async def test_edits_of_tests_are_ignored_and_counted(grader: Grader, template: 
     }
     verdict = await grader.grade(template, cheat, fail_to_pass=[AREA, SQUARE])
     assert not verdict.resolved
-    assert verdict.ignored_test_edits == 4
+    assert len(verdict.ignored) == 4
     assert "shapes.py" not in verdict.ignored
 
 
@@ -127,7 +116,7 @@ async def test_edits_of_tests_are_ignored_and_counted(grader: Grader, template: 
     ],
 )
 def test_what_counts_as_a_test(path: str, ignored: bool) -> None:
-    assert is_test_file(path) is ignored
+    assert can_change_tests(path) is ignored
 
 
 async def test_a_graded_file_is_protected_whatever_its_name(grader: Grader, template: Path) -> None:
@@ -204,6 +193,10 @@ async def test_the_whole_suite_and_vanished_tests(grader: Grader, template: Path
     whole = await grader.run_tests(template, {})
     assert set(whole.outcomes.values()) == {"passed"}
     assert len(whole.outcomes) == 5
+    backwards = await grader.run_tests(template, {}, reverse=True)
+    assert list(backwards.outcomes) == list(whole.outcomes)[::-1]
+    files = await grader.run_tests(template, {}, ["tests/test_shapes.py"])
+    assert files.outcomes == whole.outcomes
     fewer = {"shapes.py": SHAPES.replace('["a", "b"]', '["b"]').encode()}
     report = await grader.run_tests(template, fewer, [AREA, *NAMES])
     assert report.outcomes == {AREA: "passed", NAMES[0]: "missing", NAMES[1]: "passed"}
@@ -233,7 +226,7 @@ async def test_an_import_path_below_the_root(grader: Grader, tmp_path: Path) -> 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 async def test_grading_in_bubblewrap(template: Path, tmp_path: Path) -> None:
-    provider = BubblewrapSandboxes(root=tmp_path / "home")
+    provider = BubblewrapSandboxes(root=tmp_path / "home", preload=PRELOAD)
     try:
         grader = Grader(provider)
         assert (await grader.grade(template, {}, fail_to_pass=[AREA], pass_to_pass=[SQUARE])).resolved
@@ -345,13 +338,40 @@ async def test_a_hang_is_a_failure_of_the_code(sandboxes: LocalSandboxes, tmp_pa
     (tmp_path / "alone").mkdir()
     tests = "def test_a(): pass\ndef test_b():\n    while True: pass\ndef test_c(): pass\n"
     (tmp_path / "alone" / "test_it.py").write_text(tests)
-    grader = Grader(sandboxes, limits=Limits(seconds=1.5))
+    grader = Grader(sandboxes, limits=Limits(seconds=60.0, cpu_seconds=1.0))
     ids = [f"test_it.py::test_{letter}" for letter in "abc"]
     verdict = await grader.grade(tmp_path / "alone", {}, fail_to_pass=ids)
     assert (verdict.resolved, verdict.fail_to_pass_passed, verdict.timed_out) == (False, 1, True)
     assert "timed out" in verdict.messages[ids[1]]
     report = await grader.run_tests(tmp_path / "alone", {}, ids)
     assert report.outcomes == {ids[0]: "passed", ids[1]: "failed", ids[2]: "missing"}
+    assert (grader.runs, grader.reused) == (1, 1)  # used-up processor time is a fact
+
+
+NAP = """\
+import pathlib, time
+
+
+def test_nap():
+    seen = pathlib.Path({marker!r})
+    if {always} or not seen.exists():
+        seen.touch()
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("always", "seconds"), [(False, 5.0), (True, 2.0)])
+async def test_a_wait_that_outlasts_the_clock_is_tried_again_and_is_no_fact(
+    sandboxes: LocalSandboxes, tmp_path: Path, always: bool, seconds: float
+) -> None:
+    template = tmp_path / "alone"
+    template.mkdir()
+    (template / "test_it.py").write_text(NAP.format(marker=str(tmp_path / "seen"), always=always))
+    grader = Grader(sandboxes, limits=Limits(seconds=seconds))
+    first = await grader.grade(template, {}, fail_to_pass=["test_it.py::test_nap"])
+    assert (first.resolved, first.timed_out, grader.runs) == (not always, always, 2)
+    second = await grader.grade(template, {}, fail_to_pass=["test_it.py::test_nap"])
+    assert (second.resolved, second.from_memo, grader.runs) == (not always, not always, 4 if always else 2)
 
 
 @pytest.mark.parametrize(
@@ -414,8 +434,8 @@ def result_of(stdout: str, exit_code: int = 1) -> ExecResult:
     return ExecResult(exit_code=exit_code, stdout=stdout, stderr="last words\n", seconds=1.0)
 
 
-TEST = 'KEY {"event": "test", "id": "t.py::test_a", "outcome": "passed", "message": ""}\n'
-CANARY = 'KEY {"event": "test", "id": "::test_x", "outcome": "failed", "message": "m"}\n'
+TEST = 'KEY {"event": "test", "id": "t.py::test_a", "outcome": "passed", "message": "", "seconds": 0.1}\n'
+CANARY = 'KEY {"event": "test", "id": "::test_x", "outcome": "failed", "message": "m", "seconds": 0.1}\n'
 END = 'KEY {"event": "end", "collected": 1, "reported": 2, "exit_code": 1}\n'
 
 

@@ -12,17 +12,19 @@ from typing import Any
 import pytest
 
 from turnstile.errors import TaskError
-from turnstile.tasks.swe.profile import Profile, copy_tree, profile, run_tests
+from turnstile.tasks.swe.bench import Bench
+from turnstile.tasks.swe.grader import local_grader
+from turnstile.tasks.swe.profile import Profile, profile
 from turnstile.tasks.swe.source import fetch
 
 SourceOf = Callable[..., Any]
 CLAMP, DIGITS, UNUSED, NOTHING = (f"src/tiny/__init__.py:{line}" for line in (4, 12, 20, 24))
 
 
-async def test_stable_tests_and_what_they_call(tiny: Any) -> None:
+async def test_stable_tests_and_what_they_call(bench: Bench, tiny: Any) -> None:
     package = fetch(tiny)
     said: list[str] = []
-    measured = await profile(package, progress=said.append)
+    measured = await profile(package, bench, progress=said.append)
     assert said == ["running the tests of tiny-1.0 (1 of 2)", "running the tests of tiny-1.0 (2 of 2)"]
     assert measured.collected == 9
     assert set(measured.unstable) == {"tests/test_tiny.py::test_broken", "tests/test_flaky.py::test_skipped"}
@@ -33,22 +35,22 @@ async def test_stable_tests_and_what_they_call(tiny: Any) -> None:
     assert all(function.startswith("src/tiny/") for function in measured.covering)
     assert "tests/test_flaky.py::test_expected" in measured.seconds  # an expected failure is a pass
     assert not list(package.tree.rglob("__pycache__"))
-    again = await profile(package, progress=said.append)
+    again = await profile(package, bench, progress=said.append)
     assert again == measured
     assert len(said) == 2  # from the cache
 
 
-async def test_a_torn_profile_is_measured_again(tiny: Any) -> None:
+async def test_a_torn_profile_is_measured_again(bench: Bench, tiny: Any) -> None:
     package = fetch(tiny)
-    measured = await profile(package)
+    measured = await profile(package, bench)
     (path,) = package.tree.parent.glob("profile-*.json")
     path.write_text(path.read_text()[:99])
-    assert (await profile(package)).covering == measured.covering
+    assert (await profile(package, bench)).covering == measured.covering
     record = json.loads(path.read_text())
     assert record["digest"] == package.digest
 
 
-async def test_a_test_that_passes_once_is_not_stable(source_of: SourceOf, tmp_path: Path) -> None:
+async def test_a_test_that_passes_once_is_not_stable(bench: Bench, source_of: SourceOf, tmp_path: Path) -> None:
     flaky = f"""
         import pathlib
         def test_first_time_only():
@@ -57,12 +59,14 @@ async def test_a_test_that_passes_once_is_not_stable(source_of: SourceOf, tmp_pa
             marker.write_text("")
             assert not seen
     """
-    measured = await profile(fetch(source_of({"tests/test_flaky.py": flaky})))
+    measured = await profile(fetch(source_of({"tests/test_flaky.py": flaky})), bench)
     assert "tests/test_flaky.py::test_first_time_only" in measured.unstable
     assert "tests/test_flaky.py::test_first_time_only" not in measured.seconds
 
 
-async def test_a_suite_that_hangs_is_refused_and_leaves_no_process(source_of: SourceOf, tmp_path: Path) -> None:
+async def test_a_suite_that_hangs_is_refused_and_leaves_no_process(
+    bench: Bench, source_of: SourceOf, tmp_path: Path
+) -> None:
     hang = f"""
         import os, pathlib, subprocess, sys
         def test_hang():
@@ -71,8 +75,8 @@ async def test_a_suite_that_hangs_is_refused_and_leaves_no_process(source_of: So
             child.wait()
     """
     package = fetch(source_of({"tests/test_tiny.py": hang}))
-    with pytest.raises(TaskError, match=r"pypi:tiny==1\.0: its tests did not end within 3 s"):
-        await profile(package, seconds=3)
+    with pytest.raises(TaskError, match=r"pypi:tiny==1\.0: its tests did not end within 5 s"):
+        await profile(package, bench, seconds=5)
     for pid in (tmp_path / "pids").read_text().split():
         wait_until_gone(Path(f"/proc/{pid}/stat"))
 
@@ -86,8 +90,12 @@ def test_tests_do_not_outlive_the_process_that_runs_them(source_of: SourceOf, tm
     """
     fetch(source_of({"tests/test_tiny.py": hang}))
     code = (
-        "import asyncio; from turnstile.tasks.swe import profile, source; "
-        "asyncio.run(profile.profile(source.fetch('pypi:tiny==1.0')))"
+        "import asyncio\n"
+        "from turnstile.tasks.swe import grader, profile, source\n"
+        "async def main():\n"
+        "    async with grader.local_grader() as judge:\n"
+        "        await profile.profile(source.fetch('pypi:tiny==1.0'), judge.bench)\n"
+        "asyncio.run(main())"
     )
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
     pid = tmp_path / "pid"
@@ -110,17 +118,17 @@ def wait_until_gone(stat: Path) -> None:
         time.sleep(0.01)
 
 
-async def test_a_suite_that_cannot_be_imported_is_refused(source_of: SourceOf) -> None:
+async def test_a_suite_that_cannot_be_imported_is_refused(bench: Bench, source_of: SourceOf) -> None:
     broken = "import no_such_module\n"
     package = fetch(source_of({"tests/test_tiny.py": broken, "tests/test_flaky.py": None}))
     with pytest.raises(TaskError, match=r"none of its 0 tests passes here; the first problem: .*no_such_module"):
-        await profile(package)
+        await profile(package, bench)
 
 
-async def test_a_suite_without_a_passing_test_is_refused(source_of: SourceOf) -> None:
+async def test_a_suite_without_a_passing_test_is_refused(bench: Bench, source_of: SourceOf) -> None:
     package = fetch(source_of({"tests/test_tiny.py": "def test_a():\n    assert 0\n", "tests/test_flaky.py": None}))
     with pytest.raises(TaskError, match="none of its 1 tests passes here"):
-        await profile(package)
+        await profile(package, bench)
 
 
 async def test_the_package_settings_and_the_callers_environment_stay_out(
@@ -136,20 +144,10 @@ async def test_the_package_settings_and_the_callers_environment_stay_out(
     package = fetch(
         source_of({"setup.cfg": "[tool:pytest]\naddopts = --no-such-option\n", "tests/test_flaky.py": check})
     )
-    run = await run_tests(
-        package, copy_tree(package, tmp_path / "copy"), nodes=["tests/test_flaky.py::test_environment"]
-    )
-    assert run is not None
-    assert {node: result.outcome for node, result in run.results.items()} == {
-        "tests/test_flaky.py::test_environment": "passed"
-    }
-
-
-async def test_messages_are_one_line(tiny: Any, tmp_path: Path) -> None:
-    package = fetch(tiny)
-    run = await run_tests(package, copy_tree(package, tmp_path / "c"), nodes=["tests/test_tiny.py::test_broken"])
-    assert run is not None
-    assert run.results["tests/test_tiny.py::test_broken"].message == "assert 1 == 99"
+    node = "tests/test_flaky.py::test_environment"
+    async with local_grader() as grader:
+        report = await grader.run_tests(package.tree, {}, [node], env=package.environment)
+    assert report.outcomes == {node: "passed"}, report.messages
 
 
 def test_the_most_specific_quick_tests_judge_first() -> None:

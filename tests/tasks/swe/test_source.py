@@ -17,7 +17,8 @@ import pytest
 
 from turnstile.errors import TaskError
 from turnstile.tasks.swe import layout, pip
-from turnstile.tasks.swe.source import PypiSource, cache_root, fetch, parse_source, tree_digest
+from turnstile.tasks.swe.source import PypiSource, fetch, parse_source
+from turnstile.tasks.swe.tree import tree_digest
 
 SourceOf = Callable[..., Any]
 
@@ -109,10 +110,11 @@ def test_a_package_comes_from_the_index(cache: Path, index: Callable[..., Path])
     assert package.licence_file == "LICENSE.txt"
     assert package.tree == cache / "swe" / "wee-1.0" / "tree"
     assert not list(package.tree.glob("*.egg-info"))
-    assert package.import_paths(Path("/copy")) == ["/copy", str(package.deps)]
+    assert package.environment == {"PYTHONPATH": f".{os.pathsep}{package.deps}"}
     version = "import importlib.metadata as m; print(m.version('wee'))"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(package.import_paths(package.tree))}
-    shown = subprocess.run([sys.executable, "-c", version], env=environment, capture_output=True, text=True)
+    environment = {**os.environ, **package.environment}
+    command = [sys.executable, "-c", version]
+    shown = subprocess.run(command, env=environment, cwd=package.tree, capture_output=True, text=True)
     assert shown.stdout == "1.0\n", shown.stderr
 
 
@@ -166,7 +168,7 @@ def test_the_cache_is_used_again(tiny: Any) -> None:
     assert first.modules == ("src/tiny/__init__.py",)
     assert first.tests == ("tests/test_flaky.py", "tests/test_tiny.py")
     assert (first.licence, first.licence_file) == ("MIT License", "LICENSE")
-    assert first.import_paths(Path("/c")) == ["/c/src", "/c", str(first.deps)]
+    assert first.environment == {"PYTHONPATH": os.pathsep.join(("src", ".", str(first.deps)))}
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "added", "no record", "torn record", "no deps"])
@@ -200,14 +202,6 @@ def test_byte_code_in_the_tree_is_no_damage(tiny: Any) -> None:
     (package.tree / "src/tiny/__pycache__/x.pyc").write_bytes(b"")
     assert fetch(tiny) == package
     assert len(tiny.unpacked) == 1
-
-
-def test_the_cache_root_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TURNSTILE_CACHE", str(tmp_path))
-    assert cache_root() == tmp_path
-    monkeypatch.delenv("TURNSTILE_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_root() == tmp_path / ".cache" / "turnstile"
 
 
 @pytest.mark.parametrize(

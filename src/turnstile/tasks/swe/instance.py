@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from turnstile.cache import cache_dir
 from turnstile.errors import TaskError
 from turnstile.tasks.swe import mutate
-from turnstile.tasks.swe.source import Package, Progress, cache_root, fetch
+from turnstile.tasks.swe.source import Package, fetch
 from turnstile.types import JSON, Task
 
 ENV = "swe"
@@ -104,18 +104,7 @@ def package_of(task: Task | Bug) -> Package:
     replaced by `Bug.bugged_text(package)`.
     """
     bug = task if isinstance(task, Bug) else Bug.of(task)
-    package = _fetch(bug.source, bug.requires, cache_root())
+    package = _fetch(bug.source, bug.requires, cache_dir())
     if not package.digest.startswith(bug.digest):
         raise TaskError(f"{bug.source}: the source tree differs from the one the task was made from; make it again")
     return package
-
-
-def packages_of(tasks: Iterable[Task], progress: Progress = lambda message: None) -> Mapping[str, Package]:
-    """Every package that the tasks need, by label, fetched where the cache lacks it."""
-    packages: dict[str, Package] = {}
-    for task in tasks:
-        bug = Bug.of(task)
-        if bug.label not in packages:
-            progress(f"unpacking {bug.source}")
-            packages[bug.label] = package_of(bug)
-    return packages

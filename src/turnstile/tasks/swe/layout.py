@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.parser
-import fnmatch
 import importlib.metadata
 import re
 import shutil
@@ -19,6 +18,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from turnstile.errors import TaskError
+from turnstile.tasks.swe.tree import is_test_file
 
 _TEST_EXTRAS = ("test", "tests", "testing")
 _NOT_SOURCE = {"tests", "test", "testing", "doc", "docs", "example", "examples", "benchmark", "benchmarks", "bench",
@@ -91,11 +91,6 @@ def remove_build_products(tree: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not (path / "__init__.py").exists() else path.unlink(missing_ok=True)
 
 
-def is_test_file(path: str) -> bool:
-    name = path.rsplit("/", 1)[-1]
-    return fnmatch.fnmatch(name, "test_*.py") or fnmatch.fnmatch(name, "*_test.py")
-
-
 def find_tests(tree: Path) -> list[str]:
     found = (path.relative_to(tree).as_posix() for path in tree.rglob("*.py"))
     return sorted(path for path in found if is_test_file(path) and not path.startswith(("docs/", "doc/", "examples/")))
@@ -115,7 +110,7 @@ def find_import_root(tree: Path, name: str) -> str:
     return "src" if has_src else "."
 
 
-def find_modules(tree: Path, import_root: str, name: str) -> list[str]:
+def find_modules(tree: Path, import_root: str) -> list[str]:
     """The package's own source files: tests, set-up scripts, documentation and examples are left out."""
     root = tree / import_root
     modules = []

@@ -1,6 +1,7 @@
 """Making repository tasks: a package, its one-token bugs, and the tests' word on which of them are good.
 
-Every candidate is judged by running the tests that call its function. Good ones are appended to the task file
+Every candidate is judged by running the tests that call its function, through the grader that episodes are
+graded by, whose verdict on the bug and on its repair is the last word. Good ones are appended to the task file
 as they are found, the others are remembered in `FILE.rejected.jsonl`, so a run that was killed goes on where
 it stopped, and the same call with a larger number only adds to the file.
 """
@@ -11,17 +12,20 @@ import asyncio
 import json
 import random
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnstile.errors import TaskError
+from turnstile.errors import TaskError, VerifierError
 from turnstile.tasks.base import dump_task, load_tasks
 from turnstile.tasks.swe import mutate
+from turnstile.tasks.swe.bench import Files
+from turnstile.tasks.swe.grader import Grader, local_grader
 from turnstile.tasks.swe.instance import ENV, Bug, read_source
-from turnstile.tasks.swe.profile import Profile, TestRun, copy_tree, profile, run_tests
+from turnstile.tasks.swe.judge import fault
+from turnstile.tasks.swe.profile import Profile, profile
+from turnstile.tasks.swe.runner import Report
 from turnstile.tasks.swe.source import Package, Source, fetch
 from turnstile.types import Task
 
@@ -193,92 +197,64 @@ class _Ledger:
             file.write(line + "\n")
 
 
-_PATIENCE = 6  # wall-clock for each second of processor time, since verdicts must not depend on a machine's load
+class _Validator:
+    """Validates candidates of one package: what the grader's runs of their tests say of them."""
 
-
-class _Bench:
-    """Working copies of one package and the judging of candidates in them, one at a time in each copy."""
-
-    def __init__(self, package: Package, copies: Sequence[Path], judge_seconds: float, measured: Profile) -> None:
+    def __init__(self, package: Package, grader: Grader) -> None:
         self._package = package
-        self._seconds = judge_seconds
-        self._measured = measured
-        self._free: asyncio.Queue[Path] = asyncio.Queue()
-        for copy in copies:
-            self._free.put_nowait(copy)
-        self._sound: dict[tuple[str, ...], asyncio.Task[frozenset[str]]] = {}
-
-    async def judge(self, candidate: Candidate, text: str | None, *, reverse: bool = False) -> TestRun | None:
-        """Runs the candidate's tests with `text` as its file; None for a hang or a crash."""
-        root = await self._free.get()
-        path = root / candidate.file
-        pristine = (self._package.tree / candidate.file).read_bytes()
-        budget = self._seconds + 10 * sum(self._measured.seconds[node] for node in candidate.nodes)
-        try:
-            if text is not None:
-                path.write_bytes(text.encode("utf-8"))
-            return await run_tests(
-                self._package,
-                root,
-                nodes=candidate.nodes,
-                reverse=reverse,
-                seconds=_PATIENCE * budget,
-                cpu_seconds=budget,
-                memory_mb=2048,
-            )
-        finally:
-            path.write_bytes(pristine)
-            self._free.put_nowait(root)
-
-    async def close(self) -> None:
-        """Stops what still runs, and returns when its processes are gone."""
-        for future in self._sound.values():
-            future.cancel()
-        await asyncio.gather(*self._sound.values(), return_exceptions=True)
-
-    async def sound_nodes(self, candidate: Candidate) -> frozenset[str]:
-        """The candidate's tests that pass on the pristine tree when only they are run, in either order."""
-        if candidate.nodes not in self._sound:
-
-            async def measure() -> frozenset[str]:
-                passed = frozenset(candidate.nodes)
-                for reverse in (False, True):
-                    run = await self.judge(candidate, None, reverse=reverse)
-                    passed &= run.passed if run is not None else frozenset()
-                return passed
-
-            self._sound[candidate.nodes] = asyncio.ensure_future(measure())
-        return await self._sound[candidate.nodes]
+        self._grader = grader
 
     async def verdict(self, candidate: Candidate) -> Task | str:
         """A task, or the word for why the candidate is none."""
-        sound = await self.sound_nodes(candidate)
+        for last in (False, True):
+            try:
+                return await self._verdict(candidate)
+            except VerifierError:  # the bug breaks what runs the tests, if it was not an accident
+                if last:
+                    break
+        return "no verdict"
+
+    async def _verdict(self, candidate: Candidate) -> Task | str:
+        sound = await self._sound(candidate)
         if not sound:
             return "tests unsound alone"
-        text = read_source(self._package.tree / candidate.file)
         mutant = candidate.mutant
-        bugged = mutate.apply(text, mutant.line, mutant.col, mutant.old, mutant.new)
-        run = await self.judge(candidate, bugged)
-        if run is None:
+        text = read_source(self._package.tree / candidate.file)
+        bugged = mutate.apply(text, mutant.line, mutant.col, mutant.old, mutant.new).encode("utf-8")
+        first = await self._run(candidate, {candidate.file: bugged})
+        if first.problem is not None:
             return "hangs or crashes"
-        if not run.results:
+        if first.uncollected:
             return "breaks the import"
-        if sound <= run.passed:
+        if all(map(first.passed, sound)):
             return "survives"
-        again = await self.judge(candidate, bugged, reverse=True)
-        if again is None:
+        second = await self._run(candidate, {candidate.file: bugged}, reverse=True)
+        if second.problem is not None:
             return "hangs or crashes"
-        f2p = tuple(node for node in candidate.nodes if node in sound and node not in run.passed | again.passed)
-        p2p = tuple(node for node in candidate.nodes if node in sound and node in run.passed & again.passed)
-        first = next((node for node in f2p if node in run.results and run.results[node].message), None)
-        if first is None:
+        p2p = tuple(test for test in sound if first.passed(test) and second.passed(test))
+        f2p = [test for test in sound if not first.passed(test) and not second.passed(test)]
+        telling = next((test for test in f2p if first.outcomes[test] != "missing" and first.messages.get(test)), None)
+        if telling is None:
             return "no steady failure"
-        f2p = (first, *(node for node in f2p if node != first))
-        return self._task(candidate, f2p, p2p, _steady(run.results[first].message))
+        f2p.sort(key=lambda test: test != telling)
+        bug = self._bug(candidate, tuple(f2p), p2p, _steady(first.messages[telling]))
+        if await fault(self._grader, bug, self._package) is not None:
+            return "no steady failure"
+        return Task(id=candidate.id, env=ENV, data=bug.data())
 
-    def _task(self, candidate: Candidate, f2p: tuple[str, ...], p2p: tuple[str, ...], message: str) -> Task:
+    async def _sound(self, candidate: Candidate) -> list[str]:
+        """The candidate's tests that pass on the pristine tree when only they are run, in either order."""
+        runs = [await self._run(candidate, {}, reverse=reverse) for reverse in (False, True)]
+        return [test for test in candidate.nodes if all(run.passed(test) for run in runs)]
+
+    async def _run(self, candidate: Candidate, files: Files, *, reverse: bool = False) -> Report:
+        return await self._grader.run_tests(
+            self._package.tree, files, candidate.nodes, env=self._package.environment, reverse=reverse
+        )
+
+    def _bug(self, candidate: Candidate, f2p: tuple[str, ...], p2p: tuple[str, ...], message: str) -> Bug:
         package, mutant, patch = self._package, candidate.mutant, candidate.patch
-        bug = Bug(
+        return Bug(
             source=package.spec,
             package=package.name,
             version=package.version,
@@ -302,13 +278,15 @@ class _Bench:
             message=message,
             difficulty=candidate.sites,
         )
-        return Task(id=candidate.id, env=ENV, data=bug.data())
+
+
+_LONGEST_MESSAGE = 200  # characters
 
 
 def _steady(message: str) -> str:
-    """A message without what differs between two runs: addresses and the place of the working copy."""
-    message = re.sub(r"\b(at )?0x(?(1)[0-9a-fA-F]*|[0-9a-fA-F]{6,}\b)", r"\g<1>0x...", message)
-    return re.sub(r"[^\s'\"]*/turnstile-(?:make|test)-[^/\s'\"]*/(?:copy\d+/)?", "", message)
+    """A message, cut, without what differs between two runs: addresses and the place of the working copy."""
+    message = re.sub(r"\b(at )?0x(?(1)[0-9a-fA-F]*|[0-9a-fA-F]{6,}\b)", r"\g<1>0x...", message[:_LONGEST_MESSAGE])
+    return re.sub(r"[^\s'\"]*/turnstile-sandboxes-[^/\s'\"]*/(?:sandbox-\d+/)?(?:(?:work|scratch)/)?", "", message)
 
 
 async def make(
@@ -322,7 +300,7 @@ async def make(
     tests_per_bug: int = 30,
     workers: int = 2,
     extra: Sequence[str] = (),
-    judge_seconds: float = 10.0,
+    grader: Grader | None = None,
     suite_seconds: float = 300.0,
     cache: Path | None = None,
     progress: Callable[[Progress], None] = lambda report: None,
@@ -333,8 +311,8 @@ async def make(
     the bug, whatever their order, nothing hangs, and the module still imports. Tests whose outcome depends on the
     order are left out. At most `per_function` tasks come from one function.
     The same arguments give the same file, whatever `workers` is. `extra` names requirements of the tests that
-    the package's metadata leaves out; `judge_seconds` is processor time, over ten times what the tests took, and a
-    hang in which the processor rests is waited for six times as long.
+    the package's metadata leaves out. `grader` is to be the one that episodes are graded by, None for one over
+    local sandboxes; its limits say what a hang is.
 
     Raises TaskError when the package cannot be fetched, has no tests, or none passes.
     """
@@ -343,30 +321,29 @@ async def make(
         fetch, source, extra=extra, cache=cache,
         progress=lambda message: progress(Progress(package=name, stage="fetch", message=message)),
     )  # fmt: skip
-    measured = await profile(
-        package, seconds=suite_seconds,
-        progress=lambda message: progress(Progress(package=package.label, stage="profile", message=message)),
-    )  # fmt: skip
     ledger = _Ledger(out=Path(out), package=package)
     ledger.open()
     before = len(ledger.tasks)
-    rows = candidates(package, measured, seed, wanted or Filter(), tests_per_bug)
-    total = sum(map(len, rows))
 
-    def report(stage: str) -> None:
-        judged = len(ledger.tasks) + len(ledger.rejected)
+    def report(stage: str, message: str = "", candidates: int = 0) -> None:
         progress(
-            Progress(package=package.label, stage=stage, valid=len(ledger.tasks), wanted=n, judged=judged,
-                     candidates=total)
+            Progress(package=package.label, stage=stage, message=message, valid=len(ledger.tasks), wanted=n,
+                     judged=len(ledger.tasks) + len(ledger.rejected), candidates=candidates)
         )  # fmt: skip
 
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-make-", ignore_cleanup_errors=True))
-        copies = [copy_tree(package, Path(folder) / f"copy{number}") for number in range(workers)]
-        bench = _Bench(package, copies, judge_seconds, measured)
-        stack.push_async_callback(bench.close)
-        exhausted = await _rounds(rows, ledger, bench, n, per_function, workers, report)
-    report("done")
+        if grader is None:
+            grader = await stack.enter_async_context(local_grader(workers))
+        measured = await profile(
+            package, grader.bench, seconds=suite_seconds, progress=lambda message: report("profile", message)
+        )
+        rows = candidates(package, measured, seed, wanted or Filter(), tests_per_bug)
+        total = sum(map(len, rows))
+        validator = _Validator(package, grader)
+        exhausted = await _rounds(
+            rows, ledger, validator, n, per_function, workers, lambda: report("validate", candidates=total)
+        )
+    report("done", candidates=total)
     reasons: dict[str, int] = {}
     for candidate in (candidate for row in rows for candidate in row):
         why = ledger.rejected.get(candidate.id)
@@ -380,11 +357,11 @@ async def make(
 async def _rounds(
     rows: Sequence[Sequence[Candidate]],
     ledger: _Ledger,
-    bench: _Bench,
+    validator: _Validator,
     n: int,
     per_function: int,
     workers: int,
-    report: Callable[[str], None],
+    report: Callable[[], None],
 ) -> bool:
     """Tries one candidate of every function, then the next of each, until n are found; True when none is left.
 
@@ -397,7 +374,7 @@ async def _rounds(
                 return False
             block = queue[start : start + 4 * workers]
             running = {
-                candidate.id: asyncio.ensure_future(bench.verdict(candidate))
+                candidate.id: asyncio.ensure_future(validator.verdict(candidate))
                 for candidate in block
                 if ledger.verdict_on(candidate) is None
             }
@@ -405,7 +382,7 @@ async def _rounds(
                 for candidate in block:
                     if candidate.id in running and len(ledger.tasks) < n:
                         ledger.add(candidate, await running[candidate.id])
-                        report("validate")
+                        report()
             finally:
                 for future in running.values():
                     future.cancel()

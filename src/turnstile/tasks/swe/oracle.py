@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from turnstile.errors import TaskError
-from turnstile.tasks.demo import Agent, DemoStep, call
+from turnstile.tasks.demonstration import Agent, DemoStep, call
 from turnstile.tasks.swe.instance import Bug, package_of
 from turnstile.types import Message, Task
 

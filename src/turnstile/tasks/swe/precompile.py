@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import compileall
-import fnmatch
 import importlib.util
 import io
 import py_compile
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from _pytest.assertion import rewrite
 
-REWRITTEN = ("test_*.py", "*_test.py", "conftest.py")
+from turnstile.tasks.swe.tree import is_test_file
 
 
 def rewrite_tests(root: Path) -> int:
@@ -37,7 +36,7 @@ def rewrite_tests(root: Path) -> int:
         return 0
     written = 0
     for file in sorted(root.rglob("*.py")):
-        if any(fnmatch.fnmatch(file.name, pattern) for pattern in REWRITTEN):
+        if is_test_file(file.name) or file.name == "conftest.py":
             name = file.relative_to(root).as_posix()  # the copies that run it are elsewhere
             source = file.read_bytes()
             try:

@@ -1,24 +1,39 @@
-"""Getting a task file ready on this machine: its packages in the cache, and a sample of its bugs tried out."""
+"""Getting task files ready on this machine: their packages in the cache, and a sample of their tasks tried out.
+
+What was found sound is noted beside the package, so that it is not tried again until the package, the task or
+this Python changes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile.errors import TaskError
+from turnstile.errors import InfrastructureError, TaskError
+from turnstile.tasks.base import dump_task
+from turnstile.tasks.swe.grader import Grader, local_grader
 from turnstile.tasks.swe.instance import Bug, package_of
-from turnstile.tasks.swe.profile import TestResult, copy_tree, run_tests
+from turnstile.tasks.swe.judge import fault
 from turnstile.tasks.swe.source import Package
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task
 
+_FORMAT = 1
+_MORE = 2  # further tasks that tell whether one task is off or its whole package
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """How far the preparation is: `done` of `total` in a stage ("fetch" or "check"), and what is next."""
+    """How far the preparation is: `done` of `total` packages in a stage ("fetch" or "check"), and what is next."""
 
     stage: str
     done: int
@@ -27,53 +42,68 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """The packages by label, and the ids of the tasks that were tried out."""
+class Checked:
+    """What trying out tasks of one package came to.
 
-    packages: dict[str, Package]
-    checked: tuple[str, ...]
+    `sound` are the ids of those that behave, `remembered` of which an earlier call had tried; `off` says of the
+    others what is wrong. `unknown` is why no more could be tried, if something broke that is no task's fault.
+    """
+
+    package: Package
+    sound: tuple[str, ...] = ()
+    remembered: int = 0
+    off: Mapping[str, str]
+    unknown: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing speaks against the package: not all of the tasks that were tried are off."""
+        return bool(self.sound) or not self.off
 
 
 async def prepare(
     tasks: Sequence[Task],
     *,
-    sample: int = 8,
+    sample: int | None = 1,
     seed: int = 0,
     workers: int = 2,
-    seconds: float = 60.0,
+    grader: Grader | None = None,
     progress: Callable[[Step], None] = lambda step: None,
-) -> Prepared:
-    """Fetches every package that `tasks` need, then tries `sample` of them out, spread over the packages.
+) -> list[Checked]:
+    """Fetches every package that `tasks` need, then tries `sample` tasks of each out (None: all), drawn by `seed`.
 
-    A task that is tried must have all its tests pass on the pristine tree and every FAIL_TO_PASS test not
-    pass with the bug. `seconds` is wall-clock, for one run of one task's tests.
-
-    Raises TaskError for a package that cannot be had and for a task that does not behave.
+    Where one of them is off, up to two further ones of its package are tried. A task is tried by the grader's
+    verdict on its bug and on its repair (`judge.fault`); `grader` None stands for one over local sandboxes.
+    Gives what was found, package by package. Raises TaskError for a package that cannot be had.
     """
-    bugs = {task.id: Bug.of(task) for task in tasks}
-    wanted = {bug.label: bug for bug in bugs.values()}
+    piles: dict[str, list[Task]] = {}
+    for task in mixed(tasks, seed):
+        piles.setdefault(Bug.of(task).label, []).append(task)
     packages: dict[str, Package] = {}
     gate = asyncio.Semaphore(workers)
 
-    async def fetched(label: str, bug: Bug) -> None:
+    async def fetched(label: str) -> None:
+        bug = Bug.of(piles[label][0])
         async with gate:
-            progress(Step(stage="fetch", done=len(packages), total=len(wanted), item=bug.source))
+            progress(Step(stage="fetch", done=len(packages), total=len(piles), item=bug.source))
             packages[label] = await asyncio.to_thread(package_of, bug)
-            progress(Step(stage="fetch", done=len(packages), total=len(wanted)))
+            progress(Step(stage="fetch", done=len(packages), total=len(piles)))
 
-    await _all(fetched(label, bug) for label, bug in wanted.items())
-    chosen, done = _spread(mixed(tasks, seed), bugs, sample), 0
+    await _all(map(fetched, piles))
+    checked: dict[str, Checked] = {}
 
-    async def tried(task: Task) -> None:
-        nonlocal done
+    async def tried(label: str, judge: Grader) -> None:
         async with gate:
-            progress(Step(stage="check", done=done, total=len(chosen), item=task.id))
-            await check(task, packages[bugs[task.id].label], seconds=seconds)
-            done += 1
-            progress(Step(stage="check", done=done, total=len(chosen)))
+            progress(Step(stage="check", done=len(checked), total=len(piles), item=label))
+            checked[label] = await _try_out(packages[label], piles[label], sample, judge)
+            progress(Step(stage="check", done=len(checked), total=len(piles)))
 
-    await _all(map(tried, chosen))
-    return Prepared(packages=packages, checked=tuple(task.id for task in chosen))
+    if grader is not None:
+        await _all(tried(label, grader) for label in piles)
+    else:
+        async with local_grader(workers) as own:
+            await _all(tried(label, own) for label in piles)
+    return [checked[label] for label in piles]
 
 
 async def _all(jobs: Iterable[Coroutine[None, None, None]]) -> None:
@@ -86,40 +116,64 @@ async def _all(jobs: Iterable[Coroutine[None, None, None]]) -> None:
         raise errors.exceptions[0] from None
 
 
-def _spread(tasks: Sequence[Task], bugs: dict[str, Bug], sample: int) -> list[Task]:
-    """The first `sample` tasks when the packages take turns."""
-    piles: dict[str, list[Task]] = {}
-    for task in tasks:
-        piles.setdefault(bugs[task.id].label, []).append(task)
-    longest = max(map(len, piles.values()), default=0)
-    rounds = (pile[turn] for turn in range(longest) for pile in piles.values() if turn < len(pile))
-    return [task for task, _ in zip(rounds, range(sample), strict=False)]
+async def _try_out(package: Package, tasks: Sequence[Task], sample: int | None, grader: Grader) -> Checked:
+    """Tries tasks in order until `sample` were tried; a few more as long as all of them were off."""
+    wanted = len(tasks) if sample is None else min(sample, len(tasks))
+    known = _Known.read(package)
+    sound: list[str] = []
+    off: dict[str, str] = {}
+    remembered, unknown = 0, None
+    for number, task in enumerate(tasks):
+        if number >= wanted and not (off and not sound and number < wanted + _MORE):
+            break
+        if _digest(task) in known.sound:
+            remembered += 1
+            sound.append(task.id)
+            continue
+        try:
+            bug = Bug.of(task)
+            why = await fault(grader, bug, await asyncio.to_thread(package_of, bug))
+        except TaskError as error:
+            why = str(error)
+        except InfrastructureError as error:
+            unknown = str(error)
+            break
+        if why is None:
+            sound.append(task.id)
+            known.sound.add(_digest(task))
+        else:
+            off[task.id] = why
+    if len(sound) > remembered:
+        known.write()
+    return Checked(package=package, sound=tuple(sound), remembered=remembered, off=off, unknown=unknown)
 
 
-async def check(task: Task, package: Package, *, seconds: float = 60.0) -> None:
-    """Raises TaskError unless the task's tests pass without the bug and its FAIL_TO_PASS tests do not with it."""
-    bug = Bug.of(task)
-    nodes = [*bug.f2p, *bug.p2p]
-    with tempfile.TemporaryDirectory(prefix="turnstile-check-", ignore_cleanup_errors=True) as folder:
-        root = copy_tree(package, Path(folder) / "copy")
-        run = await run_tests(package, root, nodes=nodes, seconds=seconds)
-        failing = nodes if run is None else [node for node in nodes if node not in run.passed]
-        if failing:
-            why = "it hung or died" if run is None else _reason(run.errors, run.results.get(failing[0]))
-            raise TaskError(
-                f"task {task.id}: {failing[0]} does not pass on the unchanged {package.spec} here ({why}); "
-                "make the task file again on this machine"
-            )
-        (root / bug.file).write_bytes(bug.bugged_text(package).encode("utf-8"))
-        run = await run_tests(package, root, nodes=nodes, seconds=seconds)
-        if run is None:
-            raise TaskError(f"task {task.id}: its tests hang with the bug; remove it from the task file")
-        passing = [node for node in bug.f2p if node in run.passed]
-        if passing:
-            raise TaskError(f"task {task.id}: {passing[0]} passes with the bug; remove it from the task file")
+def _digest(task: Task) -> str:
+    return hashlib.sha256(dump_task(task).encode()).hexdigest()[:16]
 
 
-def _reason(errors: Sequence[str], result: TestResult | None) -> str:
-    if result is not None:
-        return result.message or result.outcome
-    return errors[0] if errors else "it is not there"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Known:
+    """The digests of the tasks that were found sound, with everything else that this depends on."""
+
+    path: Path
+    setting: Sequence[str | int]
+    sound: set[str]
+
+    @classmethod
+    def read(cls, package: Package) -> _Known:
+        versions = (sys.version, platform.platform(), importlib.metadata.version("pytest"))
+        setting: list[str | int] = [_FORMAT, *versions, package.digest, *package.requires]
+        path = package.tree.with_name("checked.json")
+        record: dict[str, list[str]] = {}
+        with suppress(OSError, json.JSONDecodeError):
+            record = json.loads(path.read_text(encoding="utf-8"))
+        sound = set(record["sound"]) if record.get("setting") == setting else set()
+        return cls(path=path, setting=setting, sound=sound)
+
+    def write(self) -> None:
+        """Nothing is lost but time where the cache cannot be written."""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        with suppress(OSError):
+            temporary.write_text(json.dumps({"setting": self.setting, "sound": sorted(self.sound)}), encoding="utf-8")
+            temporary.replace(self.path)

@@ -2,53 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import math
 import os
-import shutil
-import signal
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from turnstile.errors import TaskError
+from turnstile.sandboxes.base import Limits
+from turnstile.tasks.swe.bench import Bench
 from turnstile.tasks.swe.source import Package, Progress
 
-_SCRIPT = Path(__file__).with_name("testrun.py")
-_FORMAT = 2
+_FORMAT = 3
 SLOW = 0.5  # seconds of one test
-_IGNORED = shutil.ignore_patterns("__pycache__", ".pytest_cache")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TestResult:
-    """One test's outcome (passed, failed or skipped; an expected failure counts as passed)."""
-
-    __test__ = False  # not a test class, whatever its name says to pytest
-
-    outcome: str
-    seconds: float
-    message: str  # first line of what went wrong
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TestRun:
-    """What one pytest process found; `calls` maps a test to the `file:line` of the functions it called."""
-
-    __test__ = False
-
-    results: Mapping[str, TestResult]
-    calls: Mapping[str, Sequence[str]]
-    errors: tuple[str, ...]  # files that could not be collected
-
-    @property
-    def passed(self) -> set[str]:
-        return {node for node, result in self.results.items() if result.outcome == "passed"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,120 +47,46 @@ class Profile:
         object.__setattr__(self, "breadth", counts)
 
 
-def copy_tree(package: Package, into: Path) -> Path:
-    """A private working copy of the pristine tree."""
-    shutil.copytree(package.tree, into, ignore=_IGNORED, symlinks=True)
-    return into.resolve()
-
-
-def clean_environment(home: str) -> dict[str, str]:
-    """The environment tests run in: nothing of the caller's but its PATH, and everything fixed that varies."""
-    return {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": home,
-        "TMPDIR": home,
-        "LC_ALL": "C.UTF-8",
-        "TZ": "UTC",
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-
-
-async def run_tests(
-    package: Package,
-    root: Path,
-    *,
-    nodes: Sequence[str] | None = None,
-    profiled: bool = False,
-    reverse: bool = False,
-    seconds: float = 300.0,
-    cpu_seconds: float | None = None,
-    memory_mb: int = 4096,
-) -> TestRun | None:
-    """Runs tests of the copy at `root` in a process group of its own; None when it hung or died.
-
-    `root` is absolute and free of links. `nodes` picks tests by id (their files are the only ones collected);
-    `reverse` runs the last of them first;
-    `seconds` is wall-clock, `cpu_seconds` (the same unless given) processor time, which does not depend on what
-    else the machine does.
-    """
-    with tempfile.TemporaryDirectory(prefix="turnstile-test-", ignore_cleanup_errors=True) as folder:
-        report, ini = Path(folder) / "report.json", Path(folder) / "pytest.ini"
-        ini.write_text("[pytest]\n")  # the package's own settings may ask for plugins that are not here
-        files = list(package.tests) if nodes is None else sorted({node.split("::", 1)[0] for node in nodes})
-        spec: dict[str, Any] = {
-            "root": str(root),
-            "paths": package.import_paths(root),
-            "tests": files,
-            "nodes": None if nodes is None else list(nodes),
-            "reverse": reverse,
-            "profile": package.import_paths(root)[0] if profiled else None,
-            "ini": str(ini),
-            "report": str(report),
-            "memory_mb": memory_mb,
-            "cpu_seconds": max(1, math.ceil(seconds if cpu_seconds is None else cpu_seconds)),
-        }
-        (Path(folder) / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", str(_SCRIPT), str(Path(folder) / "spec.json")),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=clean_environment(folder),
-            start_new_session=True,
-        )
-        try:
-            await asyncio.wait_for(process.wait(), timeout=seconds)
-        except TimeoutError:
-            pass  # killed below; no report is how a hang is told
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        if not report.exists():
-            return None
-        found = json.loads(report.read_text(encoding="utf-8"))
-    results = {node: TestResult(**result) for node, result in found["results"].items()}
-    return TestRun(results=results, calls=found["calls"], errors=tuple(found["errors"]))
-
-
-async def profile(package: Package, *, seconds: float = 300.0, progress: Progress = lambda message: None) -> Profile:
+async def profile(
+    package: Package, bench: Bench, *, seconds: float = 300.0, progress: Progress = lambda message: None
+) -> Profile:
     """Runs the whole suite twice, once with calls recorded; kept in the cache under the tree's digest.
 
-    Raises TaskError when the suite hangs, cannot be collected, or no test passes in both runs.
+    `seconds` limits one run, in wall-clock and in processor time. Raises TaskError when the suite hangs, cannot
+    be collected, or no test passes in both runs.
     """
     name = f"profile-{sys.version_info.major}.{sys.version_info.minor}.json"
     path = package.tree.with_name(name)
     cached = _load(path, package)
     if cached is not None:
         return cached
+    limits = Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=4096)
     runs = []
-    with tempfile.TemporaryDirectory(prefix="turnstile-profile-", ignore_cleanup_errors=True) as folder:
-        for number, profiled in enumerate((True, False), start=1):
-            progress(f"running the tests of {package.label} ({number} of 2)")
-            root = copy_tree(package, Path(folder) / f"run{number}")
-            run = await run_tests(package, root, profiled=profiled, seconds=seconds)
-            if run is None:
-                raise TaskError(f"{package.spec}: its tests did not end within {seconds:.0f} s; choose another package")
-            runs.append(run)
+    for number, calls in enumerate((package.import_root, None), start=1):
+        progress(f"running the tests of {package.label} ({number} of 2)")
+        run = await bench.run(package.tree, {}, package.tests, env=package.environment, calls=calls, limits=limits)
+        if run.timed_out:
+            raise TaskError(f"{package.spec}: its tests did not end within {seconds:.0f} s; choose another package")
+        runs.append(run)
     first, second = runs
-    stable = first.passed & second.passed
+    collected = [test for test in first.outcomes if test not in first.uncollected]
+    stable = sorted(test for test in collected if first.passed(test) and second.passed(test))
     if not stable:
-        why = f"; the first problem: {first.errors[0]}" if first.errors else ""
-        raise TaskError(f"{package.spec}: none of its {len(first.results)} tests passes here{why}")
+        problems = [f"{file}: {why}" for file, why in first.uncollected.items()] + [first.problem or ""]
+        why = f"; the first problem: {problems[0]}" if problems[0] else ""
+        raise TaskError(f"{package.spec}: none of its {len(collected)} tests passes here{why}")
     modules = set(package.modules)
     covering: dict[str, list[str]] = {}
-    for node in sorted(stable):
-        for function in first.calls.get(node, ()):
+    for test in stable:
+        for function in first.calls.get(test, ()):
             if function.rpartition(":")[0] not in modules:
                 continue  # tests may live inside the package
-            covering.setdefault(function, []).append(node)
+            covering.setdefault(function, []).append(test)
     measured = Profile(
-        seconds={node: round(second.results[node].seconds, 4) for node in sorted(stable)},
+        seconds={test: second.durations[test] for test in stable},
         covering={function: tuple(tests) for function, tests in sorted(covering.items())},
-        collected=len(first.results),
-        unstable=tuple(sorted(set(first.results) - stable)),
+        collected=len(collected),
+        unstable=tuple(sorted(set(collected) - set(stable))),
     )
     _save(path, package, measured)
     return measured

@@ -16,9 +16,10 @@ from turnstile.errors import VerifierError
 from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
 
 VERIFIER = "turnstile.tasks.swe.verifier"
+PRELOAD = ("pytest", "_pytest.*", VERIFIER)
+"""What a fork server imports before tests run in its sandboxes, so that each run starts at once."""
 KILLED = 137  # by somebody else, such as the kernel when memory is short
-INTERNAL_ERROR = 3  # pytest's exit codes
-NO_TESTS = 5
+UNKNOWN = ("ERROR: not found: ", "(no match in any of ")  # what pytest says of node ids that it cannot find
 REPORT_CHARS = 64_000_000  # a report is read whole
 TEST_LIMITS = Limits(seconds=60.0, cpu_seconds=10.0)  # the wall clock is wide: a busy machine is no hang
 
@@ -29,8 +30,10 @@ class Report:
 
     `outcomes` gives passed, failed, error, skipped, xfailed, xpassed or missing (asked for, but not
     there or never reached) by node id; `messages` the first line of what went wrong; `seconds` is the run's wall-clock
-    time. `problem` says why the run as a whole cannot be trusted or did not end (a hang, a crash, a report
-    that disagrees with the exit code); the tests it concerns are not passed.
+    time, `durations` that of each test. `problem` says why the run as a whole cannot be trusted or did not end (a
+    hang, a crash, a report that disagrees with the exit code); the tests it concerns are not passed. `waited_out`
+    says that it was the wall clock that ended the run, which a busy machine alone can bring about. `uncollected`
+    gives, by file, why tests could not be collected; `calls` the functions each test called, where asked for.
     """
 
     outcomes: Mapping[str, str]
@@ -38,7 +41,11 @@ class Report:
     exit_code: int
     seconds: float
     timed_out: bool = False
+    waited_out: bool = False
     problem: str | None = None
+    durations: Mapping[str, float] = field(default_factory=dict)
+    uncollected: Mapping[str, str] = field(default_factory=dict)
+    calls: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def passed(self, node_id: str) -> bool:
         """Whether the test counts as passed: an expected failure does, a skipped or missing test does not."""
@@ -51,23 +58,27 @@ async def run_tests(
     *,
     limits: Limits = TEST_LIMITS,
     env: Mapping[str, str] | None = None,
-    plugins: Sequence[str] = (),
+    reverse: bool = False,
+    calls: str | None = None,
 ) -> Report:
-    """Run tests (all of them for None) in a sandbox's root with pytest.
+    """Run tests (all of them for None) in a sandbox's root with pytest, and no plugins but its own.
 
-    `env` adds to the sandbox's environment (PYTHONPATH entries are relative to the root); `plugins` names
-    pytest plugins to load, as no installed one is loaded by itself. Raises VerifierError when there is no
-    verdict to be had and SandboxError when the sandbox is broken.
+    `node_ids` may name whole files; `env` adds to the sandbox's environment (PYTHONPATH entries are relative to
+    the root); `reverse` runs the last test first; `calls` names a folder below the root whose functions are
+    noted as tests call them. Raises VerifierError when there is no verdict to be had and SandboxError when the
+    sandbox is broken.
     """
     key = secrets.token_hex(16)
     canary = f"test_{secrets.token_hex(8)}"
-    request = {"tests": None if node_ids is None else list(node_ids), "canary": canary, "plugins": list(plugins)}
+    tests = None if node_ids is None else list(node_ids)
+    request = {"tests": tests, "canary": canary, "reverse": reverse, "calls": calls}
     result = await sandbox.exec(
         ["python", "-m", VERIFIER, key, json.dumps(request)],
         limits=replace(limits, output_chars=REPORT_CHARS),
         env=env,
     )
-    return read_report(result, key, canary, node_ids)
+    report = read_report(result, key, canary, node_ids)
+    return replace(report, waited_out=result.timed_out and result.seconds >= limits.seconds)
 
 
 def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[str] | None) -> Report:
@@ -98,7 +109,9 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
         messages[running[0]] = problem
     if problem is not None and events[-1]["event"] == "end":
         outcomes = dict.fromkeys(outcomes, "error")  # complete but not to be believed
-    add_missing(outcomes, messages, node_ids, events, problem or (stderr[0] if stderr else ""))
+    uncollected = {event["id"]: event["message"] for event in events if event["event"] == "collect"}
+    said = next((line for line in stderr if not line.startswith(UNKNOWN)), "")
+    add_missing(outcomes, messages, node_ids, uncollected, problem or said)
     return Report(
         outcomes=outcomes,
         messages=messages,
@@ -106,6 +119,9 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
         seconds=result.seconds,
         timed_out=result.timed_out,
         problem=problem,
+        durations={name: tests[name]["seconds"] for name in outcomes if name in tests},
+        uncollected=uncollected,
+        calls={name: tests[name]["calls"] for name in outcomes if "calls" in tests.get(name, {})},
     )
 
 
@@ -131,17 +147,18 @@ def add_missing(
     outcomes: dict[str, str],
     messages: dict[str, str],
     node_ids: Sequence[str] | None,
-    events: Sequence[Mapping[str, Any]],
+    uncollected: Mapping[str, str],
     reason: str,
 ) -> None:
     """Give every test that was asked for an outcome, and the files that could not be collected theirs."""
-    broken = {event["id"]: event["message"] for event in events if event["event"] == "collect"}
+    whole_files = node_ids is None
     for node_id in node_ids or ():
-        if node_id not in outcomes:
-            file = node_id.partition("::")[0]
-            outcomes[node_id] = "error" if file in broken else "missing"
-            messages[node_id] = broken.get(file) or reason or "no such test"
-    if node_ids is None:
-        for file, message in broken.items():
+        file, colons, _ = node_id.partition("::")
+        whole_files = whole_files or not colons
+        if colons and node_id not in outcomes:
+            outcomes[node_id] = "error" if file in uncollected else "missing"
+            messages[node_id] = uncollected.get(file) or reason or "no such test"
+    if whole_files:
+        for file, message in uncollected.items():
             outcomes.setdefault(file, "error")
             messages.setdefault(file, message)

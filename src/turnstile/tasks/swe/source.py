@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -25,9 +24,11 @@ from typing import Protocol
 
 from packaging.utils import canonicalize_name
 
+from turnstile.cache import cache_dir
 from turnstile.errors import TaskError
 from turnstile.lookup import nearest
 from turnstile.tasks.swe import layout, pip
+from turnstile.tasks.swe.tree import tree_digest
 
 Progress = Callable[[str], None]
 _RECORD = "package.json"
@@ -92,8 +93,8 @@ def parse_source(spec: str) -> Source:
 class Package:
     """One unpacked package. Paths inside the tree are relative and use forward slashes.
 
-    `tree` is the pristine template: copy it, never work in it. Tests run with the copy as working folder
-    and `import_paths(copy)` in front of the import path. `requires` pins what `deps` holds.
+    `tree` is the pristine template: copy it, never work in it. Tests run with the copy as working folder in
+    `environment`. `requires` pins what `deps` holds.
     """
 
     spec: str
@@ -113,26 +114,10 @@ class Package:
     def label(self) -> str:
         return f"{self.name}-{self.version}"
 
-    def import_paths(self, root: Path) -> list[str]:
-        """Entries to put in front of `sys.path`, for a copy of the tree at `root`."""
-        paths = [str(root / self.import_root) if self.import_root != "." else str(root), str(root), str(self.deps)]
-        return list(dict.fromkeys(paths))
-
-
-def cache_root() -> Path:
-    """The cache folder: $TURNSTILE_CACHE, or `.cache/turnstile` in the home folder."""
-    configured = os.environ.get("TURNSTILE_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "turnstile"
-
-
-def tree_digest(tree: Path) -> str:
-    """SHA-256 over the paths and contents of all files of the tree, byte code left out."""
-    total = hashlib.sha256()
-    for path in sorted(tree.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            total.update(path.relative_to(tree).as_posix().encode() + b"\0")
-            total.update(hashlib.sha256(path.read_bytes()).digest())
-    return total.hexdigest()
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tests in a copy of the tree need beside a plain environment; relative entries are of the copy."""
+        return {"PYTHONPATH": os.pathsep.join(dict.fromkeys((self.import_root, ".", str(self.deps))))}
 
 
 def fetch(
@@ -152,7 +137,7 @@ def fetch(
     tests in the source distribution.
     """
     source = parse_source(source) if isinstance(source, str) else source
-    home = (cache or cache_root()) / "swe" / f"{source.name}-{source.version}"
+    home = (cache or cache_dir()) / "swe" / f"{source.name}-{source.version}"
     cached = _load(home)
     if cached is not None and _serves(cached, extra, requires):
         return cached
@@ -204,7 +189,7 @@ def _build(
         "name": source.name,
         "version": source.version,
         "import_root": import_root,
-        "modules": layout.find_modules(tree, import_root, source.name),
+        "modules": layout.find_modules(tree, import_root),
         "tests": tests,
         "licence": licence,
         "licence_file": licence_file,

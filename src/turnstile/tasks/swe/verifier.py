@@ -1,9 +1,10 @@
-"""Runs tests next to the code under test and reports what came of them; `turnstile.tasks.swe.grader` reads it.
+"""Runs tests next to the code under test and reports what came of them; `turnstile.tasks.swe.runner` reads it.
 
     python -m turnstile.tasks.swe.verifier KEY REQUEST
 
-REQUEST is JSON: `tests`, node ids relative to the working folder or null for the whole suite; `canary`, the
-name of a test that is added and must fail; `plugins`, pytest plugins to load. Every report line is
+REQUEST is JSON: `tests`, node ids or whole files relative to the working folder, or null for the whole suite;
+`reverse`, whether the last of them comes first; `canary`, the name of a test that is added and must fail;
+`calls`, the folder whose functions are to be told by the tests that call them, or null. Every report line is
 `KEY {json}` on the standard output as it was before any test could redirect it, and KEY is random, so what
 the tests themselves print is not taken for a report. The project's pytest configuration is ignored, its
 conftest files are honoured.
@@ -25,6 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+
+from turnstile.tasks.swe.calls import CallRecorder
 
 FLAGS = (
     "-c",
@@ -68,16 +71,19 @@ class Canary(pytest.Item):
 
 
 class Recorder:
-    """The pytest plugin: chooses the wanted tests, adds the canary and reports every outcome."""
+    """The pytest plugin: chooses and orders the wanted tests, adds the canary and reports every outcome."""
 
-    def __init__(self, emit: Emit, wanted: frozenset[str] | None, canary: str) -> None:
+    def __init__(self, emit: Emit, wanted: frozenset[str] | None, request: Any) -> None:
         self.emit = emit
         self.wanted = wanted
-        self.canary = canary
+        self.reverse: bool = request["reverse"]
+        self.canary: str = request["canary"]
+        self.calls = None if request["calls"] is None else CallRecorder(request["calls"])
         self.collected = 0
         self.reported = 0
         self._outcomes: list[str] = []
         self._message = ""
+        self._seconds = 0.0
 
     def pytest_configure(self, config: pytest.Config) -> None:
         config.option.tbstyle = "line"  # nobody reads the tracebacks, and rendering them takes longest of all
@@ -85,7 +91,9 @@ class Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         if self.wanted is not None:
-            items[:] = [item for item in items if item.nodeid in self.wanted]
+            items[:] = [item for item in items if not self.wanted.isdisjoint((item.nodeid, file_of(item.nodeid)))]
+        if self.reverse:
+            items.reverse()
         self.collected = len(items)
         items.append(Canary.from_parent(session, name=self.canary))  # last: it sees what the tests left behind
 
@@ -103,7 +111,10 @@ class Recorder:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._outcomes = []
         self._message = ""
+        self._seconds = 0.0
         self.emit(event="start", id=nodeid)
+        if self.calls is not None:
+            self.calls.start()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
@@ -115,16 +126,24 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._outcomes.append(outcome_of(report))
+        self._seconds += report.duration
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        calls = {} if self.calls is None else {"calls": self.calls.stop()}
         self.reported += 1
         worst = min(self._outcomes or ["error"], key=WORST_FIRST.index)
-        self.emit(event="test", id=nodeid, outcome=worst, message=self._message)
+        seconds = round(self._seconds, 4)
+        self.emit(event="test", id=nodeid, outcome=worst, message=self._message, seconds=seconds, **calls)
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         here = os.getcwd() + os.sep
         inside = any(str(entry.path).startswith(here) for entry in excinfo.traceback)
         self.emit(event="internal", inside=inside, message=summary(excinfo.value))
+
+
+def file_of(test: str) -> str:
+    """The file of a node id."""
+    return test.partition("::")[0]
 
 
 def outcome_of(report: pytest.TestReport) -> str:
@@ -145,9 +164,8 @@ def message_of(error: BaseException | None, rendered: object) -> str:
 
 
 def run_pytest(tests: Sequence[str] | None, wanted: frozenset[str] | None, request: Any, emit: Emit) -> Recorder:
-    recorder = Recorder(emit, wanted, request["canary"])
-    plugins = [flag for name in request["plugins"] for flag in ("-p", name)]
-    code = int(pytest.main([*FLAGS, *plugins, "--", *(tests or ())], plugins=[recorder]))
+    recorder = Recorder(emit, wanted, request)
+    code = int(pytest.main([*FLAGS, "--", *(tests or ())], plugins=[recorder]))
     emit(event="end", collected=recorder.collected, reported=recorder.reported, exit_code=code)
     return recorder
 
@@ -167,7 +185,7 @@ def main(key: str, request: Any) -> int:
     emit(event="begin")
     random.seed(0)
     tests: list[str] | None = request["tests"]
-    files = None if tests is None else sorted({test.partition("::")[0] for test in tests})
+    files = None if tests is None else sorted(set(map(file_of, tests)))
     wanted = None if tests is None else frozenset(tests)
     if tests is not None and len(tests) <= MANY:
         recorder = run_pytest(tests, wanted, request, emit)

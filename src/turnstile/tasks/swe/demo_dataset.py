@@ -1,6 +1,6 @@
 """The task files of the demo: which packages they are made of, and the command that makes them.
 
-    python -m turnstile.tasks.swe.demo_files data/demo
+    python -m turnstile.tasks.swe.demo_dataset data/demo
 
 Training and held-out tasks share no package. Killed and started again, it goes on where it stopped.
 """
@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnstile.cache import cache_dir
 from turnstile.errors import TurnstileError
 from turnstile.tasks.base import write_tasks
 from turnstile.tasks.swe.instance import Bug, package_of
 from turnstile.tasks.swe.make import DEMO_FILTER, Progress, make
-from turnstile.tasks.swe.source import Package, cache_root
+from turnstile.tasks.swe.source import Package
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task
 
@@ -73,7 +74,7 @@ async def make_demo(
             file = item.source.partition(":")[2].replace("==", "-")
             made = await make(
                 item.source,
-                cache_root() / "demo" / f"seed-{seed}" / f"{file}.jsonl",
+                cache_dir() / "demo" / f"seed-{seed}" / f"{file}.jsonl",
                 item.n,
                 seed,
                 wanted=DEMO_FILTER,
@@ -113,7 +114,7 @@ The packages belong to their authors:
 
 {rights}
 
-Made by `python -m turnstile.tasks.swe.demo_files data/demo{seed}`; each package alone by
+Made by `python -m turnstile.tasks.swe.demo_dataset data/demo{seed}`; each package alone by
 `turnstile tasks make pypi:NAME==VERSION --small --out FILE -n N`. The training and held-out packages are
 disjoint; lines are in an order drawn from the task's id, so the first N of a file are a fair sample.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from turnstile.tasks.base import load_tasks
-from turnstile.tasks.swe.demo_files import HELD_OUT, TRAIN, Ingredient
+from turnstile.tasks.swe.demo_dataset import HELD_OUT, TRAIN, Ingredient
 from turnstile.tasks.swe.instance import Bug
 from turnstile.tasks.swe.make import DEMO_FILTER
 from turnstile.tasks.swe.mutate import KINDS
