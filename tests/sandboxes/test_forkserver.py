@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.base import ExecResult, Limits
 from turnstile.sandboxes.check import processes_with
-from turnstile.sandboxes.forkserver import ForkServer, base_environment, is_forkable
+from turnstile.sandboxes.forkserver import SOURCE, ForkServer, base_environment, is_forkable
 
 USUAL = Limits()
 
@@ -197,6 +198,40 @@ async def test_a_server_that_dies_fails_what_was_in_flight_and_is_started_anew(t
         assert server.pid != first
     finally:
         await server.close()
+
+
+CHANGED_AND_ELSEWHERE = """
+import asyncio, sys
+from pathlib import Path
+from turnstile.sandboxes.base import Limits
+from turnstile.sandboxes.forkserver import ForkServer, base_environment
+
+async def main():
+    here = Path(sys.argv[1])
+    program = here / "src" / "turnstile" / "program.py"
+    server = ForkServer(scratch=here, preload=("turnstile.program",))
+    try:
+        for _ in range(2):
+            command = ("python", "-m", "turnstile.program")
+            result = await server.run(command, cwd=here, env=base_environment(here), limits=Limits())
+            print(result.stdout + result.stderr)
+            program.write_text("print('another version')")
+    finally:
+        await server.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_goes_on_with_the_files_of_turnstile_that_its_client_began_with(tmp_path: Path) -> None:
+    """Also where the client has another Turnstile than this Python's own, and where its files change meanwhile."""
+    shutil.copytree(SOURCE / "turnstile", tmp_path / "src" / "turnstile")
+    program = tmp_path / "src" / "turnstile" / "program.py"
+    program.write_text("import turnstile\n\nprint(turnstile.__file__)\n")
+    command = [sys.executable, "-c", CHANGED_AND_ELSEWHERE, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(program.with_name("__init__.py"))] * 2
 
 
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

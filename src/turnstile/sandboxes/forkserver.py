@@ -20,11 +20,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+import turnstile
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.base import ExecResult, Limits
 
 GRACE = 15.0  # seconds past its own limit after which a silent server is given up
 SERVER = Path(__file__).with_name("server.py")
+SOURCE = Path(turnstile.__file__).parent.parent
 QUIET = {
     "LANG": "C.UTF-8",
     "LC_ALL": "C.UTF-8",
@@ -78,7 +80,7 @@ class ForkServer:
     ) -> None:
         if workers < 1:
             raise ValueError(f"a fork server needs at least one worker, not {workers}")
-        self._command = [*wrapper, sys.executable, "-B", "-P", "-s", str(SERVER), *preload]
+        self._command = [*wrapper, sys.executable, "-B", "-P", "-s", str(SERVER), str(SOURCE), *preload]
         self._environment = base_environment(scratch)
         self._workers = workers
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (

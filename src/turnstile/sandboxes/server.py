@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.abc
 import importlib.util
 import json
 import os
@@ -46,6 +47,7 @@ TICK = 0.1  # seconds between two looks at the number of processes
 
 BASE_PATH: list[str] = []
 KEEP: set[str] = set()  # preloaded packages that a working folder may not replace
+PROGRAMS: dict[str, types.CodeType] = {}  # of preloaded modules: their files may change while we serve
 
 
 def prctl(option: int, value: int) -> None:
@@ -78,7 +80,16 @@ def preload(names: list[str]) -> None:
                 if not module.name.endswith(("__main__", "_argcomplete")):
                     importlib.import_module(module.name)
         else:
-            importlib.import_module(name)
+            loader = importlib.import_module(name).__loader__
+            if isinstance(loader, importlib.abc.InspectLoader) and (code := loader.get_code(name)):
+                PROGRAMS[name] = code
+
+
+def prefer(folder: str) -> None:
+    """Import Turnstile from `folder`, as our client does, which alone may have been told so by PYTHONPATH."""
+    spec = importlib.util.find_spec("turnstile")
+    if spec is None or spec.origin is None or os.path.dirname(os.path.dirname(spec.origin)) != folder:
+        sys.path.insert(0, folder)
 
 
 def serve() -> None:
@@ -89,8 +100,10 @@ def serve() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # wardens need no reaping
+    prefer(sys.argv[1])
     BASE_PATH.extend(entry for entry in sys.path if entry)
-    preload(sys.argv[1:])
+    preload(sys.argv[2:])
+    sys.stdout.flush()  # what it printed is nobody's, and must not be inherited
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, the pages shared with the children
     life, life_of_server = os.pipe()
@@ -377,7 +390,7 @@ def execute(name: str) -> None:
         spec = importlib.util.find_spec(name + ".__main__")
     if spec is None or spec.loader is None:
         sys.exit(f"{sys.executable}: No module named {name}")
-    code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+    code = PROGRAMS.get(spec.name) or spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=spec.origin, __spec__=spec, __package__=spec.parent, __loader__=spec.loader)
     sys.modules["__main__"] = main

@@ -11,7 +11,7 @@ from turnstile.sandboxes.base import ExecResult, Limits
 from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.grader import Grader
-from turnstile.tasks.swe.runner import PRELOAD, Report, read_report, run_tests
+from turnstile.tasks.swe.runner import PRELOAD, VERIFIER, Report, read_report, run_tests
 from turnstile.tasks.swe.tree import can_change_tests
 
 SHAPES = """\
@@ -430,6 +430,34 @@ async def test_a_kill_from_outside_is_no_verdict(sandboxes: LocalSandboxes, tmp_
         await outcomes_of(sandboxes, tmp_path, body)
 
 
+async def test_a_verifier_that_breaks_is_no_verdict(sandboxes: LocalSandboxes, template: Path) -> None:
+    """As when its files and the runner's are not of the same version."""
+    sandbox = await sandboxes.start(template)
+    try:
+        for request, said in (('{"tests": null}', "KeyError: 'reverse'"), ("{}", "KeyError: 'tests'")):
+            result = await sandbox.exec(["python", "-m", VERIFIER, "KEY", request])
+            with pytest.raises(VerifierError, match=said):
+                read_report(result, "KEY", "test_x", [AREA])
+    finally:
+        await sandbox.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import json\n\n\ndef test_a():\n    json.dumps = lambda event: 1 / 0\n",
+        "import pytest\n\n\ndef test_a():\n    pytest.Item.reportinfo = lambda self: 1 / 0\n",
+    ],
+)
+async def test_code_that_breaks_the_verifier_fails_its_test(
+    sandboxes: LocalSandboxes, tmp_path: Path, body: str
+) -> None:
+    body += "\n\ndef test_b():\n    pass\n"
+    report = await outcomes_of(sandboxes, tmp_path, body, ["test_it.py::test_a", "test_it.py::test_b"])
+    assert report.problem
+    assert not (report.passed("test_it.py::test_a") and report.passed("test_it.py::test_b"))
+
+
 def result_of(stdout: str, exit_code: int = 1) -> ExecResult:
     return ExecResult(exit_code=exit_code, stdout=stdout, stderr="last words\n", seconds=1.0)
 
@@ -458,7 +486,7 @@ def test_a_report_is_believed_only_when_all_of_it_agrees() -> None:
 def test_no_report_and_a_fault_of_pytest_itself_are_no_verdict() -> None:
     with pytest.raises(VerifierError, match=r"no report.*last words"):
         read_report(result_of("", 1), "KEY", "test_x", None)
-    with pytest.raises(VerifierError, match="pytest itself failed: oops"):
+    with pytest.raises(VerifierError, match="the verifier itself failed: oops"):
         read_report(
             result_of('KEY {"event": "internal", "inside": false, "message": "oops"}\n', 3), "KEY", "test_x", None
         )

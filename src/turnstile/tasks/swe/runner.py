@@ -94,7 +94,7 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
         raise VerifierError("the verifier was killed (exit code 137), as by the kernel when memory runs out")
     internal = [event for event in events if event["event"] == "internal" and not event["inside"]]
     if internal:
-        raise VerifierError(f"pytest itself failed: {internal[0]['message']}")
+        raise VerifierError(f"the verifier itself failed: {internal[0]['message']}")
 
     tests = {event["id"]: event for event in events if event["event"] == "test"}
     outcomes: dict[str, str] = {name: event["outcome"] for name, event in tests.items()}

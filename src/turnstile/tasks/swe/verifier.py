@@ -60,6 +60,13 @@ def summary(error: BaseException) -> str:
     return text.removeprefix("AssertionError: ")[:LONGEST] if text.startswith(EXPLAINED) else text[:LONGEST]
 
 
+def is_inside(error: BaseException) -> bool:
+    """Whether the code under test had its hand in an error of ours: it passed through, or used up the memory."""
+    here = os.getcwd() + os.sep
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, MemoryError) or any(frame.f_code.co_filename.startswith(here) for frame, _ in frames)
+
+
 class Canary(pytest.Item):
     """A test that fails, whatever the code under test does to the others."""
 
@@ -136,9 +143,7 @@ class Recorder:
         self.emit(event="test", id=nodeid, outcome=worst, message=self._message, seconds=seconds, **calls)
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        here = os.getcwd() + os.sep
-        inside = any(str(entry.path).startswith(here) for entry in excinfo.traceback)
-        self.emit(event="internal", inside=inside, message=summary(excinfo.value))
+        self.emit(event="internal", inside=is_inside(excinfo.value), message=summary(excinfo.value))
 
 
 def file_of(test: str) -> str:
@@ -163,41 +168,47 @@ def message_of(error: BaseException | None, rendered: object) -> str:
     return lines[-1][:LONGEST] if lines else ""
 
 
-def run_pytest(tests: Sequence[str] | None, wanted: frozenset[str] | None, request: Any, emit: Emit) -> Recorder:
+def run_pytest(tests: Sequence[str] | None, wanted: frozenset[str] | None, request: Any, emit: Emit) -> tuple[int, int]:
+    """pytest's exit code, and how many tests were reported."""
     recorder = Recorder(emit, wanted, request)
     code = int(pytest.main([*FLAGS, "--", *(tests or ())], plugins=[recorder]))
     emit(event="end", collected=recorder.collected, reported=recorder.reported, exit_code=code)
-    return recorder
+    return code, recorder.reported
 
 
 def main(key: str, request: Any) -> int:
     """Run what the request asks for; the exit code is pytest's."""
     channel = os.dup(1)
-    codes: list[int] = []
 
     def emit(**event: Any) -> None:
-        if event["event"] == "end":
-            codes.append(event["exit_code"])
         data = f"\n{key} {json.dumps(event)}\n".encode()
         while data:
             data = data[os.write(channel, data) :]
 
     emit(event="begin")
     random.seed(0)
+    try:
+        return run(request, emit)
+    except BaseException as error:
+        emit(event="internal", inside=is_inside(error), message=summary(error))
+        raise
+
+
+def run(request: Any, emit: Emit) -> int:
     tests: list[str] | None = request["tests"]
     files = None if tests is None else sorted(set(map(file_of, tests)))
     wanted = None if tests is None else frozenset(tests)
     if tests is not None and len(tests) <= MANY:
-        recorder = run_pytest(tests, wanted, request, emit)
-        if codes[-1] != pytest.ExitCode.USAGE_ERROR or recorder.reported:
-            return codes[-1]
+        code, reported = run_pytest(tests, wanted, request, emit)
+        if code != pytest.ExitCode.USAGE_ERROR or reported:
+            return code
         emit(event="again")  # one unknown node id stops pytest from running any: take files and choose
     present = None if files is None else [file for file in files if os.path.exists(file)]
     if present == []:
-        emit(event="end", collected=0, reported=0, exit_code=int(pytest.ExitCode.NO_TESTS_COLLECTED))
-        return codes[-1]
-    run_pytest(present, wanted, request, emit)
-    return codes[-1]
+        code = int(pytest.ExitCode.NO_TESTS_COLLECTED)
+        emit(event="end", collected=0, reported=0, exit_code=code)
+        return code
+    return run_pytest(present, wanted, request, emit)[0]
 
 
 if __name__ == "__main__":
