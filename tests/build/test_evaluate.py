@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import guess_run
 import turnstile
 from turnstile.build import evaluate
-from turnstile.build.run_folder import open_run, read_recipe, read_results
+from turnstile.build.run_folder import open_run, read_recipe, read_results, write_results
 from turnstile.build.scripts import check_scripts
 from turnstile.config import Recipe, make_recipe
 from turnstile.envs.guess import guess_tasks
@@ -53,6 +54,47 @@ def test_fewer_tasks_and_another_model(finished: Path, recipe: Recipe) -> None:
     assert entry.step == 0
 
 
+def drawn(run: Path, label: str) -> list[list[list[int]]]:
+    """The tokens of each recorded episode's turns."""
+    entries = read_record(run, phase="eval", label=label)
+    episodes = [trajectory for entry in entries for trajectory in entry.group.trajectories]
+    return [[turn.completion.token_ids.tolist() for turn in episode.turns] for episode in episodes]
+
+
+def test_where_a_model_lies_decides_nothing(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
+    moved = str(shutil.copytree(recipe.model.id, tmp_path / "moved"))
+    for model in (recipe.model.id, moved):
+        evaluate(read_recipe(finished), run=finished, model=model, samples=2)
+    assert drawn(finished, moved) == drawn(finished, recipe.model.id)
+    assert len(drawn(finished, moved)) == 4
+
+
+def test_the_last_weights_play_as_they_did_at_the_end_of_the_run(finished: Path) -> None:
+    found = evaluate(read_recipe(finished), run=finished, limit=1)
+    (result,) = found["step-000001"]
+    assert result in read_results(finished)["trained"]
+    (episode,) = drawn(finished, "step-000001")
+    assert episode in drawn(finished, "trained")
+
+
+def test_an_evaluation_takes_the_place_of_an_earlier_one(finished: Path, tmp_path: Path) -> None:
+    others = guess_tasks(3, seed=9)
+    write_tasks(tmp_path / "others.jsonl", others)
+    evaluate(read_recipe(finished, [f"tasks.heldout={tmp_path / 'others.jsonl'}"]), run=finished)
+    (result,) = evaluate(read_recipe(finished), run=finished, limit=1)["step-000001"]
+    assert [entry.group.task.id for entry in read_record(finished, label="step-000001")] == [result.task_id]
+
+
+def test_what_a_run_evaluated_itself_stays(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    recipe = read_recipe(run, ["eval.policies.oracle=guess_oracle"])
+    first = evaluate(recipe, run=run, policy="oracle")
+    write_results(run, "oracle", first["oracle"])  # as a run does whose recipe names it
+    assert list(evaluate(recipe, run=run, policy="oracle", limit=1)) == ["oracle.again"]
+    assert len(drawn(run, "oracle")) == 2
+    assert len(drawn(run, "oracle.again")) == 1
+
+
 def test_a_policy_is_no_model(finished: Path) -> None:
     recipe = read_recipe(finished, [f"eval.policies.{name}={kind}" for name, kind in POLICIES.items()])
     (oracle,) = evaluate(recipe, run=finished, policy="oracle").values()
@@ -73,11 +115,19 @@ def test_a_policys_knobs_are_those_of_its_function(recipe: Recipe) -> None:
         check_scripts(make_recipe(body, ['eval.policies.oracle={ kind = "guess_oracle", hihg = 15 }']))
 
 
-@pytest.mark.parametrize("name", ["trained", "step-0002", "a b", "../a"])
+@pytest.mark.parametrize("name", ["model", "trained", "step-0002", "step_0002", "a b", "../a"])
 def test_a_policy_cannot_take_an_evaluations_name(recipe: Recipe, name: str) -> None:
     wrong = make_recipe({**recipe.model_dump(mode="json"), "eval": {"policies": {name: "guess_oracle"}}})
     with pytest.raises(ConfigError, match="cannot be a policy's name"):
         check_scripts(wrong)
+
+
+def test_policies_of_one_label_are_refused(recipe: Recipe) -> None:
+    policies = {"a-b": "guess_oracle", "a_b": "guess_random"}
+    wrong = make_recipe({**recipe.model_dump(mode="json"), "eval": {"policies": policies}})
+    for use in (check_scripts, lambda recipe: evaluate(recipe, policy="a-b")):
+        with pytest.raises(ConfigError, match="'a-b' and 'a_b' would be recorded under one label, a_b"):
+            use(wrong)
 
 
 def test_a_run_without_a_checkpoint_is_told_so(recipe: Recipe, tmp_path: Path) -> None:

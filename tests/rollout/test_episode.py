@@ -137,6 +137,9 @@ def test_seeds_depend_on_run_task_attempt_and_turn_alone() -> None:
     assert len(set(seeds)) == 6
     assert ATTEMPT.turn_seed(TASK, 0) == Attempt(group="train/1/0/t", number=2, seed=7).turn_seed(TASK, 0)
     assert all(0 <= seed < 2**56 for seed in seeds)
+    shared = [replace(ATTEMPT, group=name, stream="s") for name in ("eval/a/0/t", "eval/b/7/t")]
+    assert shared[0].turn_seed(TASK, 0) == shared[1].turn_seed(TASK, 0)
+    assert shared[0].turn_seed(TASK, 0) not in seeds
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,17 @@ def test_an_evaluation_is_found_by_its_name(tmp_path: Path) -> None:
     assert [entry.group.id for entry in read_record(tmp_path, label="../org/name:1.5")] == ["b"]
 
 
+def test_what_was_recorded_under_a_label_can_be_begun_anew(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.drop(3, "eval", "last")  # nothing is there yet
+    for name, label in (("a", "last"), ("b", "other")):
+        recorder.write(3, "eval", group(name), scores(), label=label)
+    recorder.drop(3, "eval", "last")
+    recorder.write(3, "eval", group("c"), scores(), label="last")
+    recorder.sync()
+    assert [entry.group.id for entry in read_record(tmp_path)] == ["c", "b"]
+
+
 def test_arrays_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     with pytest.raises(ValueError, match="2 trajectories has 1 scores"):

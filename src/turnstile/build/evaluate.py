@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from turnstile.build.kinds import bind
 from turnstile.build.parts import (
+    EVALUATION,
     for_evaluation,
     make_agent,
     make_player,
@@ -19,7 +19,8 @@ from turnstile.build.parts import (
     make_world,
     read_tasks,
 )
-from turnstile.build.scripts import GIVEN, play_policy
+from turnstile.build.run_folder import read_results
+from turnstile.build.scripts import MODEL, check_policies, play_policy
 from turnstile.build.session import counter
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
@@ -37,7 +38,7 @@ def evaluate(
     *,
     run: Path | None = None,
     model: str | None = None,
-    policy: str = "model",
+    policy: str = MODEL,
     samples: int | None = None,
     limit: int | None = None,
 ) -> dict[str, list[EpisodeResult]]:
@@ -45,10 +46,12 @@ def evaluate(
 
     `policy` is "model" or a name of the recipe's `eval.policies`. The model is `model`, else the last
     checkpoint of `run`, else the recipe's own. Episodes go into the record of `run`, where there is one, under
-    the name in the results. `samples` episodes are played of each of at most `limit` tasks (default: as the
-    recipe says); a policy plays each once.
+    the name in the results and in place of those of an earlier call; what the run evaluated itself under that name
+    stays, and `.again` is added to the name. `samples` episodes are played of each of at most `limit` tasks
+    (default: as the recipe says); a policy plays each once. The random numbers are those of the run's own
+    evaluations: they depend on the recipe's seed, the task and the sample, not on what is evaluated.
     """
-    if policy != "model" and (model is not None or samples not in (None, 1)):
+    if policy != MODEL and (model is not None or samples not in (None, 1)):
         raise ConfigError(f"policy {policy!r} is no model and plays each task once; leave out the model and samples")
     return asyncio.run(_evaluate(recipe, run, model, policy, samples or recipe.eval.samples, limit))
 
@@ -56,20 +59,25 @@ def evaluate(
 async def _evaluate(
     recipe: Recipe, run: Path | None, model: str | None, policy: str, samples: int, limit: int | None
 ) -> dict[str, list[EpisodeResult]]:
+    check_policies(recipe)
     tasks = read_tasks(recipe, "heldout", limit or recipe.eval.tasks)
     scorer = make_scorer(recipe)
     name, network, step = _subject(recipe, run, model, policy)
+    taken = {label_of(evaluation) for evaluation in read_results(run)} if run is not None else set()
+    while label_of(name) in taken:
+        name += ".again"
     async with AsyncExitStack() as stack:
         folder = run or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-eval-")))
         tracker = make_trackers(recipe.model_copy(update={"trackers": (Kind(kind="console"),)}), folder)
         stack.callback(tracker.close)
-        if policy == "model":
+        if policy == MODEL:
             groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker)
         else:
             groups = await _with_policy(stack, recipe, policy, network, tasks, tracker)
         scores = scorer(groups)
         if run is not None:
             recorder = Recorder(run)
+            recorder.drop(step, "eval", label_of(name))
             for group, own in zip(groups, scores, strict=True):
                 recorder.write(step, "eval", group, own, label=label_of(name))
             recorder.sync()
@@ -90,7 +98,7 @@ async def _with_model(
     agent = make_agent(recipe, network)
     player = for_evaluation(recipe, make_player(recipe, world, agent.scaffold, agent.engine, agent.context))
     done = counter(tracker, f"evaluating {name}", len(tasks) * samples)
-    return await player.groups(tasks, samples, label=f"eval/{name}", seed=recipe.seed, done=done)
+    return await player.groups(tasks, samples, label=f"eval/{name}", seed=recipe.seed, stream=EVALUATION, done=done)
 
 
 async def _with_policy(
@@ -100,7 +108,6 @@ async def _with_policy(
     if policy not in policies:
         hint = nearest(policy, policies) if policies else "it names none"
         raise ConfigError(f"eval.policies of this recipe has no {policy!r}; {hint}")
-    bind("policy", policies[policy], given=GIVEN)
     world = make_world(recipe)
     stack.push_async_callback(world.close)
     scaffold = make_scaffold(recipe, load_tokenizer(network))
@@ -113,9 +120,9 @@ def _subject(recipe: Recipe, run: Path | None, model: str | None, policy: str) -
     if model is not None:
         return model, model, 0
     if run is None:
-        return (recipe.model.id if policy == "model" else policy), recipe.model.id, 0
+        return (recipe.model.id if policy == MODEL else policy), recipe.model.id, 0
     found, complaints = checkpoint.latest(run / "checkpoints")
-    if policy != "model":
+    if policy != MODEL:
         return policy, str(found.model) if found else recipe.model.id, 0
     if found is None:
         why = complaints[0] if complaints else "it was stopped before the first one"

@@ -189,6 +189,10 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
     )
 
 
+EVALUATION = "eval"
+"""The stream of random numbers of every evaluation: of whatever model, episodes are compared draw by draw."""
+
+
 def for_evaluation(recipe: Recipe, player: Player) -> Player:
     """The same player at the temperature of `[eval]`."""
     if recipe.eval.temperature is None:

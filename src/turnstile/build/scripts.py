@@ -15,23 +15,37 @@ from turnstile.build.run_folder import FINAL, UNTOUCHED, WARM
 from turnstile.config import Kind, Recipe
 from turnstile.engines.scripted import ScriptedEngine
 from turnstile.errors import ConfigError, TaskError
+from turnstile.rollout.record import label_of
 from turnstile.types import Group, Message, Stop, Task, Trajectory
 
 Act = Callable[[Sequence[Message]], Message]
 
 
 GIVEN = ("task", "rng")
+MODEL = "model"
+"""What stands for the model where a policy's name is asked for."""
 
 
 def check_scripts(recipe: Recipe) -> None:
     """Raises ConfigError for a demonstrator or a policy that cannot be had, before anything is played."""
     if recipe.warmstart.demos:
         bind("demonstrator", recipe.warmstart.demonstrator, given=GIVEN)
+    check_policies(recipe)
+
+
+def check_policies(recipe: Recipe) -> None:
+    """Raises ConfigError for a policy that cannot be had, or whose name is not its own."""
+    labels: dict[str, str] = {}
     for name, kind in recipe.eval.policies.items():
-        if name in (UNTOUCHED, WARM, FINAL) or not re.fullmatch(r"(?!step-)[\w-]+", name):
+        if name in (MODEL, UNTOUCHED, WARM, FINAL) or not re.fullmatch(r"(?!step[-_])[\w-]+", name):
             raise ConfigError(
                 f"eval.policies: {name!r} cannot be a policy's name; take letters, digits, - and _, and none of "
-                f"{UNTOUCHED}, {WARM}, {FINAL} and step-..., which are the model's own evaluations"
+                f"{MODEL}, {UNTOUCHED}, {WARM}, {FINAL} and step-..., which are the model and its own evaluations"
+            )
+        if (other := labels.setdefault(label_of(name), name)) != name:
+            raise ConfigError(
+                f"eval.policies: {other!r} and {name!r} would be recorded under one label, {label_of(name)}; "
+                "rename one of them"
             )
         bind("policy", kind, given=GIVEN)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turnstile.build.parts import Agent, World, for_evaluation
+from turnstile.build.parts import EVALUATION, Agent, World, for_evaluation
 from turnstile.build.run_folder import read_results, write_results, write_whole
 from turnstile.build.scripts import play_policy
 from turnstile.config import Kind, Recipe
@@ -61,7 +61,9 @@ class Run:
         player = for_evaluation(self.recipe, self.player)
         done = counter(self.tracker, f"evaluating {name}", len(tasks) * samples)
         with self.timed(f"evaluate {name}"), self.agent.engine.without_trunk():
-            groups = await player.groups(tasks, samples, label=f"eval/{name}", seed=self.recipe.seed, done=done)
+            groups = await player.groups(
+                tasks, samples, label=f"eval/{name}", seed=self.recipe.seed, stream=EVALUATION, done=done
+            )
         self.finish(name, groups, step)
 
     async def compare(self, name: str, kind: Kind, tasks: Sequence[Task]) -> None:

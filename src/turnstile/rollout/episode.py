@@ -33,14 +33,16 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """Which episode this is; its random numbers depend on these and on nothing else."""
+    """Which episode this is. Its random numbers depend on the task, `seed`, `number` and `stream` (where that is
+    empty: `group`), and on nothing else."""
 
     group: str
     number: int
     seed: int
+    stream: str = ""
 
     def turn_seed(self, task: Task, turn: int) -> int:
-        text = f"{self.seed}/{task.id}/{self.group}/{self.number}/{turn}"
+        text = f"{self.seed}/{task.id}/{self.stream or self.group}/{self.number}/{turn}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 

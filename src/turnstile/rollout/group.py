@@ -42,14 +42,16 @@ class Player:
         *,
         label: str,
         seed: int,
+        stream: str = "",
         done: Callable[[Trajectory], None] = lambda _: None,
     ) -> list[Group]:
-        """The groups of `tasks` in their order; `label` makes their ids unique in a run. `done` is told of
-        each episode as it ends. A fault of the program in one episode stops them all and is raised, with a note
-        that says in which it was."""
+        """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
+        `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels.
+        `done` is told of each episode as it ends. A fault of the program in one episode stops them all and is
+        raised, with a note that says in which it was."""
         ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
         jobs = [
-            (task, Attempt(group=group, number=number, seed=seed))
+            (task, Attempt(group=group, number=number, seed=seed, stream=stream))
             for task, group in zip(tasks, ids, strict=True)
             for number in range(attempts)
         ]

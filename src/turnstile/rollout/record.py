@@ -113,6 +113,13 @@ class Recorder:
             file.write(packer.compress(line.encode("utf-8", "surrogatepass")) + packer.flush())
         self._unsynced.add(path)
 
+    def drop(self, step: int, phase: Phase, label: str) -> None:
+        """Forgets what was recorded of that step and phase under that label."""
+        path = self._folder / _file_name(step, phase, label)
+        path.unlink(missing_ok=True)
+        self._whole.discard(path)
+        self._unsynced.discard(path)
+
     def sync(self) -> None:
         """Everything written so far is on the disk when this returns."""
         for path in self._unsynced:
