@@ -58,6 +58,19 @@ def test_names_of_models_and_what_is_not_set_are_no_paths(recipe: Path) -> None:
     assert load_recipe(recipe).model.id == "tiny"
 
 
+def test_a_name_in_a_recipe_is_no_folder_of_the_one_who_runs_it(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where it is written does a name with a slash become the path of a folder."""
+    recipe.write_text('[model]\nid = "org/name"\n')
+    (tmp_path / "here" / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for overrides in ([], ["train.steps=1"], ["model.device=cpu"]):
+        assert load_recipe(recipe, overrides).model.id == "org/name"
+    for override in ("model.id=org/name", "model={ id = 'org/name' }"):
+        assert load_recipe(recipe, [override]).model.id == str(tmp_path / "here" / "org" / "name")
+
+
 def test_plain_data_is_not_changed() -> None:
     data = {"tasks": {"train": "t.jsonl"}}
     make_recipe(data, ["tasks.heldout=h.jsonl"])
@@ -99,6 +112,7 @@ def test_an_unknown_key_names_the_nearest(recipe: Path) -> None:
         ("sampling.top_p=0", "sampling.top_p"),
         ("train.steps", "write it as section.key=value"),
         ("=3", "write it as section.key=value"),
+        ("tasks.train=~nosuchuser/x", "tasks.train = '~nosuchuser/x': there is no such user's home folder"),
         ("model.id.name=x", "'id' is a value, not a section"),
         ("credit={}", "credit.kind: Field required"),
         ("rewards.terms.0.gate.value=high", "rewards.terms[0].gate.value: Input should be a valid number"),

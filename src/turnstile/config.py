@@ -213,10 +213,10 @@ def make_recipe(
 ) -> Recipe:
     """A recipe from plain data, whose relative paths start at `folder`; overrides and errors as in `load_recipe`."""
     changed = copy.deepcopy(dict(data))
-    _anchor(changed, Path(folder))
+    _anchor(changed, Path(folder), PATHS)
     for override in overrides:
-        _apply(changed, override)
-    _anchor(changed, Path())  # what is relative now came from an override
+        keys = _apply(changed, override)
+        _anchor(changed, Path(), [path for path in PATHS if path[: len(keys)] == keys])  # those it has set
     try:
         return Recipe.model_validate(changed)
     except ValidationError as error:
@@ -227,19 +227,22 @@ PATHS = (("tasks", "train"), ("tasks", "heldout"), ("model", "id"))
 """The keys of a recipe that hold a path, or may."""
 
 
-def _anchor(data: Mapping[str, Any], folder: Path) -> None:
-    """Makes relative paths absolute, starting at `folder`."""
-    for section, key in PATHS:
+def _anchor(data: Mapping[str, Any], folder: Path, paths: Sequence[tuple[str, str]]) -> None:
+    """Makes those of `paths` that are relative absolute, starting at `folder`."""
+    for section, key in paths:
         part = data.get(section)
         if not isinstance(part, dict) or not isinstance(text := part.get(key), str) or not text:
             continue
-        path = folder / Path(text).expanduser()
+        try:
+            path = folder / Path(text).expanduser()
+        except RuntimeError:
+            raise ConfigError(f"{section}.{key} = {text!r}: there is no such user's home folder here") from None
         if (section, key) != ("model", "id") or text.startswith((".", "~")) or ("/" in text and path.is_dir()):
             part[key] = str(path.resolve())  # any other model.id is a name
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
-    """Sets one dotted key. Values are TOML; what is not TOML is a string."""
+def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:
+    """Sets one dotted key and returns its parts. Values are TOML; what is not TOML is a string."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"override {override!r}: write it as section.key=value")
@@ -254,6 +257,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         if not isinstance(here, dict | list):
             raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
     here[_item(here, last, override) if isinstance(here, list) else last] = value
+    return (*parents, last)
 
 
 def _item(items: Sequence[Any], part: str, override: str) -> int:

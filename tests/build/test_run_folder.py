@@ -61,6 +61,18 @@ def test_a_model_in_the_run_is_no_name(project: Path) -> None:
     assert read_recipe(Path("run")) == recipe
 
 
+def test_a_folder_that_takes_the_place_of_a_named_model_is_another_recipe(project: Path) -> None:
+    """Whoever loads the name from here would get the folder."""
+    (project / "recipes").mkdir()
+    (project / "recipes" / "named.toml").write_text('[model]\nid = "org/name"\n')
+    open_run(Path("runs/a"), load_recipe("recipes/named.toml"), fresh=False)
+    assert open_run(Path("runs/a"), load_recipe("recipes/named.toml"), fresh=False)
+    (project / "org" / "name").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"model\.id changed"):
+        open_run(Path("runs/a"), load_recipe("recipes/named.toml"), fresh=False)
+    assert read_recipe(Path("runs/a")).model.id == "org/name"
+
+
 def test_overrides_of_a_runs_recipe_start_here(project: Path) -> None:
     open_run(Path("runs/a"), load_recipe("mine.toml"), fresh=False)
     found = read_recipe(Path("runs/a"), ["tasks.heldout=other.jsonl", "eval.samples=3"])
