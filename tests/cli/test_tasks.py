@@ -113,6 +113,19 @@ def test_prepare_refuses_a_package_none_of_whose_tasks_behaves(cli: Cli, tmp_pat
     assert error.startswith("error: pypi:tinyrange==1.0: every task that was tried is off here; make the tasks again")
 
 
+def test_prepare_says_when_nothing_could_be_tried(
+    cli: Cli, tmp_path: Path, bug: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnstile.tasks.swe.grader.PRELOAD", ("there_is_no_such_module",))
+    write_tasks(tmp_path / "t.jsonl", [bug])
+    done = cli("tasks", "prepare", "t.jsonl")
+    assert done.code == 1
+    *_, error = done.err.splitlines()
+    assert error.startswith("error: no task could be tried out: ")
+    assert "No module named 'there_is_no_such_module'; see turnstile doctor" in error
+    assert cli("tasks", "prepare", "t.jsonl", "--sample", "0").code == 0
+
+
 @pytest.mark.parametrize("how", [[], ["--package", "toolz", "--share", "0.5"]])
 def test_split_needs_one_way_to_hold_out(cli: Cli, how: list[str]) -> None:
     done = cli("tasks", "split", str(DEMO), "--train", "a.jsonl", "--heldout", "b.jsonl", *how)

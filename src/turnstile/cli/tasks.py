@@ -80,6 +80,8 @@ def make(
     console.print(Text(f"{out}: {len(made.tasks)} tasks of {source}, {made.added} of them new"))
     for why, count in sorted(made.rejected.items(), key=lambda item: -item[1]):
         console.print(Text(f"  {count} candidates rejected: {why}"))
+    if made.undecided:
+        console.print(Text(f"  {made.undecided} candidates without a verdict: the same command tries them again"))
     if made.exhausted:
         console.print(
             Text(f"  no candidates are left: this package gives {len(made.tasks)} tasks of the kind asked for")
@@ -139,6 +141,9 @@ def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> N
             click.echo(f"warning: task {name}: {why}", err=True)
         if one.unknown is not None:
             click.echo(f"warning: tasks of {one.package.spec} could not be tried out: {one.unknown}", err=True)
+    unknown = [one.unknown for one in checked if one.unknown is not None]
+    if len(unknown) == len(checked) and unknown:
+        raise TaskError(f"no task could be tried out: {unknown[0]}; see turnstile doctor, or go without: --sample 0")
     broken = [one.package.spec for one in checked if not one.usable]
     if broken:
         raise TaskError(

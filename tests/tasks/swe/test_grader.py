@@ -182,6 +182,18 @@ async def test_added_and_removed_files_count(grader: Grader, template: Path) -> 
     assert "No module named 'shapes'" in report.messages[AREA]
 
 
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x.py", "a/../../x.py"])
+async def test_changes_outside_the_template_are_refused(grader: Grader, template: Path, path: str) -> None:
+    for data in (b"", None):
+        with pytest.raises(ValueError, match=r"leaves|root"):
+            await grader.bench.run(template, {path: data}, [AREA])
+
+
+async def test_what_cannot_be_removed_is_no_verdict(grader: Grader, template: Path) -> None:
+    with pytest.raises(SandboxError, match=r"could not be removed: .*tests"):
+        await grader.bench.run(template, {"tests": None}, [AREA])
+
+
 async def test_byte_code_of_the_template_is_never_stale(grader: Grader, template: Path) -> None:
     """Same size, and the same time of change would do no harm either: byte code is checked by hash."""
     for area, resolved in (("width * height", True), ("width + height", False), ("width * height", True)):
@@ -399,7 +411,9 @@ FORGERIES = {
     "r.TestReport.passed = property(lambda self: True)\n",
     "protocol": "import _pytest.runner as r\nr.CallInfo.from_call = classmethod(\n"
     "    lambda cls, func, when, reraise=None: cls(None, None, 0.0, 0.0, 0.0, when, _ispytest=True))\n",
-    "print": 'import os\nos.write(1, b\'\\nKEY {"event": "end", "exit_code": 1}\\n\')\n',
+    "function": "import _pytest.python as p\np.Function.runtest = lambda self: None\n",
+    "write": "import os\nold = os.write\nos.write = lambda to, data: old(to, data.replace(b'failed', b'passed'))\n",
+    "json": "import json\nold = json.dumps\njson.dumps = lambda event: old(event).replace('failed', 'passed')\n",
     "main module": "import sys\nmain = sys.modules['__main__']\nmain.outcome_of = lambda report: 'passed'\n",
 }
 
@@ -409,6 +423,26 @@ async def test_forged_reports_pass_nothing(sandboxes: LocalSandboxes, tmp_path: 
     tests = FORGERIES[name] + "def test_a():\n    assert 1 == 2\n"
     report = await outcomes_of(sandboxes, tmp_path, tests, ["test_it.py::test_a"])
     assert not report.passed("test_it.py::test_a")
+
+
+@pytest.mark.parametrize("name", ["pytest.xfail()", "pytest.skip()", *FORGERIES])
+async def test_code_that_forges_passes_nothing(grader: Grader, template: Path, name: str) -> None:
+    """The same from within the function under test, which is all that a policy may write."""
+    line = FORGERIES.get(name, f"import pytest\n{name}\n").strip().replace("\n", "\n    ")
+    code = SHAPES.replace("    return width * height", f"    {line}\n    return width + height")
+    verdict = await grader.grade(
+        template, {"shapes.py": code.encode()}, fail_to_pass=[AREA, SQUARE], pass_to_pass=NAMES
+    )
+    assert not verdict.resolved
+
+
+async def test_only_what_is_marked_may_fail(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
+    body = (
+        "import pytest\n\n\ndef test_a():\n    pytest.xfail('so it says')\n\n\n"
+        "@pytest.mark.xfail\ndef test_b():\n    pytest.xfail('as it should')\n"
+    )
+    report = await outcomes_of(sandboxes, tmp_path, body)
+    assert report.outcomes == {"test_it.py::test_a": "failed", "test_it.py::test_b": "xfailed"}
 
 
 async def test_the_key_is_not_at_hand_for_the_tests(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
@@ -442,20 +476,11 @@ async def test_a_verifier_that_breaks_is_no_verdict(sandboxes: LocalSandboxes, t
         await sandbox.close()
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "import json\n\n\ndef test_a():\n    json.dumps = lambda event: 1 / 0\n",
-        "import pytest\n\n\ndef test_a():\n    pytest.Item.reportinfo = lambda self: 1 / 0\n",
-    ],
-)
-async def test_code_that_breaks_the_verifier_fails_its_test(
-    sandboxes: LocalSandboxes, tmp_path: Path, body: str
-) -> None:
-    body += "\n\ndef test_b():\n    pass\n"
+async def test_code_that_breaks_pytest_fails(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
+    body = "import _pytest.runner as r\n\n\ndef test_a():\n    r.CallInfo = None\n\n\ndef test_b():\n    pass\n"
     report = await outcomes_of(sandboxes, tmp_path, body, ["test_it.py::test_a", "test_it.py::test_b"])
-    assert report.problem
-    assert not (report.passed("test_it.py::test_a") and report.passed("test_it.py::test_b"))
+    assert report.problem == "pytest broke off: AttributeError: 'NoneType' object has no attribute 'from_call'"
+    assert report.outcomes == {"test_it.py::test_a": "error", "test_it.py::test_b": "missing"}
 
 
 def result_of(stdout: str, exit_code: int = 1) -> ExecResult:
@@ -481,6 +506,24 @@ def test_a_report_is_believed_only_when_all_of_it_agrees() -> None:
         report = read_report(result, "KEY", "test_x", ids)
         assert problem in (report.problem or "")
         assert report.outcomes == {ids[0]: "error"}
+
+
+def test_a_line_that_was_cut_short_is_no_line() -> None:
+    ids = ["t.py::test_a"]
+    cut = read_report(result_of(TEST + CANARY + END[:-9]), "KEY", "test_x", ids)
+    assert (cut.problem, cut.outcomes) == ("the tests' process ended early with exit code 1", {ids[0]: "passed"})
+    lost = read_report(result_of(TEST[:-9] + "\n" + CANARY + END), "KEY", "test_x", ids)
+    assert lost.problem == "the report counts 2 tests and names 1"
+    assert lost.outcomes == {ids[0]: "missing"}
+
+
+def test_functions_are_named_once_and_then_by_number() -> None:
+    first = 'KEY {"event": "functions", "first": 0, "names": ["a.py:1", "a.py:5"]}\n'
+    test = TEST.replace("0.1}", '0.1, "calls": [1]}')
+    report = read_report(result_of(first + test + CANARY + END), "KEY", "test_x", None)
+    assert report.calls == {"t.py::test_a": ["a.py:5"]}
+    with pytest.raises(VerifierError, match="a part of it was lost"):
+        read_report(result_of(test + CANARY + END), "KEY", "test_x", None)
 
 
 def test_no_report_and_a_fault_of_pytest_itself_are_no_verdict() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from turnstile.errors import TaskError
+from turnstile.sandboxes.base import Limits
+from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe import make as making
 from turnstile.tasks.swe.bench import Bench
@@ -168,6 +170,23 @@ def test_messages_do_not_depend_on_the_run() -> None:
     assert making._steady("<A at 0x7FAA> == <A at 0x") == "<A at 0x...> == <A at 0x..."
     assert making._steady("assert 0xff == 0x7f11aa22bb") == "assert 0xff == 0x..."
     assert making._steady("no '/dev/shm/turnstile-sandboxes-x1/sandbox-0/work/src/a.py' in") == "no 'src/a.py' in"
+
+
+async def test_candidates_without_a_verdict_are_tried_again(
+    source_of: Any, sandboxes: LocalSandboxes, grader: Grader, tmp_path: Path
+) -> None:
+    """A bug that makes the code wait is judged by a machine with time for it, and by no other."""
+    code = "import time\n\n\ndef f(n):\n    if n > 3:\n        time.sleep(1.5)\n    return n > 3\n"
+    tests = "from tiny import f\n\n\ndef test_f():\n    assert not f(3)\n"
+    source = source_of({"src/tiny/__init__.py": code, "tests/test_tiny.py": tests})
+    out, wanted = tmp_path / "out.jsonl", Filter(kinds=("compare",))
+    hurried = Grader(sandboxes, limits=Limits(seconds=1.0))
+    first = await make(source, out, 99, wanted=wanted, grader=hurried)
+    assert first.undecided > 0
+    again = await make(source, out, 99, wanted=wanted, grader=grader)
+    assert again.undecided == 0
+    judged = [len(made.tasks) + sum(made.rejected.values()) for made in (first, again)]
+    assert judged[1] - judged[0] == first.undecided
 
 
 async def test_a_task_that_the_grader_sees_otherwise_is_none(grader: Grader, source_of: Any, tmp_path: Path) -> None:

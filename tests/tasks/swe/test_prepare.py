@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from turnstile.errors import TaskError
+from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.grader import Grader
 from turnstile.tasks.swe.instance import Bug
@@ -99,6 +100,19 @@ async def test_one_task_that_is_off_is_told_from_a_package_that_is(
 async def test_a_package_that_is_another_one_cannot_be_had(made: Made, broken: Callable[..., Task]) -> None:
     with pytest.raises(TaskError, match="the source tree differs"):
         await prepare([broken(digest="f" * 16)])
+
+
+async def test_a_package_is_used_in_one_setting_at_a_time(made: Made, broken: Callable[..., Task]) -> None:
+    with pytest.raises(TaskError, match=r"some tasks of tiny-1\.0 need nothing, others six==1\.0: .* same --extra"):
+        await prepare([*made.tasks, broken(requires=["six==1.0"])])
+
+
+async def test_a_machine_that_is_too_busy_is_no_fault_of_a_task(made: Made, sandboxes: LocalSandboxes) -> None:
+    hurried = Grader(sandboxes, limits=Limits(seconds=0.001))
+    (checked,) = await prepare(made.tasks, grader=hurried)
+    assert (checked.sound, checked.off, checked.usable) == ((), {}, True)
+    assert checked.unknown is not None
+    assert "is the machine busy?" in checked.unknown or "wrote no report" in checked.unknown
 
 
 async def test_broken_sandboxes_are_no_fault_of_a_task(made: Made, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from turnstile.errors import TaskError
+from turnstile.sandboxes.base import Limits
 from turnstile.tasks.swe.bench import Bench
 from turnstile.tasks.swe.grader import local_grader
 from turnstile.tasks.swe.profile import Profile, profile
@@ -79,6 +80,29 @@ async def test_a_suite_that_hangs_is_refused_and_leaves_no_process(
         await profile(package, bench, seconds=5)
     for pid in (tmp_path / "pids").read_text().split():
         wait_until_gone(Path(f"/proc/{pid}/stat"))
+
+
+async def test_a_suite_that_breaks_off_is_refused(bench: Bench, source_of: SourceOf) -> None:
+    package = fetch(source_of({"tests/test_flaky.py": "import os\n\n\ndef test_crash():\n    os._exit(3)\n"}))
+    said = r"pypi:tiny==1\.0: its tests do not run to their end \(the tests' process ended early with exit code 3\)"
+    with pytest.raises(TaskError, match=said):
+        await profile(package, bench)
+    assert not list(package.tree.parent.glob("profile-*"))
+
+
+async def test_a_suite_of_many_tests_that_call_many_functions(bench: Bench, source_of: SourceOf) -> None:
+    """Each function's name is reported once, so that the report stays small."""
+    functions = "".join(f"def a_rather_long_name_of_function_{n}():\n    return {n}\n\n\n" for n in range(300))
+    tests = (
+        "import pytest, tiny\n\n\n@pytest.mark.parametrize('n', range(200))\ndef test_all(n):\n"
+        "    assert sum(value() for name, value in vars(tiny).items() if name.startswith('a_r')) == 44850\n"
+    )
+    files = {"src/tiny/__init__.py": functions, "tests/test_tiny.py": tests, "tests/test_flaky.py": None}
+    package = fetch(source_of(files))
+    limits = Limits(seconds=60.0, cpu_seconds=60.0, file_mb=1)
+    report = await bench.run(package.tree, {}, env=package.environment, calls=package.import_root, limits=limits)
+    assert report.problem is None
+    assert {len(called) for called in report.calls.values()} == {300}
 
 
 def test_tests_do_not_outlive_the_process_that_runs_them(source_of: SourceOf, tmp_path: Path) -> None:

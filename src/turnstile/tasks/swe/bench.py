@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from turnstile.errors import VerifierError
+from turnstile.errors import SandboxError, VerifierError
 from turnstile.sandboxes.base import Limits, Sandboxes
 from turnstile.tasks.swe.runner import TEST_LIMITS, Report, run_tests
+from turnstile.tasks.swe.tree import inside
 
 Files = Mapping[str, bytes | None]
 """What was changed: path -> new content, None for a file that was removed."""
@@ -52,9 +53,11 @@ class Bench:
             for path, data in files.items():
                 if data is not None:
                     await sandbox.write(path, data)
-            removed = [path for path, data in files.items() if data is None]
+            removed = [inside(path) for path, data in files.items() if data is None]
             if removed:
-                await sandbox.exec(["rm", "-f", "--", *removed])
+                done = await sandbox.exec(["rm", "-f", "--", *removed])
+                if done.exit_code != 0:
+                    raise SandboxError(f"files could not be removed: {done.stderr.strip() or done.exit_code}")
             return await run_tests(
                 sandbox, node_ids, limits=limits or self._limits, env=env, reverse=reverse, calls=calls
             )

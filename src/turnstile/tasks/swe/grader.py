@@ -20,7 +20,7 @@ from turnstile.sandboxes.base import Limits, Sandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.bench import Bench, Files
 from turnstile.tasks.swe.runner import PRELOAD, TEST_LIMITS, Report
-from turnstile.tasks.swe.tree import can_change_tests, tree_digest
+from turnstile.tasks.swe.tree import can_change_tests, inside, tree_digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +28,8 @@ class Verdict:
     """What grading found. `resolved`: every FAIL_TO_PASS and every PASS_TO_PASS test passes.
 
     `failed` are the tests that did not pass, FAIL_TO_PASS first; `ignored` the changed files that were not
-    applied, being tests; `seconds` is the wall-clock time of the run that gave the verdict, `from_memo` says
-    that this was an earlier one.
+    applied, being tests; `waited_out` says that it was the wall clock that ended the run; `seconds` is the
+    wall-clock time of the run that gave the verdict, `from_memo` says that this was an earlier one.
     """
 
     resolved: bool
@@ -41,6 +41,7 @@ class Verdict:
     ignored: tuple[str, ...] = ()
     messages: Mapping[str, str] = field(default_factory=dict)
     timed_out: bool = False
+    waited_out: bool = False
     problem: str | None = None
     seconds: float = 0.0
     from_memo: bool = False
@@ -96,6 +97,7 @@ class Grader:
             ignored=ignored,
             messages=report.messages,
             timed_out=report.timed_out,
+            waited_out=report.waited_out,
             problem=report.problem,
             seconds=report.seconds,
             from_memo=from_memo,
@@ -210,7 +212,5 @@ def normal(path: str) -> str:
 
 def content(template: Path, path: str) -> bytes | None:
     """A template file's bytes, None if it has no such file. Raises ValueError when the path leaves the template."""
-    if os.path.isabs(path) or os.path.normpath(path).split(os.sep)[0] == os.pardir:
-        raise ValueError(f"the path {path!r} leaves the template; give one relative to its root")
-    file = template / path
+    file = template / inside(path)
     return file.read_bytes() if file.is_file() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from turnstile.errors import VerifierError
 from turnstile.tasks.swe.grader import Grader, Verdict
 from turnstile.tasks.swe.instance import Bug
 from turnstile.tasks.swe.source import Package
@@ -22,14 +23,15 @@ async def fault(grader: Grader, bug: Bug, package: Package) -> str | None:
     """Why the bug makes no sound task, in a clause; None if it does.
 
     In a sound one all tests pass without the bug, and with it the FAIL_TO_PASS tests fail and no others.
-    Raises TaskError when the package is not the one the bug was made in, and as `Grader.grade`.
+    Raises TaskError when the package is not the one the bug was made in, VerifierError when the wall clock
+    ended the tests, which a busy machine alone can bring about, and as `Grader.grade`.
     """
-    repaired = await judge(grader, bug, package, bug.pristine_text(package))
+    repaired = _settled(await judge(grader, bug, package, bug.pristine_text(package)))
     if not repaired.resolved:
         first = repaired.failed[0]
         why = repaired.problem or repaired.messages.get(first) or "it was skipped"
         return f"{first} does not pass on the unchanged {package.spec} here ({why})"
-    buggy = await judge(grader, bug, package, bug.bugged_text(package))
+    buggy = _settled(await judge(grader, bug, package, bug.bugged_text(package)))
     passing = [test for test in bug.f2p if test not in buggy.failed]
     if passing:
         return f"{passing[0]} passes with the bug"
@@ -37,3 +39,9 @@ async def fault(grader: Grader, bug: Bug, package: Package) -> str | None:
     if failing:
         return f"{failing[0]} is to pass with the bug and does not ({buggy.problem or buggy.messages.get(failing[0])})"
     return None
+
+
+def _settled(verdict: Verdict) -> Verdict:
+    if verdict.waited_out:
+        raise VerifierError(f"the tests {verdict.problem} on the wall clock; is the machine busy?")
+    return verdict

@@ -13,7 +13,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,11 +86,16 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What `make` did. `rejected` counts the reasons; `tasks` are all tasks of the package in the file."""
+    """What `make` did. `rejected` counts the reasons; `tasks` are all tasks of the package in the file.
+
+    `undecided` counts the candidates of which no verdict could be had, because something broke or the wall clock
+    ended their tests; the next call tries them again.
+    """
 
     tasks: tuple[Task, ...]
     added: int
     rejected: Mapping[str, int]
+    undecided: int
     exhausted: bool  # every candidate was judged before `n` were found
 
 
@@ -161,6 +166,7 @@ class _Ledger:
     package: Package
     tasks: dict[str, Task] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
+    undecided: set[str] = field(default_factory=set)  # of this call alone
 
     @property
     def side(self) -> Path:
@@ -186,7 +192,10 @@ class _Ledger:
     def verdict_on(self, candidate: Candidate) -> Task | str | None:
         return self.tasks.get(candidate.id) or self.rejected.get(candidate.id)
 
-    def add(self, candidate: Candidate, verdict: Task | str) -> None:
+    def add(self, candidate: Candidate, verdict: Task | str | None) -> None:
+        if verdict is None:
+            self.undecided.add(candidate.id)
+            return
         if isinstance(verdict, Task):
             self.tasks[candidate.id] = verdict
             path, line = self.out, dump_task(verdict)
@@ -204,15 +213,12 @@ class _Validator:
         self._package = package
         self._grader = grader
 
-    async def verdict(self, candidate: Candidate) -> Task | str:
-        """A task, or the word for why the candidate is none."""
-        for last in (False, True):
-            try:
+    async def verdict(self, candidate: Candidate) -> Task | str | None:
+        """A task, or the word for why the candidate is none; None where no verdict can be had."""
+        for _ in range(2):
+            with suppress(VerifierError):  # once may be an accident
                 return await self._verdict(candidate)
-            except VerifierError:  # the bug breaks what runs the tests, if it was not an accident
-                if last:
-                    break
-        return "no verdict"
+        return None
 
     async def _verdict(self, candidate: Candidate) -> Task | str:
         sound = await self._sound(candidate)
@@ -248,9 +254,12 @@ class _Validator:
         return [test for test in candidate.nodes if all(run.passed(test) for run in runs)]
 
     async def _run(self, candidate: Candidate, files: Files, *, reverse: bool = False) -> Report:
-        return await self._grader.run_tests(
+        report = await self._grader.run_tests(
             self._package.tree, files, candidate.nodes, env=self._package.environment, reverse=reverse
         )
+        if report.waited_out:  # as the code alone brings about, or a busy machine: no fact to be written down
+            raise VerifierError(f"the tests of {candidate.id} {report.problem} on the wall clock")
+        return report
 
     def _bug(self, candidate: Candidate, f2p: tuple[str, ...], p2p: tuple[str, ...], message: str) -> Bug:
         package, mutant, patch = self._package, candidate.mutant, candidate.patch
@@ -350,7 +359,11 @@ async def make(
         if why is not None:
             reasons[why] = reasons.get(why, 0) + 1
     return Made(
-        tasks=tuple(ledger.tasks.values()), added=len(ledger.tasks) - before, rejected=reasons, exhausted=exhausted
+        tasks=tuple(ledger.tasks.values()),
+        added=len(ledger.tasks) - before,
+        rejected=reasons,
+        undecided=len(ledger.undecided),
+        exhausted=exhausted,
     )
 
 

@@ -79,6 +79,13 @@ async def prepare(
     piles: dict[str, list[Task]] = {}
     for task in mixed(tasks, seed):
         piles.setdefault(Bug.of(task).label, []).append(task)
+    for label, pile in piles.items():
+        needed = sorted({", ".join(Bug.of(task).requires) or "nothing" for task in pile})
+        if len(needed) > 1:
+            raise TaskError(
+                f"some tasks of {label} need {needed[0]}, others {needed[1]}: a package is used in one setting at a "
+                "time; make them again, all with the same --extra, or use the files one after the other"
+            )
     packages: dict[str, Package] = {}
     gate = asyncio.Semaphore(workers)
 

@@ -60,13 +60,17 @@ async def profile(
     cached = _load(path, package)
     if cached is not None:
         return cached
-    limits = Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=4096)
+    limits = Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=4096, file_mb=512)
     runs = []
     for number, calls in enumerate((package.import_root, None), start=1):
         progress(f"running the tests of {package.label} ({number} of 2)")
         run = await bench.run(package.tree, {}, package.tests, env=package.environment, calls=calls, limits=limits)
         if run.timed_out:
             raise TaskError(f"{package.spec}: its tests did not end within {seconds:.0f} s; choose another package")
+        if run.problem is not None and not run.uncollected:
+            raise TaskError(
+                f"{package.spec}: its tests do not run to their end ({run.problem}); choose another package"
+            )
         runs.append(run)
     first, second = runs
     collected = [test for test in first.outcomes if test not in first.uncollected]

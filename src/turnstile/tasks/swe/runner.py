@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,7 +84,7 @@ async def run_tests(
 
 def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[str] | None) -> Report:
     """Make a report of what the verifier wrote. Raises VerifierError when it was the verifier that broke."""
-    events = [json.loads(line[len(key) :]) for line in result.stdout.splitlines() if line.startswith(key + " ")]
+    events = list(read_events(result.stdout, key))
     stderr = result.stderr.strip().splitlines()
     if not events:
         raise VerifierError(
@@ -92,8 +93,9 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
         )
     if result.exit_code == KILLED and not result.timed_out:
         raise VerifierError("the verifier was killed (exit code 137), as by the kernel when memory runs out")
-    internal = [event for event in events if event["event"] == "internal" and not event["inside"]]
-    if internal:
+    internal = [event for event in events if event["event"] == "internal"]
+    started = any(event["event"] == "start" for event in events)
+    if internal and not started and not internal[0]["inside"]:  # after that it is the code's doing
         raise VerifierError(f"the verifier itself failed: {internal[0]['message']}")
 
     tests = {event["id"]: event for event in events if event["event"] == "test"}
@@ -121,14 +123,38 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
         problem=problem,
         durations={name: tests[name]["seconds"] for name in outcomes if name in tests},
         uncollected=uncollected,
-        calls={name: tests[name]["calls"] for name in outcomes if "calls" in tests.get(name, {})},
+        calls=read_calls(events, outcomes),
     )
+
+
+def read_events(text: str, key: str) -> Iterator[dict[str, Any]]:
+    """The report's lines. One that was cut short is left out: the counts or the end are then missing too."""
+    for line in text.splitlines():
+        if line.startswith(key + " "):
+            with suppress(json.JSONDecodeError):
+                yield json.loads(line[len(key) :])
+
+
+def read_calls(events: Sequence[Mapping[str, Any]], wanted: Collection[str]) -> dict[str, list[str]]:
+    """The functions each test called, which the report names once and then by number."""
+    functions: dict[int, str] = {}
+    for event in events:
+        if event["event"] == "functions":
+            functions.update(enumerate(event["names"], start=event["first"]))
+    tests = {event["id"]: event["calls"] for event in events if event["event"] == "test" and "calls" in event}
+    try:
+        return {test: [functions[number] for number in called] for test, called in tests.items() if test in wanted}
+    except KeyError:
+        raise VerifierError("the report names no function by a number that it uses; a part of it was lost") from None
 
 
 def trouble(result: ExecResult, events: Sequence[Mapping[str, Any]], canary: str | None, tests: int) -> str | None:
     """What is wrong with a run as a whole, in a few words; None if nothing is."""
     if result.timed_out:
         return f"timed out after {result.seconds:.1f} s"
+    broken = next((event["message"] for event in events if event["event"] == "internal"), None)
+    if broken is not None:
+        return f"pytest broke off: {broken}"
     end = events[-1]
     if end["event"] != "end":
         return f"the tests' process ended early with exit code {result.exit_code}"

@@ -6,6 +6,7 @@ Of the standard library, as it is also run in sandboxes beside the code under te
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path, PurePosixPath
 
 from turnstile.errors import TaskError
@@ -13,6 +14,13 @@ from turnstile.errors import TaskError
 TEST_FOLDERS = frozenset({"test", "tests"})
 STARTUP = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
 UNCOUNTED = frozenset({"__pycache__", ".git"})
+
+
+def inside(path: str) -> str:
+    """The path itself. Raises ValueError when it leaves the folder that it is relative to."""
+    if os.path.isabs(path) or os.path.normpath(path).split(os.sep)[0] == os.pardir:
+        raise ValueError(f"the path {path!r} leaves the template; give one relative to its root")
+    return path
 
 
 def is_test_file(path: str) -> bool:

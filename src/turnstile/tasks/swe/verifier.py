@@ -51,6 +51,7 @@ WORST_FIRST = ("error", "failed", "skipped", "xfailed", "xpassed", "passed")
 MANY = 50  # node ids past which collecting whole files and choosing is quicker than asking for each
 EXPLAINED = "AssertionError: assert "
 LONGEST = 300  # characters of a message
+HERE = os.getcwd() + os.sep
 Emit = Callable[..., None]
 
 
@@ -62,19 +63,13 @@ def summary(error: BaseException) -> str:
 
 def is_inside(error: BaseException) -> bool:
     """Whether the code under test had its hand in an error of ours: it passed through, or used up the memory."""
-    here = os.getcwd() + os.sep
     frames = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, MemoryError) or any(frame.f_code.co_filename.startswith(here) for frame, _ in frames)
+    return isinstance(error, MemoryError) or any(frame.f_code.co_filename.startswith(HERE) for frame, _ in frames)
 
 
-class Canary(pytest.Item):
-    """A test that fails, whatever the code under test does to the others."""
-
-    def runtest(self) -> None:
-        raise AssertionError(self.name)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
-        return self.name
+def canary() -> None:
+    """A test that fails, by the way that all tests go, whatever the code under test does to the others."""
+    raise AssertionError
 
 
 class Recorder:
@@ -88,6 +83,8 @@ class Recorder:
         self.calls = None if request["calls"] is None else CallRecorder(request["calls"])
         self.collected = 0
         self.reported = 0
+        self._may_fail: frozenset[str] = frozenset()
+        self._functions: dict[str, int] = {}  # each is named once in the report, and by number after that
         self._outcomes: list[str] = []
         self._message = ""
         self._seconds = 0.0
@@ -102,7 +99,9 @@ class Recorder:
         if self.reverse:
             items.reverse()
         self.collected = len(items)
-        items.append(Canary.from_parent(session, name=self.canary))  # last: it sees what the tests left behind
+        self._may_fail = frozenset(item.nodeid for item in items if item.get_closest_marker("xfail") is not None)
+        last = pytest.Function.from_parent(session, name=self.canary, callobj=canary)
+        items.append(last)  # it sees what the tests left behind
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
@@ -136,11 +135,20 @@ class Recorder:
         self._seconds += report.duration
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        calls = {} if self.calls is None else {"calls": self.calls.stop()}
+        calls = {} if self.calls is None else {"calls": self._numbers(self.calls.stop())}
         self.reported += 1
         worst = min(self._outcomes or ["error"], key=WORST_FIRST.index)
+        if worst == "xfailed" and nodeid not in self._may_fail:
+            worst = "failed"  # the code under test can raise what pytest.xfail() raises
         seconds = round(self._seconds, 4)
         self.emit(event="test", id=nodeid, outcome=worst, message=self._message, seconds=seconds, **calls)
+
+    def _numbers(self, functions: Sequence[str]) -> list[int]:
+        new = [name for name in functions if name not in self._functions]
+        if new:
+            self.emit(event="functions", first=len(self._functions), names=new)
+            self._functions.update(zip(new, range(len(self._functions), len(self._functions) + len(new)), strict=True))
+        return [self._functions[name] for name in functions]
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self.emit(event="internal", inside=is_inside(excinfo.value), message=summary(excinfo.value))
@@ -178,12 +186,12 @@ def run_pytest(tests: Sequence[str] | None, wanted: frozenset[str] | None, reque
 
 def main(key: str, request: Any) -> int:
     """Run what the request asks for; the exit code is pytest's."""
-    channel = os.dup(1)
+    channel, write, dumps = os.dup(1), os.write, json.dumps  # before the code under test can replace them
 
     def emit(**event: Any) -> None:
-        data = f"\n{key} {json.dumps(event)}\n".encode()
+        data = f"\n{key} {dumps(event)}\n".encode()
         while data:
-            data = data[os.write(channel, data) :]
+            data = data[write(channel, data) :]
 
     emit(event="begin")
     random.seed(0)
