@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import py_compile
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from turnstile.errors import SandboxError
+from turnstile.sandboxes import folder as module
 from turnstile.sandboxes.folder import PREFIX, Home, copy_tree, read_inside, remove_tree, sweep, write_inside
 
 
@@ -76,6 +79,32 @@ def test_a_write_keeps_the_mode(tmp_path: Path) -> None:
     assert (tmp_path / "tool").stat().st_mode & 0o777 == 0o755
 
 
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_machine_is_infrastructure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("x")
+    home = Home(tmp_path / "home")
+    monkeypatch.setattr(module, "copy_file", full)
+    with pytest.raises(SandboxError, match=r"cannot write to .*copy: No space left on device; make room"):
+        copy_tree(tmp_path / "source", tmp_path / "copy")
+    monkeypatch.setattr(module.tempfile, "mkstemp", full)
+    with pytest.raises(SandboxError, match="No space left"):
+        write_inside(tmp_path, "a/b", b"new")
+    monkeypatch.setattr(module.Path, "mkdir", full)
+    with pytest.raises(SandboxError, match="No space left"):
+        home.new_sandbox()
+    home.remove()
+
+
+def test_what_an_agent_made_impossible_stays_its_own_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FileExistsError):
+        write_inside(tmp_path, "file/inner", b"new")
+
+
 def test_a_locked_tree_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "tree"
     (folder / "locked").mkdir(parents=True)
@@ -95,6 +124,29 @@ def test_leavings_of_a_killed_process_are_swept_and_those_of_a_living_one_are_no
     assert list(tmp_path.glob(PREFIX + "*")) == [alive.path]
     alive.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_swept_stops_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a file of that name nor leavings on a machine that does not let go of them."""
+    (tmp_path / f"{PREFIX}file").write_text("no home")
+    for name in ("stuck", "other"):
+        (tmp_path / f"{PREFIX}{name}").mkdir()
+        (tmp_path / f"{PREFIX}{name}" / "lock").touch()
+
+    def stuck(folder: Path) -> None:
+        if folder.name.endswith("stuck"):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        remove_tree(folder)
+
+    monkeypatch.setattr(module, "remove_tree", stuck)
+    with caplog.at_level(logging.WARNING):
+        home = Home(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir() if path != home.path) == [f"{PREFIX}file", f"{PREFIX}stuck"]
+    assert f"{PREFIX}stuck, left by a process that is no more, cannot be removed" in caplog.text
+    assert f"{PREFIX}file" not in caplog.text
+    home.remove()
 
 
 @pytest.mark.parametrize("call", ["io.open", "fcntl.flock", "os.rename"])

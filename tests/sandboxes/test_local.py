@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from turnstile.errors import SandboxError
+from turnstile.sandboxes import folder
 from turnstile.sandboxes.base import Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.local import LocalSandboxes
@@ -46,6 +49,45 @@ async def test_home_and_temporary_files_are_the_sandboxs_own(local: LocalSandbox
     assert (await sandbox.exec(["python", "-c", code])).stdout.split() == [scratch, scratch]
     await sandbox.close()
     assert not sandbox.folder.exists()
+
+
+def sandboxes(home: Path) -> list[Path]:
+    return list(home.glob("*/sandbox-*"))
+
+
+async def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
+    provider = LocalSandboxes(root=tmp_path / "home")
+    with pytest.raises(SandboxError, match="no template folder"):
+        await provider.start(tmp_path / "none")
+    assert sandboxes(tmp_path / "home") == []
+    await provider.close()
+
+
+async def test_a_cancelled_start_leaves_nothing(
+    tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is removed is removed when the thread that copies has ended, or it would make some of it again."""
+    copied: list[str] = []
+    begun, go_on, copy = threading.Event(), threading.Event(), folder.copy_file
+
+    def slow(source: str, target: str) -> None:
+        begun.set()
+        go_on.wait(30)
+        copy(source, target)
+        copied.append(os.path.basename(target))
+
+    monkeypatch.setattr(folder, "copy_file", slow)
+    provider = LocalSandboxes(root=tmp_path / "home")
+    starting = asyncio.create_task(provider.start(template))
+    await asyncio.to_thread(begun.wait, 30)
+    starting.cancel()
+    await asyncio.sleep(0.1)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert sorted(copied) == ["__init__.py", "run.sh"]
+    assert sandboxes(tmp_path / "home") == []
+    await provider.close()
 
 
 async def test_a_sandbox_whose_folder_is_gone_is_broken(local: LocalSandboxes, template: Path) -> None:

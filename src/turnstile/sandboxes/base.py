@@ -38,7 +38,8 @@ class ExecResult:
 class Sandbox(Protocol):
     """One private working copy. Paths are relative to its root; leaving the root raises ValueError.
 
-    Raises SandboxError when the sandbox itself is broken; a command that fails is an ExecResult.
+    Raises SandboxError when the sandbox itself is broken or its machine has no room left; a command that fails is an
+    ExecResult.
     """
 
     async def exec(

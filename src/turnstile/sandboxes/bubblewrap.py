@@ -18,7 +18,7 @@ from pathlib import Path
 import turnstile
 from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.base import Limits
-from turnstile.sandboxes.folder import FolderSandbox, Home, copy_tree, remove_tree
+from turnstile.sandboxes.folder import FolderSandbox, Home, copy_whole, remove_tree
 from turnstile.sandboxes.forkserver import ForkServer
 
 
@@ -65,7 +65,7 @@ class BubblewrapSandboxes:
         self._finalizer = weakref.finalize(self, self._home.remove)
 
     async def start(self, template: Path) -> FolderSandbox:
-        """A private copy of `template`. Raises SandboxError when there is no such folder."""
+        """A private copy of `template`. Raises SandboxError when there is no such folder, or no room."""
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")
         while len(self._spares) <= self._spare:
@@ -81,7 +81,7 @@ class BubblewrapSandboxes:
         )
         self._open[sandbox] = server
         try:
-            await asyncio.to_thread(copy_tree, template, sandbox.root)
+            await copy_whole(template, sandbox.root)
         except BaseException:
             await sandbox.close()
             raise

@@ -6,14 +6,17 @@ The tiers on one machine (`local`, `bubblewrap`) share this and differ in where 
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import itertools
+import logging
 import os
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +29,10 @@ NOT_COPIED = frozenset({".git", ".hg", ".tox", ".venv", ".pytest_cache", ".mypy_
 """Names never copied: history, which may hold the answer, and what tools leave behind."""
 PLENTY = 4 << 30  # bytes free
 MAKING = 300.0  # seconds; making a home takes a few milliseconds
+SHORT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EROFS})
+"""What a machine says that is short of something or broken, whatever was asked of it."""
 CHECKED_HASH = b"\x03\0\0\0"  # the flags of byte code that Python checks against its source's hash (PEP 552)
+_log = logging.getLogger(__name__)
 
 
 class FolderSandbox:
@@ -73,7 +79,7 @@ class FolderSandbox:
         """A copy of the files now, kept until the provider closes."""
         self._check()
         target = self._snapshots()
-        await asyncio.to_thread(copy_tree, self.root, target)
+        await copy_whole(self.root, target)
         return target
 
     async def close(self) -> None:
@@ -108,7 +114,8 @@ class Home:
 
     def new_sandbox(self) -> Path:
         folder = self.path / f"sandbox-{next(self._numbers)}"
-        (folder / "scratch").mkdir(parents=True)
+        with short_machine(self.path):
+            (folder / "scratch").mkdir(parents=True)
         return folder
 
     def new_snapshot(self) -> Path:
@@ -133,7 +140,7 @@ def default_parent() -> Path:
 
 
 def sweep(parent: Path) -> int:
-    """Remove the homes of providers that are no more; returns how many there were."""
+    """Remove the homes of providers that are no more; returns how many there were. What cannot be removed stays."""
     removed = 0
     for home in parent.glob(PREFIX + "*"):
         try:
@@ -141,8 +148,10 @@ def sweep(parent: Path) -> int:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_tree(home)
                 removed += 1
-        except (BlockingIOError, FileNotFoundError, PermissionError):
-            continue  # in use, just being made or removed, or another user's
+        except (BlockingIOError, FileNotFoundError, PermissionError, NotADirectoryError):
+            continue  # in use, just being made or removed, another user's, or no home
+        except OSError as error:
+            _log.warning("%s, left by a process that is no more, cannot be removed: %s", home, error)
     return removed
 
 
@@ -159,14 +168,43 @@ def _lock_of(home: Path) -> IO[str]:
         return (home / "lock.new").open("a+")
 
 
+@contextmanager
+def short_machine(folder: Path) -> Iterator[None]:
+    """Writing to `folder`: what the machine is short of is no fault of a program, but a SandboxError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in SHORT:
+            raise
+        raise SandboxError(
+            f"cannot write to {folder}: {error.strerror}; make room there, or give the sandboxes another root"
+        ) from error
+
+
+async def copy_whole(source: Path, target: Path) -> None:
+    """`copy_tree` in a thread. Of one that fails or is cancelled nothing is left."""
+    copying = asyncio.get_running_loop().run_in_executor(None, copy_tree, source, target)
+    try:
+        await asyncio.shield(copying)
+    except BaseException:
+        await asyncio.wait([copying])  # its thread goes on when this is cancelled
+        await asyncio.to_thread(remove_tree, target)
+        raise
+
+
 def copy_tree(source: Path, target: Path) -> None:
     """Copy folders, files and the symbolic links that stay inside into `target`, which must not hold anything.
 
     Left out: `NOT_COPIED`, links that leave the tree, what is no plain file, and byte code that could be stale
-    (all but that checked by hash). Raises SandboxError when `source` is no folder.
+    (all but that checked by hash). Raises SandboxError when `source` is no folder or the machine has no room.
     """
     if not source.is_dir():
         raise SandboxError(f"there is no template folder {source}")
+    with short_machine(target):
+        _copy_tree(source, target)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
     top = os.path.realpath(source)
     pending = [(top, str(target))]
     while pending:
@@ -243,8 +281,16 @@ def read_inside(root: Path, path: str) -> bytes:
 
 
 def write_inside(root: Path, path: str, data: bytes) -> None:
-    """Replace rather than overwrite, so that no link made by the agent carries the write elsewhere."""
+    """Replace rather than overwrite, so that no link made by the agent carries the write elsewhere.
+
+    Raises ValueError outside the root, SandboxError when the machine has no room.
+    """
     real = resolve_inside(root, path)
+    with short_machine(root):
+        _replace(real, data)
+
+
+def _replace(real: str, data: bytes) -> None:
     folder = os.path.dirname(real)
     os.makedirs(folder, exist_ok=True)
     mode = stat.S_IMODE(os.stat(real).st_mode) if os.path.exists(real) else 0o644

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.base import Limits
-from turnstile.sandboxes.folder import FolderSandbox, Home, copy_tree, remove_tree
+from turnstile.sandboxes.folder import FolderSandbox, Home, copy_whole, remove_tree
 from turnstile.sandboxes.forkserver import ForkServer
 
 
@@ -41,16 +41,20 @@ class LocalSandboxes:
         self._finalizer = weakref.finalize(self, self._home.remove)
 
     async def start(self, template: Path) -> FolderSandbox:
-        """A private copy of `template`. Raises SandboxError when there is no such folder."""
+        """A private copy of `template`. Raises SandboxError when there is no such folder, or no room."""
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")
         self._server.start()
         folder = self._home.new_sandbox()
-        await asyncio.to_thread(copy_tree, template, folder / "work")
         sandbox = FolderSandbox(
             folder, self._server, limits=self._limits, snapshots=self._home.new_snapshot, on_close=self._discard
         )
         self._open.add(sandbox)
+        try:
+            await copy_whole(template, sandbox.root)
+        except BaseException:
+            await sandbox.close()
+            raise
         return sandbox
 
     async def close(self) -> None:
