@@ -66,10 +66,11 @@ def test_a_reward_function_takes_the_place_of_the_recipes(recipe: Recipe, tmp_pa
             assert score.total == -len(trajectory.turns)
 
 
-def test_a_steps_record_is_on_the_disk_before_its_checkpoint(
+def test_a_step_is_on_the_disk_before_its_checkpoint(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever something is brought to the disk: the episodes of every step whose checkpoint stands are there."""
+    """Whenever something is brought to the disk: the episodes and the metrics of every step whose checkpoint stands
+    are there."""
     run, synced, seen = tmp_path / "run", {}, set()
     real = os.fsync
 
@@ -80,10 +81,14 @@ def test_a_steps_record_is_on_the_disk_before_its_checkpoint(
             for file in (run / "record").glob(f"{checkpoint.name[5:]}-train*"):
                 assert synced.get(file.stat().st_ino) == file.stat().st_size
                 seen.add(file.name)
+            if steps := int(checkpoint.name[5:]):
+                logged = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+                assert synced[(run / "metrics.jsonl").stat().st_ino] >= len(b"".join(logged[:steps])) > 0
+                seen.add("metrics.jsonl")
 
     monkeypatch.setattr(os, "fsync", fsync)
     turnstile.train(recipe, run=run)
-    assert seen == {"000001-train.jsonl.gz"}
+    assert seen == {"000001-train.jsonl.gz", "metrics.jsonl"}
 
 
 def test_costs_are_counted_once(recipe: Recipe, tmp_path: Path) -> None:

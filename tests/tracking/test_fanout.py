@@ -25,6 +25,9 @@ class Listener:
     def resume_at(self, step: int) -> None:
         self.heard.append(("resume_at", step))
 
+    def sync(self) -> None:
+        self.heard.append(("sync",))
+
     def close(self) -> None:
         self.heard.append(("close",))
         if self.fails:
@@ -39,12 +42,14 @@ def test_every_report_reaches_every_tracker() -> None:
     trackers.progress("training", 0, 1)
     trackers.log(1, {"x": 1.0})
     trackers.say("done", level="warning")
+    trackers.sync()
     trackers.close()
     told = [
         ("resume_at", 0),
         ("progress", "training", 0, 1),
         ("log", 1, {"x": 1.0}),
         ("say", "done", "warning"),
+        ("sync",),
         ("close",),
     ]
     assert first.heard == second.heard == told

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,52 @@ def test_a_torn_last_line_is_cut_off_on_opening(tmp_path: Path) -> None:
     tracker.log(2, {"x": 2})
     tracker.close()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize("end", [b'{"step": 3, "x"', b"\0" * 40, b'\0\0\0x": 3}\n', b'\xff\xfe\n{"step": 4}\n', b"3\n"])
+def test_what_a_stopped_machine_left_is_dropped_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, end: bytes
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\n' + end)
+    assert [step["step"] for step in read_metrics(tmp_path)] == [1, 2]
+    with caplog.at_level(logging.WARNING):
+        tracker = JsonlTracker(tmp_path)
+    assert f"cut off its last {len(end)} bytes" in caplog.text
+    tracker.resume_at(1)
+    tracker.log(2, {"x": 2})
+    tracker.close()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+def test_a_file_in_order_is_said_nothing_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (1, 2):
+        tracker = JsonlTracker(tmp_path)
+        tracker.log(step, {"word": "a\u2028b\x0b"})
+        tracker.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+    assert caplog.text == ""
+
+
+def test_what_was_logged_is_on_the_disk_after_a_sync(
+    tracker: JsonlTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, synced, real = tmp_path / "run", {}, os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        synced[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    tracker.log(1, {"x": 1})
+    tracker.resume_at(1)
+    assert synced == {(run / "metrics.jsonl").stat().st_ino: (run / "metrics.jsonl").stat().st_size}
+    tracker.log(2, {"x": 2})
+    tracker.say("a line")
+    tracker.sync()
+    files = {(file := run / name).stat().st_ino: file.stat().st_size for name in ("metrics.jsonl", "messages.jsonl")}
+    assert files.items() <= synced.items()
+    assert run.stat().st_ino in synced
 
 
 def test_messages_are_kept_apart_with_their_level(tracker: JsonlTracker, tmp_path: Path) -> None:

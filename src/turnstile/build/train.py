@@ -132,8 +132,9 @@ class _Kept:
         self._folder = run.folder / "checkpoints"
 
     def save(self, progress: Progress) -> None:
-        """A step is done when its checkpoint stands, so what it played is on the disk before."""
+        """A step is done when its checkpoint stands, so what it played and logged is on the disk before."""
         self.run.recorder.sync()
+        self.run.tracker.sync()
         state = {
             "credit": dict(progress.credit),
             "sampler": self.sampler.state(),

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: one protocol of five methods."""
+"""Where a run's numbers go: one protocol of six methods."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class Tracker(Protocol):
 
     def resume_at(self, step: int) -> None:
         """The run goes on after `step`: what was logged of later steps will come again and is dropped."""
+        ...
+
+    def sync(self) -> None:
+        """What was logged so far outlives a machine that stops now: it is on the disk when this returns."""
         ...
 
     def close(self) -> None: ...

@@ -100,6 +100,9 @@ class ConsoleTracker:
     def resume_at(self, step: int) -> None:
         """Nothing to drop: what was printed was printed."""
 
+    def sync(self) -> None:
+        """Nothing to bring to the disk."""
+
     def close(self) -> None:
         if not self._plain:
             self._bars.stop()

@@ -30,6 +30,10 @@ class Trackers:
         for tracker in self.trackers:
             tracker.resume_at(step)
 
+    def sync(self) -> None:
+        for tracker in self.trackers:
+            tracker.sync()
+
     def close(self) -> None:
         """Closes all of them, also when one raises."""
         with ExitStack() as stack:

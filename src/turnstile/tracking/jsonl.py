@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -15,8 +16,9 @@ from turnstile.tracking.base import Scalars
 class JsonlTracker:
     """Appends an object for each step to `metrics.jsonl` and one for each message to `messages.jsonl`.
 
-    A line is in its file when the call returns. A torn last line (the process was killed) is cut off when the
-    file is opened again. Numbers that are not finite become the strings "NaN", "Infinity" and "-Infinity",
+    A line is in its file when the call returns, and outlives a machine that stops after the next `sync`. A damaged
+    end (the process was killed, the machine stopped) is cut off with a warning in the log when the file is opened
+    again. Numbers that are not finite become the strings "NaN", "Infinity" and "-Infinity",
     which `float` reads, so that every line is plain JSON.
     """
 
@@ -38,11 +40,18 @@ class JsonlTracker:
 
     def resume_at(self, step: int) -> None:
         self._metrics.close()
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
         scratch = self._path.with_name(self._path.name + ".new")
-        scratch.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), encoding="utf-8")
+        with scratch.open("wb") as file:
+            file.writelines(line for line, body in _whole(self._path) if body["step"] <= step)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(scratch, self._path)
         self._metrics = _open(self._path)
+
+    def sync(self) -> None:
+        for file in (self._metrics, self._messages):
+            os.fsync(file.fileno())
+        _sync_folder(self._path.parent)
 
     def close(self) -> None:
         self._metrics.close()
@@ -50,26 +59,48 @@ class JsonlTracker:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The steps logged in a run's folder, oldest first; a torn last line is left out."""
+    """The steps logged in a run's folder, oldest first; a damaged end is left out."""
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    steps = [json.loads(line) for line in whole.splitlines()]
-    return [{key: _NUMBERS.get(value, value) for key, value in step.items()} for step in steps]
+    return [{key: _NUMBERS.get(value, value) for key, value in step.items()} for _, step in _whole(path)]
 
 
+_log = logging.getLogger(__name__)
 _NUMBERS: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def _open(path: Path) -> TextIO:
-    """The file, ready to append, without a torn last line."""
+    """The file, ready to append, without a damaged end."""
     if path.exists():
-        data = path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
+        whole, size = sum(len(line) for line, _ in _whole(path)), path.stat().st_size
+        if whole < size:
+            _log.warning("%s: cut off its last %d bytes, which are damaged", path, size - whole)
             os.truncate(path, whole)
     return path.open("a", encoding="utf-8")
+
+
+def _whole(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of a file and what each holds, up to the first that is torn or no JSON object: a machine that
+    stopped may have left zeros."""
+    lines = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            body = json.loads(line)
+        except ValueError:
+            break
+        if not line.endswith(b"\n") or not isinstance(body, dict):
+            break
+        lines.append((line, body))
+    return lines
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(file: TextIO, body: dict[str, Any]) -> None:

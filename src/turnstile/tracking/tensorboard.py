@@ -47,6 +47,9 @@ class TensorboardTracker:
         self._step = step
         self._writer = self._open(step + 1)  # TensorBoard hides what earlier files hold from that step on
 
+    def sync(self) -> None:
+        self._writer.flush()  # as far as TensorBoard lets one: curves are drawn from metrics.jsonl too
+
     def close(self) -> None:
         self._writer.close()
 
