@@ -337,6 +337,39 @@ async def test_a_fault_of_the_program_stays_what_it_is(words):
     assert (await engine.generate(ids(5, 6), sampling(1), sessions[0])).finish
 
 
+@pytest.mark.parametrize(
+    ("error", "devices"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"), True),
+        (MemoryError(), True),
+        (FloatingPointError("not finite"), True),
+        (OSError(5, "Input/output error"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"), False),
+        (RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu"), False),
+        (NotImplementedError("CUDA error"), False),
+        (RecursionError("maximum recursion depth exceeded"), False),
+        (IndexError("index out of range in self"), False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_what_a_device_did_is_told_from_a_fault_of_the_program(words, error: Exception, devices: bool):
+    model = network()
+    engine = TransformersEngine(model, words)
+
+    def breaks(*_: Any) -> None:
+        raise error
+
+    model.get_decoder().register_forward_pre_hook(breaks)
+    with pytest.raises(EngineError if devices else type(error)) as caught:
+        await once(engine, ids(5), sampling(1))
+    assert isinstance(caught.value, EngineError) == devices
+    assert (caught.value.__cause__ if devices else caught.value) is error
+
+
 async def test_a_failing_model_reaches_every_waiting_request(words):
     model = network()
     engine = TransformersEngine(model, words)
@@ -347,13 +380,13 @@ async def test_a_failing_model_reaches_every_waiting_request(words):
         nonlocal steps
         steps += 1
         if steps == 3:
-            raise RuntimeError("out of memory")
+            torch.empty(2**50)  # more than there is
 
     model.get_decoder().register_forward_pre_hook(breaks)
     prompt = ids(5, 6, 7)
     jobs = [engine.generate(prompt, sampling(seed), session) for seed, session in enumerate(sessions)]
     errors = await asyncio.gather(*jobs, return_exceptions=True)
-    assert [str(error) for error in errors] == ["sampling failed: RuntimeError: out of memory"] * 3
+    assert all(str(error).startswith("sampling failed: RuntimeError: ") for error in errors)
     assert all(isinstance(error, EngineError) and isinstance(error.__cause__, RuntimeError) for error in errors)
     found = await engine.generate(prompt, sampling(1), sessions[1])
     logprobs, _ = expected(plain_logits(stock(model), prompt, found), found)

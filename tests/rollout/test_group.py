@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from helpers import tiny_llama
 from plays import LOOKS, FakeEnv, hang, once_then, player, says, scripted, tasks
@@ -154,6 +155,18 @@ async def test_a_fault_says_where_it_was(deterministic: bool) -> None:
     text = "".join(traceback.format_exception(caught.value))
     assert "in task 't1', attempt 0 of group 'x/1/t1'" in text
     assert ", in step\n" in text
+
+
+async def test_a_fault_that_many_episodes_share_is_of_none_of_them(bytes_: Any) -> None:
+    def misshapen(*_: Any) -> None:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+
+    model = tiny_llama(300, context=512)
+    engine = TransformersEngine(model, bytes_)
+    model.get_decoder().register_forward_pre_hook(misshapen)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        await player(FakeEnv, engine=engine).groups(tasks(3), 2, label="x", seed=0)
+    assert caught.value.__notes__ == ["in the engine, while 6 requests were sampled together"]
 
 
 async def test_an_environment_that_cannot_be_closed_is_told(caplog: pytest.LogCaptureFixture) -> None:

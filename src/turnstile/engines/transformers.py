@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -185,6 +186,8 @@ class TransformersEngine:
                 self.stats["seconds"] += time.monotonic() - started
             except Exception as error:  # every request of the batch is told
                 failed = _failure(error)
+                if failed is error:  # all get the same one, and none of them is its place
+                    failed.add_note(f"in the engine, while {len(batch)} requests were sampled together")
                 for request in batch:
                     self._leave(request)
                     if not request.future.done():
@@ -333,11 +336,22 @@ def _shape(model: PreTrainedModel) -> Shape:
     )
 
 
+FAILURES = (
+    torch.OutOfMemoryError,
+    getattr(torch, "AcceleratorError", torch.OutOfMemoryError),  # not in every version
+    MemoryError,
+    FloatingPointError,
+    OSError,
+)
+DEVICE = re.compile(r"\b(CUDA|cuDNN|HIP|MPS)\b.* (error|out of memory)\b|\bDefaultCPUAllocator\b")
+"""What torch's plain RuntimeErrors say that are a device's: of the libraries it calls, and of the CPU's memory."""
+
+
 def _failure(error: Exception) -> Exception:
     """What those who wait are told. What the device or the numbers did is the engine's failure, and may be tried
-    again; anything else is a fault of the program and stays what it is."""
-    fault = isinstance(error, NotImplementedError | RecursionError)
-    if fault or not isinstance(error, RuntimeError | MemoryError | FloatingPointError | OSError):
+    again; anything else, like shapes that do not fit, is a fault of the program and stays what it is."""
+    device = type(error) is RuntimeError and DEVICE.search(str(error))
+    if not device and not isinstance(error, FAILURES):
         return error
     failed = EngineError(f"sampling failed: {type(error).__name__}: {error}")
     failed.__cause__ = error

@@ -48,7 +48,7 @@ class Player:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
         `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels.
         `done` is told of each episode as it ends. A fault of the program in one episode stops them all and is
-        raised, with a note that says in which it was."""
+        raised, with a note that says in which it was (one that many share says so itself)."""
         ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
         jobs = [
             (task, Attempt(group=group, number=number, seed=seed, stream=stream))
@@ -113,7 +113,8 @@ class Player:
                 if trajectory.stop is not Stop.ERROR or left == 0:
                     break
         except Exception as fault:
-            fault.add_note(f"in task {task.id!r}, attempt {attempt.number} of group {attempt.group!r}")
+            if not getattr(fault, "__notes__", None):  # else its place is said: the engine's reach many episodes
+                fault.add_note(f"in task {task.id!r}, attempt {attempt.number} of group {attempt.group!r}")
             raise
         finally:
             self.engine.close(session)
