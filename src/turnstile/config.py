@@ -79,6 +79,7 @@ class TasksConfig(Section):
     train: str = ""  # a file of JSON lines
     heldout: str = ""
     limit: int = Field(0, ge=0)  # train on the first so many tasks only (0: all)
+    allow_failed: bool = False  # use tasks that `turnstile tasks check` failed all the same
     where: dict[str, Any] = Field(default_factory=dict)  # keep tasks whose data has these values, or at most them
 
 

@@ -126,6 +126,30 @@ def test_prepare_says_when_nothing_could_be_tried(
     assert cli("tasks", "prepare", "t.jsonl", "--sample", "0").code == 0
 
 
+def test_check_prints_a_table_and_keeps_what_passed(cli: Cli, tmp_path: Path, bug: Task) -> None:
+    off = Task(id="off", env="swe", data={**bug.data, "f2p": [OTHER], "p2p": []})
+    write_tasks(tmp_path / "t.jsonl", [bug, off, Task(id="g", env="guess")])
+    done = cli("tasks", "check", "t.jsonl", "--repeats", "1", "--keep", "good.jsonl")
+    assert done.code == 1
+    head, row, *rest = [line.split() for line in done.out.splitlines()]
+    assert head == ["package", "tasks", "gold", "empty", "flaky", "random", "cheats", "won"]
+    assert row[:5] == ["tinyrange", "2", "1.00", "0.50", "0"]
+    assert int(row[7]) > 0  # on the task that any change solves, which is none
+    assert [" ".join(line) for line in rest[1:]] == [
+        f"failed: off: no change scores 1: {OTHER} passes",
+        "t.jsonl: 1 of 2 tasks passed",
+        "good.jsonl: 2 tasks",
+    ]
+    assert [task.id for task in load_tasks(tmp_path / "good.jsonl")] == ["clamp", "g"]
+    again = cli("tasks", "check", "good.jsonl", "--repeats", "1", "--probes", "0")
+    assert (again.code, again.out.splitlines()[-1]) == (0, "good.jsonl: 1 of 1 tasks passed")
+
+
+def test_check_wants_repository_tasks(cli: Cli, tmp_path: Path) -> None:
+    write_tasks(tmp_path / "t.jsonl", [Task(id="g", env="guess")])
+    assert "there is no repository task to check" in cli("tasks", "check", "t.jsonl").error
+
+
 @pytest.mark.parametrize("how", [[], ["--package", "toolz", "--share", "0.5"]])
 def test_split_needs_one_way_to_hold_out(cli: Cli, how: list[str]) -> None:
     done = cli("tasks", "split", str(DEMO), "--train", "a.jsonl", "--heldout", "b.jsonl", *how)

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from turnstile.build.check import refuse_failed
 from turnstile.build.kinds import bind
 from turnstile.build.parts import (
     check_kinds,
@@ -62,6 +63,7 @@ def train(
     `results` (evaluation name -> list of EpisodeResult), `report` (path), `run`, `step`.
     """
     pair = _tasks(recipe, overfit, tasks, heldout)
+    refuse_failed(recipe, *pair)
     check_kinds(recipe, env)
     parts = {"overfit": overfit, "reward": reward}
     given = {name: getattr(part, "__qualname__", str(part)) for name, part in parts.items() if part is not None}

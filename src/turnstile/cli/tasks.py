@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from turnstile.cli.bars import bars
+from turnstile.cli.main import LazyGroup
 from turnstile.errors import ConfigError, TaskError
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe.instance import ENV
@@ -24,13 +25,21 @@ from turnstile.tasks.swe.prepare import Checked, Step
 from turnstile.tasks.swe.prepare import prepare as prepare_tasks
 from turnstile.tasks.swe.split import by_function, by_package, mixed
 
+tasks = LazyGroup(
+    name="tasks",
+    lazy={
+        "make": ("turnstile.cli.tasks:make", "Make bugs in a package, and keep those that its tests notice."),
+        "check": ("turnstile.cli.check:check", "Check that the rewards of FILE's tasks mean what they say."),
+        "prepare": ("turnstile.cli.tasks:prepare", "Fetch the packages of FILES, and try a sample of their tasks."),
+        "split": ("turnstile.cli.tasks:split", "Split FILE into training and held-out tasks."),
+        "list": ("turnstile.cli.tasks:list_tasks", "Count the tasks of FILE by package and kind of bug."),
+    },
+    help="Task files are JSON lines: one task a line.",
+    short_help="Make, check, prepare and list task files.",
+)
 
-@click.group(short_help="Make, prepare and list task files.")
-def tasks() -> None:
-    """Task files are JSON lines: one task a line."""
 
-
-@tasks.command()
+@click.command()
 @click.argument("source")
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The task file to add to.")
 @click.option(
@@ -62,8 +71,8 @@ def make(
     base = DEMO_FILTER if small else Filter()
     wanted = Filter(max_line=base.max_line, max_shown=base.max_shown, unique=base.unique, kinds=kinds or KINDS)
     console = Console(highlight=False)
-    with _bars(console) as bars:
-        view = _MakeView(bars, number)
+    with bars(console) as shown:
+        view = _MakeView(shown, number)
         made = asyncio.run(
             make_tasks(
                 source,
@@ -108,7 +117,7 @@ class _MakeView:
         self._bars.update(self._bar, description=label, completed=report.valid)
 
 
-@tasks.command()
+@click.command()
 @click.argument("files", nargs=-1, required=True)
 @click.option(
     "--sample", default=1, show_default=True, type=click.IntRange(min=0), help="Tasks of each package to try out."
@@ -124,11 +133,11 @@ def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> N
     """
     found = [task for file in files for task in load_tasks(file) if task.env == ENV]
     console = Console(highlight=False)
-    with _bars(console) as bars:
-        bar = bars.add_task("packages", total=None)
+    with bars(console) as shown:
+        bar = shown.add_task("packages", total=None)
 
         def show(step: Step) -> None:
-            bars.update(bar, description=f"{step.stage} {step.item}", total=step.total, completed=step.done)
+            shown.update(bar, description=f"{step.stage} {step.item}", total=step.total, completed=step.done)
 
         checked = asyncio.run(prepare_tasks(found, sample=None if every else sample, workers=workers, progress=show))
     for one in checked:
@@ -172,7 +181,7 @@ def _many(count: int, one: str, more: str) -> str:
     return f"{count} {one if count == 1 else more}"
 
 
-@tasks.command()
+@click.command()
 @click.argument("file")
 @click.option("--train", "train_file", required=True, help="Where the training tasks go.")
 @click.option("--heldout", "heldout_file", required=True, help="Where the held-out tasks go.")
@@ -196,7 +205,7 @@ def split(
         click.echo(f"{name}: {write_tasks(path, mixed(half, seed))} tasks in {path}")
 
 
-@tasks.command("list")
+@click.command("list")
 @click.argument("file")
 @click.option("--ids", is_flag=True, help="One task a line instead of counts.")
 def list_tasks(file: str, ids: bool) -> None:
@@ -220,8 +229,3 @@ def list_tasks(file: str, ids: bool) -> None:
 
 def _of(data: object, key: str, other: str) -> str:
     return str(data[key]) if isinstance(data, dict) and key in data else other
-
-
-def _bars(console: Console) -> Bars:
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
-    return Bars(*columns, console=console, transient=True, disable=not console.is_terminal)

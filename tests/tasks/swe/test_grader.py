@@ -11,7 +11,7 @@ from turnstile.sandboxes.base import ExecResult, Limits
 from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.grader import Grader
-from turnstile.tasks.swe.runner import PRELOAD, VERIFIER, Report, read_report, run_tests
+from turnstile.tasks.swe.runner import PRELOAD, REQUEST, VERIFIER, Report, read_report, run_tests
 from turnstile.tasks.swe.tree import can_change_tests
 
 SHAPES = """\
@@ -128,7 +128,7 @@ async def test_a_graded_file_is_protected_whatever_its_name(grader: Grader, temp
 
 async def test_equal_states_are_run_once(grader: Grader, template: Path) -> None:
     first, second = await asyncio.gather(*(grader.grade(template, BUG, fail_to_pass=[AREA]) for _ in range(2)))
-    assert (first.from_memo, second.from_memo) == (False, True)
+    assert sorted((first.from_memo, second.from_memo)) == [False, True]
     assert (await grader.grade(template, dict(BUG), fail_to_pass=[AREA])).from_memo
     assert grader.runs == 1
     pristine = await grader.grade(template, {}, fail_to_pass=[AREA])
@@ -436,13 +436,110 @@ async def test_code_that_forges_passes_nothing(grader: Grader, template: Path, n
     assert not verdict.resolved
 
 
-async def test_only_what_is_marked_may_fail(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
-    body = (
-        "import pytest\n\n\ndef test_a():\n    pytest.xfail('so it says')\n\n\n"
-        "@pytest.mark.xfail\ndef test_b():\n    pytest.xfail('as it should')\n"
+EMPTY_IN_MEMORY = """
+import gc, types
+for found in gc.get_objects():
+    if isinstance(found, types.FunctionType) and found.__name__ == "test_area":
+        found.__code__ = (lambda: None).__code__
+"""
+WRITE_OVER = """
+import pathlib
+pathlib.Path("tests/test_shapes.py").write_text("def test_area(): pass")
+"""
+PUT_IN_PLACE = """
+import sys
+def replaced(): pass
+for name, module in list(sys.modules.items()):
+    if name.endswith("test_shapes"):
+        module.test_area = replaced
+"""
+
+
+@pytest.mark.parametrize("cheat", [EMPTY_IN_MEMORY, WRITE_OVER, PUT_IN_PLACE])
+async def test_the_tests_that_count_are_those_in_the_files(grader: Grader, template: Path, cheat: str) -> None:
+    """Another test file, imported before, gives the code under test a chance to change the test's own."""
+    first = "tests/test_again.py::test_first"
+    (template / "tests" / "test_again.py").write_text("import shapes\n\n\ndef test_first():\n    shapes.names()\n")
+    files = {
+        "shapes.py": BUG["shapes.py"].replace(b"return [", cheat.replace("\n", "\n    ").encode() + b"\n    return [")
+    }
+    if cheat is WRITE_OVER:
+        files = {"shapes.py": BUG["shapes.py"] + cheat.encode()}
+    verdict = await grader.grade(template, files, fail_to_pass=[AREA], pass_to_pass=[first])
+    assert not verdict.resolved
+    assert AREA in verdict.failed
+
+
+async def test_decorated_and_inherited_tests_are_those_in_the_files(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
+    tests = """
+import functools, unittest.mock, hypothesis, hypothesis.strategies as st
+
+def plain(f):
+    def run():
+        f()
+    return run
+
+def wrapping(f):
+    @functools.wraps(f)
+    def run(*args):
+        return f(*args)
+    return run
+
+@plain
+def test_plain(): pass
+
+@wrapping
+@wrapping
+def test_wrapped(): pass
+
+@unittest.mock.patch("os.getcwd")
+def test_mocked(cwd): pass
+
+@hypothesis.settings(max_examples=2, database=None)
+@hypothesis.given(st.integers())
+def test_property(n): pass
+
+class Base:
+    def test_inherited(self): pass
+
+class TestIt(Base): pass
+
+class Case(unittest.TestCase):
+    @unittest.expectedFailure
+    def test_case(self): self.fail()
+"""
+    report = await outcomes_of(sandboxes, tmp_path, tests, ["test_it.py"])
+    assert report.messages == {}
+    assert len(report.outcomes) == 6
+    assert all(map(report.passed, report.outcomes))
+
+
+@pytest.mark.parametrize(
+    ("body", "passed"),
+    [
+        ("pytest.xfail('known')", True),
+        ("expect()", False),
+        ("request.applymarker(pytest.mark.xfail)\n    1 / 0", False),
+    ],
+)
+async def test_only_tests_may_expect_a_failure(
+    sandboxes: LocalSandboxes, tmp_path: Path, body: str, passed: bool
+) -> None:
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "code.py").write_text("import pytest\n\n\ndef expect():\n    pytest.xfail('known')\n")
+    (tmp_path / "alone" / "test_it.py").write_text(
+        f"import pytest\nfrom code import expect\n\n\ndef test_a(request):\n    {body}\n"
     )
-    report = await outcomes_of(sandboxes, tmp_path, body)
-    assert report.outcomes == {"test_it.py::test_a": "failed", "test_it.py::test_b": "xfailed"}
+    grader = Grader(sandboxes)
+    verdict = await grader.grade(tmp_path / "alone", {}, fail_to_pass=["test_it.py::test_a"])
+    assert verdict.resolved is passed
+
+
+async def test_a_module_in_the_place_of_a_library_is_not_applied(grader: Grader, template: Path) -> None:
+    (template / "json.py").write_text("")
+    files = {"unittest/__init__.py": b"", "./pytest.py": b"", "json.py": b"x = 1", "lib/json.py": b""}
+    verdict = await grader.grade(template, {**BUG, **files}, fail_to_pass=[AREA])
+    assert verdict.ignored == ("./pytest.py", "unittest/__init__.py")
 
 
 async def test_the_key_is_not_at_hand_for_the_tests(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
@@ -468,8 +565,9 @@ async def test_a_verifier_that_breaks_is_no_verdict(sandboxes: LocalSandboxes, t
     """As when its files and the runner's are not of the same version."""
     sandbox = await sandboxes.start(template)
     try:
-        for request, said in (('{"tests": null}', "KeyError: 'reverse'"), ("{}", "KeyError: 'tests'")):
-            result = await sandbox.exec(["python", "-m", VERIFIER, "KEY", request])
+        for request, said in (('"tests": null', "KeyError: 'reverse'"), ('"calls": null', "KeyError: 'tests'")):
+            await sandbox.write(REQUEST, f'{{"key": "KEY", {request}}}'.encode())
+            result = await sandbox.exec(["python", "-m", VERIFIER, REQUEST])
             with pytest.raises(VerifierError, match=said):
                 read_report(result, "KEY", "test_x", [AREA])
     finally:

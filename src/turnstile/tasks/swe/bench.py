@@ -29,7 +29,7 @@ class Bench:
     """
 
     def __init__(self, sandboxes: Sandboxes, *, limits: Limits = TEST_LIMITS) -> None:
-        self._sandboxes = sandboxes
+        self.sandboxes = sandboxes
         self._limits = limits
         self._compiled: dict[Path, asyncio.Task[Path]] = {}
 
@@ -48,7 +48,7 @@ class Bench:
 
         Raises VerifierError and SandboxError as that does, and ValueError when a path leaves the template.
         """
-        sandbox = await self._sandboxes.start(await self._compile(template))
+        sandbox = await self.sandboxes.start(await self._compile(template))
         try:
             for path, data in files.items():
                 if data is not None:
@@ -79,7 +79,7 @@ class Bench:
         return await asyncio.shield(task)
 
     async def _compile_now(self, template: Path) -> Path:
-        sandbox = await self._sandboxes.start(template)
+        sandbox = await self.sandboxes.start(template)
         try:
             result = await sandbox.exec(["python", "-m", PRECOMPILE], limits=COMPILE_LIMITS)
             if result.exit_code != 0:

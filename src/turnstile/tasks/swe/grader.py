@@ -20,7 +20,7 @@ from turnstile.sandboxes.base import Limits, Sandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.bench import Bench, Files
 from turnstile.tasks.swe.runner import PRELOAD, TEST_LIMITS, Report
-from turnstile.tasks.swe.tree import can_change_tests, inside, tree_digest
+from turnstile.tasks.swe.tree import can_change_tests, hides_a_library, inside, tree_digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +28,9 @@ class Verdict:
     """What grading found. `resolved`: every FAIL_TO_PASS and every PASS_TO_PASS test passes.
 
     `failed` are the tests that did not pass, FAIL_TO_PASS first; `ignored` the changed files that were not
-    applied, being tests; `waited_out` says that it was the wall clock that ended the run; `seconds` is the
-    wall-clock time of the run that gave the verdict, `from_memo` says that this was an earlier one.
+    applied, being tests or standing in for a library; `waited_out` says that it was the wall clock that ended the
+    run; `seconds` is the wall-clock time of the run that gave the verdict, `from_memo` says that this was an
+    earlier one.
     """
 
     resolved: bool
@@ -72,8 +73,12 @@ class Grader:
         fail_to_pass: Sequence[str],
         pass_to_pass: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        repeat: int = 0,
     ) -> Verdict:
         """Apply the changed files that are no tests to a fresh copy of `template` and run the named tests.
+
+        A new module that would be imported in place of a library is not applied either. Requests that differ in
+        `repeat` are run anew.
 
         Raises ValueError when a path leaves the template, VerifierError and SandboxError as `run_tests`, and
         TaskError when there is no FAIL_TO_PASS test.
@@ -81,10 +86,17 @@ class Grader:
         if not fail_to_pass:
             raise TaskError("a repair cannot be graded without a FAIL_TO_PASS test")
         graded = {test.partition("::")[0] for test in (*fail_to_pass, *pass_to_pass)}
-        ignored = tuple(sorted(path for path in files if can_change_tests(path) or normal(path) in graded))
+        places = (env or {}).get("PYTHONPATH", ".").split(os.pathsep)
+        ignored = tuple(
+            sorted(
+                path
+                for path in files
+                if can_change_tests(path) or normal(path) in graded or hides_a_library(path, template, places)
+            )
+        )
         code = {path: data for path, data in files.items() if path not in ignored}
         tests = tuple(dict.fromkeys((*fail_to_pass, *pass_to_pass)))
-        report, from_memo = await self._report(template, code, tests, env)
+        report, from_memo = await self._report(template, code, tests, env, repeat=repeat)
         f2p = sum(map(report.passed, fail_to_pass))
         p2p = sum(map(report.passed, pass_to_pass))
         return Verdict(
@@ -132,8 +144,9 @@ class Grader:
         tests: tuple[str, ...] | None,
         env: Mapping[str, str] | None,
         reverse: bool = False,
+        repeat: int = 0,
     ) -> tuple[Report, bool]:
-        key = await self._key(template, files, tests, env, reverse)
+        key = await self._key(template, files, tests, env, reverse, repeat)
         known = self._memo.get(key)
         if known is not None:
             self._memo.move_to_end(key)
@@ -181,6 +194,7 @@ class Grader:
         tests: tuple[str, ...] | None,
         env: Mapping[str, str] | None,
         reverse: bool,
+        repeat: int,
     ) -> str:
         """A name for everything the outcome depends on; a file with the template's own content is no change."""
         if template not in self._digests:
@@ -190,7 +204,7 @@ class Grader:
             for path, data in files.items()
             if data != content(template, path)
         }
-        parts = (self._digests[template], sorted(changed.items()), tests, sorted((env or {}).items()), reverse)
+        parts = (self._digests[template], sorted(changed.items()), tests, sorted((env or {}).items()), reverse, repeat)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

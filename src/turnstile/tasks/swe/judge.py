@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from turnstile.errors import VerifierError
+from turnstile.tasks.swe.bench import Files
 from turnstile.tasks.swe.grader import Grader, Verdict
 from turnstile.tasks.swe.instance import Bug
 from turnstile.tasks.swe.source import Package
 
 
-async def judge(grader: Grader, bug: Bug, package: Package, text: str) -> Verdict:
+async def judge(grader: Grader, bug: Bug, package: Package, text: str, *, repeat: int = 0) -> Verdict:
     """The verdict on the bug's tests when its file holds `text`. Raises as `Grader.grade`."""
+    return await judge_files(grader, bug, package, {bug.file: text.encode("utf-8", "surrogatepass")}, repeat=repeat)
+
+
+async def judge_files(grader: Grader, bug: Bug, package: Package, files: Files, *, repeat: int = 0) -> Verdict:
+    """The verdict on the bug's tests when `files` are what was changed in the pristine tree: a caller whose agent
+    did not touch the bug's own file names it too. Raises as `Grader.grade`."""
     return await grader.grade(
         package.tree,
-        {bug.file: text.encode("utf-8", "surrogatepass")},
+        files,
         fail_to_pass=bug.f2p,
         pass_to_pass=bug.p2p,
         env=package.environment,
+        repeat=repeat,
     )
 
 

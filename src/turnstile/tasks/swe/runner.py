@@ -19,6 +19,8 @@ from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
 VERIFIER = "turnstile.tasks.swe.verifier"
 PRELOAD = ("pytest", "_pytest.*", VERIFIER)
 """What a fork server imports before tests run in its sandboxes, so that each run starts at once."""
+REQUEST = ".turnstile-request.json"
+"""The file that tells the verifier what to do. No command line shows it, and it is gone before any test runs."""
 KILLED = 137  # by somebody else, such as the kernel when memory is short
 UNKNOWN = ("ERROR: not found: ", "(no match in any of ")  # what pytest says of node ids that it cannot find
 REPORT_CHARS = 64_000_000  # a report is read whole
@@ -72,9 +74,10 @@ async def run_tests(
     key = secrets.token_hex(16)
     canary = f"test_{secrets.token_hex(8)}"
     tests = None if node_ids is None else list(node_ids)
-    request = {"tests": tests, "canary": canary, "reverse": reverse, "calls": calls}
+    request = {"key": key, "tests": tests, "canary": canary, "reverse": reverse, "calls": calls}
+    await sandbox.write(REQUEST, json.dumps(request).encode())
     result = await sandbox.exec(
-        ["python", "-m", VERIFIER, key, json.dumps(request)],
+        ["python", "-m", VERIFIER, REQUEST],
         limits=replace(limits, output_chars=REPORT_CHARS),
         env=env,
     )
@@ -98,13 +101,15 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
     if internal and not started and not internal[0]["inside"]:  # after that it is the code's doing
         raise VerifierError(f"the verifier itself failed: {internal[0]['message']}")
 
-    tests = {event["id"]: event for event in events if event["event"] == "test"}
+    reported = [event for event in events if event["event"] == "test"]
+    tests = {event["id"]: event for event in reported}
     outcomes: dict[str, str] = {name: event["outcome"] for name, event in tests.items()}
     messages: dict[str, str] = {name: event["message"] for name, event in tests.items() if event["message"]}
-    canary_id = next((name for name in outcomes if name.endswith("::" + canary)), None)
-    canary_outcome = None if canary_id is None else outcomes.pop(canary_id)
-    messages.pop(canary_id or "", None)
-    problem = trouble(result, events, canary_outcome, len(tests))
+    planted = [name for name in outcomes if name.endswith("::" + canary)]
+    canaries = [outcomes.pop(name) for name in planted]
+    for name in planted:
+        messages.pop(name, None)
+    problem = trouble(result, events, canaries, len(reported), len(tests))
     running = [event["id"] for event in events if event["event"] == "start"][-1:]
     if problem is not None and running and running[0] not in tests and not running[0].endswith("::" + canary):
         outcomes[running[0]] = "failed"
@@ -148,7 +153,9 @@ def read_calls(events: Sequence[Mapping[str, Any]], wanted: Collection[str]) -> 
         raise VerifierError("the report names no function by a number that it uses; a part of it was lost") from None
 
 
-def trouble(result: ExecResult, events: Sequence[Mapping[str, Any]], canary: str | None, tests: int) -> str | None:
+def trouble(
+    result: ExecResult, events: Sequence[Mapping[str, Any]], canaries: Sequence[str], reported: int, tests: int
+) -> str | None:
     """What is wrong with a run as a whole, in a few words; None if nothing is."""
     if result.timed_out:
         return f"timed out after {result.seconds:.1f} s"
@@ -160,10 +167,18 @@ def trouble(result: ExecResult, events: Sequence[Mapping[str, Any]], canary: str
         return f"the tests' process ended early with exit code {result.exit_code}"
     if end["exit_code"] != result.exit_code:
         return f"the report says exit code {end['exit_code']}, the process ended with {result.exit_code}"
-    if end["reported"] != tests:
-        return f"the report counts {end['reported']} tests and names {tests}"
-    if tests and canary != "failed":
-        return f"a test that must fail came out as {canary or 'missing'}"
+    if end["reported"] != reported:
+        return f"the report counts {end['reported']} tests and names {reported}"
+    if reported != tests:
+        return f"the report names {tests} tests and gives {reported} outcomes"
+    tampered = next((event["what"] for event in events if event["event"] == "tampered"), None)
+    if tampered is not None:
+        return f"what runs the tests was changed while they ran: {tampered}"
+    if tests and not canaries:
+        return "a test that must fail is missing"
+    wrong = [outcome for outcome in canaries if outcome not in ("failed", "error")]
+    if wrong:
+        return f"a test that must fail came out as {wrong[0]}"
     if tests and result.exit_code != 1:
         return f"a test failed and the exit code is {result.exit_code}"
     return None

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from turnstile.errors import TaskError
 
 TEST_FOLDERS = frozenset({"test", "tests"})
 STARTUP = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
+RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "turnstile"})
+"""What runs tests: the top-level modules that a verifier imports beside the standard library."""
 UNCOUNTED = frozenset({"__pycache__", ".git"})
 
 
@@ -40,6 +44,23 @@ def can_change_tests(path: str) -> bool:
         or not TEST_FOLDERS.isdisjoint(parts.parts[:-1])
         or "__pycache__" in parts.parts
     )
+
+
+def hides_a_library(path: str, tree: Path, import_path: Iterable[str]) -> bool:
+    """Whether a new file at `path` would be imported in place of the standard library, of what runs the tests,
+    or of a dependency. `import_path` is the tests' PYTHONPATH: folders of the tree, and absolute ones of dependencies.
+    """
+    places = [os.path.normpath(place) for place in import_path]
+    libraries = {entry.name.removesuffix(".py") for place in places if os.path.isabs(place)
+                 for entry in Path(place).iterdir()}  # fmt: skip
+    for root in {".", *(place for place in places if not os.path.isabs(place))}:
+        inside = os.path.relpath(os.path.normpath(path), root).split(os.sep)
+        name = inside[0].partition(".")[0]
+        if not name or not (name in sys.stdlib_module_names or name in RUNNER or name in libraries):
+            continue
+        if not (tree / root / name).is_dir() and not (tree / root / f"{name}.py").is_file():
+            return True
+    return False
 
 
 def tree_digest(tree: Path) -> str:

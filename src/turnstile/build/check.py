@@ -1,0 +1,96 @@
+"""`turnstile tasks check`: repository tasks, the grader that judges their episodes, and a random agent in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from turnstile.build.parts import make_world
+from turnstile.config import Kind, Recipe
+from turnstile.envs.base import Env
+from turnstile.errors import TaskError
+from turnstile.tasks.swe.check import CheckedTask, check, failed_before
+from turnstile.tasks.swe.grader import Grader
+from turnstile.tasks.swe.instance import ENV
+from turnstile.tasks.swe.oracle import random_agent
+from turnstile.types import Task
+
+TURNS = 8  # of the random agent
+
+
+def check_tasks(
+    tasks: Sequence[Task],
+    *,
+    repeats: int = 2,
+    probed: int | None = 2,
+    sandbox: str = "local",
+    workers: int = 2,
+    done: Callable[[CheckedTask], None] = lambda checked: None,
+) -> list[CheckedTask]:
+    """Checks the repository tasks among `tasks` (see `tasks.swe.check.check`) in sandboxes of the kind named.
+
+    Raises TaskError when there is none, and ConfigError for an unknown kind of sandbox.
+    """
+    mine = [task for task in tasks if task.env == ENV]
+    if not mine:
+        raise TaskError(f"there is no repository task to check: no task has env = {ENV!r}")
+    return asyncio.run(_check(mine, repeats, probed, sandbox, workers, done))
+
+
+async def _check(
+    tasks: Sequence[Task],
+    repeats: int,
+    probed: int | None,
+    sandbox: str,
+    workers: int,
+    done: Callable[[CheckedTask], None],
+) -> list[CheckedTask]:
+    world = make_world(Recipe(env=Kind(kind=ENV), sandbox=Kind.model_validate({"kind": sandbox, "workers": workers})))
+    try:
+        (grader,) = (part for part in world.shared if isinstance(part, Grader))
+
+        async def play(task: Task) -> bool:
+            return await play_randomly(world.make_env(), task)
+
+        return await check(
+            tasks,
+            grader=grader,
+            sandboxes=grader.bench.sandboxes,
+            repeats=repeats,
+            probed=probed,
+            play=play,
+            workers=workers,
+            done=done,
+        )
+    finally:
+        await world.close()
+
+
+async def play_randomly(env: Env, task: Task, *, turns: int = TURNS) -> bool:
+    """One episode of the agent that acts validly and blindly: whether it resolved the task."""
+    agent = random_agent(task, random.Random(f"check/{task.id}"))
+    try:
+        seen = (await env.reset(task)).messages
+        for _ in range(turns):
+            step = await env.step(agent(seen))
+            seen = step.messages
+            if step.terminated or step.truncated:
+                break
+        return bool((await env.measure())["resolved"])
+    finally:
+        await env.close()
+
+
+def refuse_failed(recipe: Recipe, train: Sequence[Task], heldout: Sequence[Task]) -> None:
+    """Raises TaskError when a task that a run would use failed its check, unless the recipe allows it."""
+    if recipe.tasks.allow_failed:
+        return
+    for file, tasks in ((recipe.tasks.train, train), (recipe.tasks.heldout, heldout)):
+        failed = failed_before(file, tasks) if file else {}
+        if failed:
+            name, why = next(iter(failed.items()))
+            raise TaskError(
+                f"{file}: {len(failed)} of its tasks failed their check, for example {name} ({why}); leave them "
+                f"out (turnstile tasks check {file} --keep GOOD.jsonl), or set tasks.allow_failed=true"
+            )

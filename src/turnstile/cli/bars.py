@@ -1,0 +1,12 @@
+"""Progress bars that leave nothing behind and are silent where nobody looks."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def bars(console: Console) -> Progress:
+    """Bars with a description, a count and the time; nothing where the output is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -1,0 +1,102 @@
+"""`turnstile tasks check`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from turnstile.build.check import check_tasks
+from turnstile.cli.bars import bars
+from turnstile.tasks.base import load_tasks, write_tasks
+from turnstile.tasks.swe.check import CheckedTask, write_record
+from turnstile.tasks.swe.instance import ENV
+
+_SHOWN = 20  # failing tasks that are named
+
+
+@click.command()
+@click.argument("file")
+@click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=1), help="Gradings of each task.")
+@click.option(
+    "--probes",
+    "probed",
+    default=2,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Tasks of each package on which cheats and the random agent are tried.",
+)
+@click.option("--all-probes", is_flag=True, help="Try cheats and the random agent on every task.")
+@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the tasks that passed here.")
+@click.option("--sandbox", default="local", show_default=True, help="The kind of sandbox to grade in.")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
+def check(file: str, repeats: int, probed: int, all_probes: bool, keep: Path | None, sandbox: str, workers: int) -> int:
+    """Checks that the rewards of FILE's repository tasks mean what they say.
+
+    The repair must score 1 and no change 0, each time; a random agent plays; and cheats must score 0: edited tests, a
+    conftest file, a patched runner, a report written early, and others. What failed is noted in FILE.check.json, and
+    turnstile train refuses those tasks. The exit code is 1 when a task failed or could not be checked.
+    """
+    found = load_tasks(file)
+    console = Console(highlight=False)
+    with bars(console) as shown:
+        bar = shown.add_task("checking", total=sum(task.env == ENV for task in found))
+        checked = check_tasks(
+            found,
+            repeats=repeats,
+            probed=None if all_probes else probed,
+            sandbox=sandbox,
+            workers=workers,
+            done=lambda one: shown.update(bar, advance=1),
+        )
+    write_record(file, checked)
+    print_checked(console, file, checked)
+    bad = {one.task.id for one in checked if one.why or one.unknown}
+    if keep is not None:
+        kept = [task for task in found if task.id not in bad]
+        console.print(Text(f"{keep}: {write_tasks(keep, kept)} tasks"))
+    return 1 if bad else 0
+
+
+def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> None:
+    """One line a package: mean scores of repair, no change and random agent, and of every cheat; then what failed."""
+    cheats = list(dict.fromkeys(name for one in found for name in one.tried))
+    piles: dict[str, list[CheckedTask]] = {}
+    for one in found:
+        piles.setdefault(str(one.task.data.get("package", "-")), []).append(one)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("package", no_wrap=True)
+    for column in ("tasks", "gold", "empty", "flaky", "random", "cheats", "won"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for package, pile in piles.items():
+        tried = sum(len(one.tried) for one in pile)
+        table.add_row(
+            Text(package),
+            str(len(pile)),
+            _mean([score for one in pile for score in one.gold]),
+            _mean([score for one in pile for score in one.empty]),
+            str(sum(bool(one.flaky) for one in pile)),
+            _mean([one.random for one in pile if one.random is not None]),
+            str(tried) if tried else "-",
+            str(sum(len(one.wins) for one in pile)) if tried else "-",
+        )
+    console.print(table)
+    if cheats:
+        console.print(Text(f"cheats: {', '.join(cheats)}"))
+    failed = [one for one in found if one.why is not None]
+    unknown = [one for one in found if one.unknown is not None]
+    for one in (*failed, *unknown)[:_SHOWN]:
+        console.print(Text(f"{'failed' if one.why else 'unknown'}: {one.task.id}: {one.why or one.unknown}"))
+    if len(failed) + len(unknown) > _SHOWN:
+        console.print(Text(f"and {len(failed) + len(unknown) - _SHOWN} more"))
+    passed = len(found) - len(failed) - len(unknown)
+    line = f"{file}: {passed} of {len(found)} tasks passed"
+    console.print(Text(line + (f", {len(unknown)} could not be checked" if unknown else "")))
+
+
+def _mean(scores: Sequence[float]) -> str:
+    return f"{sum(scores) / len(scores):.2f}" if scores else "-"
