@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from dockerd import Dockerd, dockerd, why_not
 from helpers import byte_tokenizer, tiny_tokenizer
 from turnstile.models.load import load_tokenizer
 
@@ -25,3 +28,13 @@ def words() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="session")
 def bytes_() -> PreTrainedTokenizerBase:
     return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Dockerd]:
+    """A real container engine, which the tests start and end themselves."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with dockerd() as running:
+        yield running

@@ -47,6 +47,22 @@ class SandboxError(InfrastructureError):
     """The sandbox died, could not start or stopped answering."""
 
 
+class ContainerDiedError(SandboxError):
+    """A container ended, or stopped answering, while it was in use."""
+
+
+class DaemonError(SandboxError):
+    """The daemon that runs containers does not answer, or could not do what it was asked to."""
+
+
+class OutOfMemoryError(SandboxError):
+    """The kernel killed a process because its sandbox had used up its memory."""
+
+
+class DiskFullError(SandboxError):
+    """A sandbox has used up its disk, or the machine that it runs on has."""
+
+
 class EngineError(InfrastructureError):
     """The engine could not sample."""
 

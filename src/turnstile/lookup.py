@@ -21,6 +21,7 @@ KINDS: dict[str, dict[str, str]] = {
     "sandbox": {
         "local": "turnstile.sandboxes.local:LocalSandboxes",
         "bubblewrap": "turnstile.sandboxes.bubblewrap:BubblewrapSandboxes",
+        "container": "turnstile.sandboxes.container:ContainerSandboxes",
     },
     "engine": {
         "transformers": "turnstile.engines.transformers:TransformersEngine",

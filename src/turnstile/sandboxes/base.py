@@ -1,6 +1,6 @@
 """Where code runs: the two protocols every isolation tier obeys, and what they exchange.
 
-A *provider* (`Sandboxes`) starts sandboxes from a template folder; a *sandbox* is one private copy of it.
+A *provider* (`Sandboxes`) starts sandboxes from a template; a *sandbox* is one private copy of it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,18 @@ class ExecResult:
     timed_out: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Image:
+    """A container image to start from as it is, where commands run in its folder `root`. Containers alone take one."""
+
+    name: str
+    root: str
+
+
+Template = Path | Image
+"""What a sandbox starts from: a folder that is copied, an image, or what `Sandbox.snapshot` of the provider gave."""
+
+
 @runtime_checkable
 class Sandbox(Protocol):
     """One private working copy. Paths are relative to its root; leaving the root raises ValueError.
@@ -50,8 +62,8 @@ class Sandbox(Protocol):
 
     async def write(self, path: str, data: bytes) -> None: ...
 
-    async def snapshot(self) -> Path:
-        """A folder that `Sandboxes.start` takes as a template: the state of the files now."""
+    async def snapshot(self) -> Template:
+        """The state of the files now, for `start` of the provider that this sandbox is of, until that closes."""
         ...
 
     async def close(self) -> None: ...
@@ -61,6 +73,6 @@ class Sandbox(Protocol):
 class Sandboxes(Protocol):
     """Starts sandboxes of one tier. `close` leaves no process and no file behind."""
 
-    async def start(self, template: Path) -> Sandbox: ...
+    async def start(self, template: Template) -> Sandbox: ...
 
     async def close(self) -> None: ...

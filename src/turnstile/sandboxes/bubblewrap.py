@@ -17,7 +17,7 @@ from pathlib import Path
 
 import turnstile
 from turnstile.errors import ConfigError, SandboxError
-from turnstile.sandboxes.base import Limits
+from turnstile.sandboxes.base import Limits, Template
 from turnstile.sandboxes.folder import FolderSandbox, Home, copy_whole, remove_tree
 from turnstile.sandboxes.forkserver import ForkServer
 
@@ -64,7 +64,7 @@ class BubblewrapSandboxes:
         self._open: dict[FolderSandbox, ForkServer] = {}
         self._finalizer = weakref.finalize(self, self._home.remove)
 
-    async def start(self, template: Path) -> FolderSandbox:
+    async def start(self, template: Template) -> FolderSandbox:
         """A private copy of `template`. Raises SandboxError when there is no such folder, or no room."""
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from turnstile.errors import SandboxError
-from turnstile.sandboxes.base import ExecResult, Limits
+from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
 from turnstile.sandboxes.forkserver import ForkServer, base_environment
 
 PREFIX = "turnstile-sandboxes-"
@@ -181,7 +181,7 @@ def short_machine(folder: Path) -> Iterator[None]:
         ) from error
 
 
-async def copy_whole(source: Path, target: Path) -> None:
+async def copy_whole(source: Template, target: Path) -> None:
     """`copy_tree` in a thread. Of one that fails or is cancelled nothing is left."""
     copying = asyncio.get_running_loop().run_in_executor(None, copy_tree, source, target)
     try:
@@ -192,37 +192,55 @@ async def copy_whole(source: Path, target: Path) -> None:
         raise
 
 
-def copy_tree(source: Path, target: Path) -> None:
-    """Copy folders, files and the symbolic links that stay inside into `target`, which must not hold anything.
+def as_folder(template: Template) -> Path:
+    """The template as a folder. Raises SandboxError when it is none."""
+    if isinstance(template, Image):
+        raise SandboxError(f"the image {template.name} cannot be started here; choose sandbox kind 'container'")
+    if not template.is_dir():
+        raise SandboxError(f"there is no template folder {template}")
+    return template
 
-    Left out: `NOT_COPIED`, links that leave the tree, what is no plain file, and byte code that could be stale
-    (all but that checked by hash). Raises SandboxError when `source` is no folder or the machine has no room.
+
+def walk_tree(source: Path) -> Iterator[tuple[str, str, str]]:
+    """What of a folder is copied: (kind, path, path below `source`), a folder before what is in it.
+
+    The kinds are folder, file and link (a symbolic one that stays inside). Left out: `NOT_COPIED`, links that leave the
+    tree and what is no plain file.
     """
-    if not source.is_dir():
-        raise SandboxError(f"there is no template folder {source}")
-    with short_machine(target):
-        _copy_tree(source, target)
-
-
-def _copy_tree(source: Path, target: Path) -> None:
     top = os.path.realpath(source)
-    pending = [(top, str(target))]
+    pending = [(top, "")]
     while pending:
-        folder, made = pending.pop()
-        os.makedirs(made, exist_ok=True)
+        folder, inner = pending.pop()
         with os.scandir(folder) as entries:
             for entry in entries:
-                name = os.path.join(made, entry.name)
+                name = inner + entry.name
                 if entry.name in NOT_COPIED:
                     continue
                 if entry.is_symlink():
                     link = os.readlink(entry.path)
                     if not os.path.isabs(link) and is_inside(top, os.path.realpath(entry.path)):
-                        os.symlink(link, name)
+                        yield "link", entry.path, name
                 elif entry.is_dir():
-                    pending.append((entry.path, name))
+                    yield "folder", entry.path, name
+                    pending.append((entry.path, name + os.sep))
                 elif entry.is_file():
-                    copy_file(entry.path, name)
+                    yield "file", entry.path, name
+
+
+def copy_tree(source: Template, target: Path) -> None:
+    """Copy what `walk_tree` finds into `target`, which must not hold anything, less byte code that could be stale (all
+    but that checked by hash). Raises SandboxError when `source` is no folder or the machine has no room."""
+    source = as_folder(source)
+    with short_machine(target):
+        target.mkdir(parents=True, exist_ok=True)
+        for kind, path, inner in walk_tree(source):
+            name = os.path.join(target, inner)
+            if kind == "folder":
+                os.mkdir(name)
+            elif kind == "link":
+                os.symlink(os.readlink(path), name)
+            else:
+                copy_file(path, name)
 
 
 def copy_file(source: str, target: str) -> None:
@@ -233,14 +251,19 @@ def copy_file(source: str, target: str) -> None:
     with open(source, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         data = file.read()
-    if source.endswith(".pyc") and data[4:8] != CHECKED_HASH:
-        return  # taken for current by its source's time of change, which copies do not keep
+    if may_be_stale(source, data):
+        return
     with open(
         target, "xb", buffering=0, opener=lambda path, flags: os.open(path, flags, status.st_mode & 0o777)
     ) as file:
         left = memoryview(data)
         while left:
             left = left[file.write(left) :]
+
+
+def may_be_stale(path: str, data: bytes) -> bool:
+    """Whether it is byte code taken for current by its source's time of change, which copies do not keep."""
+    return path.endswith(".pyc") and data[4:8] != CHECKED_HASH
 
 
 def remove_tree(folder: Path) -> None:

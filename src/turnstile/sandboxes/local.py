@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from turnstile.errors import SandboxError
-from turnstile.sandboxes.base import Limits
+from turnstile.sandboxes.base import Limits, Template
 from turnstile.sandboxes.folder import FolderSandbox, Home, copy_whole, remove_tree
 from turnstile.sandboxes.forkserver import ForkServer
 
@@ -40,7 +40,7 @@ class LocalSandboxes:
         self._open: set[FolderSandbox] = set()
         self._finalizer = weakref.finalize(self, self._home.remove)
 
-    async def start(self, template: Path) -> FolderSandbox:
+    async def start(self, template: Template) -> FolderSandbox:
         """A private copy of `template`. Raises SandboxError when there is no such folder, or no room."""
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")

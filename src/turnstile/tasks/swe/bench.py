@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from turnstile.errors import SandboxError, VerifierError
-from turnstile.sandboxes.base import Limits, Sandboxes
+from turnstile.sandboxes.base import Limits, Sandboxes, Template
 from turnstile.tasks.swe.runner import TEST_LIMITS, Report, run_tests
 from turnstile.tasks.swe.tree import inside
 
@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, sandboxes: Sandboxes, *, limits: Limits = TEST_LIMITS) -> None:
         self.sandboxes = sandboxes
         self._limits = limits
-        self._compiled: dict[Path, asyncio.Task[Path]] = {}
+        self._compiled: dict[Path, asyncio.Task[Template]] = {}
 
     async def run(
         self,
@@ -71,14 +71,14 @@ class Bench:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _compile(self, template: Path) -> Path:
+    async def _compile(self, template: Path) -> Template:
         """A copy of the template with its byte code, made when first asked for."""
         task = self._compiled.get(template)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._compiled[template] = asyncio.create_task(self._compile_now(template))
         return await asyncio.shield(task)
 
-    async def _compile_now(self, template: Path) -> Path:
+    async def _compile_now(self, template: Path) -> Template:
         sandbox = await self.sandboxes.start(template)
         try:
             result = await sandbox.exec(["python", "-m", PRECOMPILE], limits=COMPILE_LIMITS)

@@ -1,0 +1,358 @@
+"""The daemon that runs containers: Docker, or Podman's Docker-compatible service, through the `docker` SDK.
+
+Every call blocks, so `Daemon.call` makes it in a thread. What goes wrong becomes a typed error here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import socket
+import ssl
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from turnstile.errors import (
+    ConfigError,
+    ContainerDiedError,
+    DaemonError,
+    DiskFullError,
+    MissingExtraError,
+    OutOfMemoryError,
+    SandboxError,
+)
+from turnstile.sandboxes.owner import PID, is_gone
+
+try:
+    import docker
+    import docker.errors
+    import docker.types
+    import docker.utils
+    import requests.exceptions
+except ModuleNotFoundError as error:
+    raise MissingExtraError("sandbox kind 'container'", "container") from error
+
+T = TypeVar("T")
+TIMEOUT = 120.0  # seconds for one call
+GOING = 30.0  # seconds for a container to be gone after its removal has begun
+NEEDED = "sandbox kind 'container' needs a running Docker or Podman"
+ADVICE = "start one (systemctl start docker, or podman system service), or name its socket in DOCKER_HOST"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """A container as it is to be created. Memory and disk in MiB; `disk_mb` bounds each folder of `tmpfs`.
+
+    With `read_only` nothing but those folders can be written to. Otherwise `folders` are made, for everybody to write.
+    """
+
+    image: str
+    program: tuple[str, ...]
+    labels: Mapping[str, str]
+    memory_mb: int
+    cpus: float
+    processes: int
+    disk_mb: int
+    network: str
+    user: str
+    read_only: bool
+    tmpfs: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    ulimits: Mapping[str, int] = field(default_factory=dict)
+    limit_layer: bool = False  # the writable layer too; only some storage drivers can
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leavings:
+    """What a process left behind in a daemon: ids."""
+
+    containers: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.containers) + len(self.images) + len(self.volumes)
+
+
+class Daemon:
+    """A connection to the daemon at `address` (default: DOCKER_HOST, or the first usual socket that there is).
+
+    At most `threads` calls are made at once. Raises ConfigError when nobody answers there.
+    """
+
+    def __init__(self, address: str | None = None, *, threads: int = 16) -> None:
+        self.address = address or find_socket()
+        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="turnstile-daemon")
+        try:
+            if self.address is not None and self.address.startswith("unix://"):
+                knock(self.address.removeprefix("unix://"))
+            given = docker.utils.kwargs_from_env() if self.address is None else {"base_url": self.address}
+            self._client = docker.APIClient(**given, version="auto", timeout=TIMEOUT, max_pool_size=threads)
+        except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
+            self._threads.shutdown(wait=False)
+            where = f" at {self.address}" if self.address else ""
+            raise ConfigError(f"{NEEDED}, and none answers{where} ({short(error)}); {ADVICE}") from None
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """A method of this object, in a thread. It runs to its end also where its caller is cancelled."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def version(self) -> str:
+        with translated("its version"):
+            found = self._client.version()
+            platform = (found.get("Platform") or {}).get("Name") or (found.get("Components") or [{}])[0].get("Name", "")
+            return f"{platform} {found['Version']}".strip()
+
+    def launch(self, spec: Spec) -> tuple[str, socket.socket]:
+        """Create a container, attach to it and start it: its id, and the stream of its first process.
+
+        Raises ConfigError where no start can succeed (no such image, no such program, limits that cannot be set).
+        """
+        with translated(f"a container of {spec.image}"):
+            identity: str = self._create(spec)
+            attached = None
+            try:
+                if spec.folders and not spec.read_only:
+                    self._client.put_archive(identity, "/", empty_folders(spec.folders))
+                attached = self._client.attach_socket(
+                    identity, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+                )
+                self._client.start(identity)
+            except BaseException:
+                if attached is not None:
+                    own(attached).close()
+                with contextlib.suppress(SandboxError):  # the first error is the one to tell
+                    self.remove(identity)
+                raise
+            return identity, own(attached)
+
+    def _create(self, spec: Spec) -> str:
+        client = self._client
+        options = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
+        host = client.create_host_config(
+            auto_remove=True,  # so it goes with its first process, which ends when we do
+            network_mode=spec.network,
+            read_only=spec.read_only,
+            tmpfs=dict.fromkeys(spec.tmpfs, options) or None,
+            mem_limit=f"{spec.memory_mb}m",
+            memswap_limit=f"{spec.memory_mb}m",
+            nano_cpus=int(spec.cpus * 1e9),
+            pids_limit=spec.processes + 1,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            ulimits=[docker.types.Ulimit(name=name, soft=most, hard=most) for name, most in spec.ulimits.items()],
+            log_config=docker.types.LogConfig(type="none"),  # what goes to and fro is no log
+            storage_opt={"size": f"{spec.disk_mb}m"} if spec.limit_layer else None,
+        )
+        made = client.create_container(
+            image=spec.image,
+            command=[],
+            entrypoint=list(spec.program),
+            user=spec.user,
+            working_dir="/",
+            stdin_open=True,
+            labels=dict(spec.labels),
+            host_config=host,
+            stop_signal="SIGKILL",  # the first process of a container need not heed another
+        )
+        identity: str = made["Id"]
+        return identity
+
+    def remove(self, identity: str) -> None:
+        """End a container and remove it with its unnamed volumes; one that is gone already is no error."""
+        with translated("a container's removal"):
+            try:
+                self._client.remove_container(identity, v=True, force=True)
+            except docker.errors.NotFound:
+                return
+            except docker.errors.APIError as error:
+                if error.status_code != 409:  # somebody else is at it
+                    raise
+            deadline = time.monotonic() + GOING
+            while self._exists(identity):
+                if time.monotonic() > deadline:
+                    raise DaemonError(f"container {identity[:12]} is still there {GOING:.0f} s after its removal began")
+                time.sleep(0.02)
+
+    def _exists(self, identity: str) -> bool:
+        try:
+            self._client.inspect_container(identity)
+        except docker.errors.NotFound:
+            return False
+        return True
+
+    def commit(self, identity: str) -> str:
+        """An image of a container's files, with the container's labels: its id."""
+        with translated("a snapshot"):
+            image: str = self._client.commit(identity, pause=False)["Id"]
+            return image
+
+    def fate(self, identity: str, since: float, said: str) -> SandboxError:
+        """Why a container ended that had started at `since` (seconds of the epoch) and last said `said`."""
+        short_id = identity[:12]
+        try:
+            with translated("a container's state"):
+                state = self._state(identity, since)
+        except SandboxError as error:
+            return error
+        if state["oom"]:
+            return OutOfMemoryError(f"container {short_id} ran out of memory and was killed; raise sandbox.memory_mb")
+        last = said.strip().splitlines()[-1:]
+        why = f": {last[0]}" if last else f" with exit code {state['code']}" if state["code"] is not None else ""
+        return ContainerDiedError(f"container {short_id} ended while it was in use{why}")
+
+    def _state(self, identity: str, since: float) -> dict[str, Any]:
+        try:
+            found = self._client.inspect_container(identity)["State"]
+            if not found.get("Running"):
+                return {"oom": bool(found.get("OOMKilled")), "code": found.get("ExitCode")}
+        except docker.errors.NotFound:
+            pass  # it is removed as it ends; the daemon remembers its last events
+        wanted = {"container": [identity], "type": ["container"]}
+        answer = self._client.get(
+            f"{self._client.base_url}/v{self._client.api_version}/events",
+            params={"since": int(since) - 1, "until": int(time.time()) + 1, "filters": json.dumps(wanted)},
+            timeout=TIMEOUT,
+        )
+        answer.raise_for_status()
+        seen = [json.loads(line) for line in answer.text.splitlines()]
+        codes = [event["Actor"]["Attributes"].get("exitCode") for event in seen if event["Action"] in ("die", "died")]
+        return {"oom": any(event["Action"] == "oom" for event in seen), "code": codes[-1] if codes else None}
+
+    def find(self, wanted: Mapping[str, str] | None = None, *, everybodys: bool = False) -> Leavings:
+        """What this project made here: that with the labels `wanted`, all of it, or what no living process owns."""
+        labels = [f"{name}={value}" for name, value in (wanted or {}).items()] or [PID]
+        filters = {"label": labels}
+
+        def ours(labels: Mapping[str, str] | None) -> bool:
+            return wanted is not None or everybodys or is_gone(labels or {})
+
+        with translated("a list of containers"):
+            containers = self._client.containers(all=True, filters=filters)
+            images = self._client.images(filters=filters)
+            volumes = self._client.volumes(filters=filters).get("Volumes") or []
+        return Leavings(
+            containers=tuple(found["Id"] for found in containers if ours(found.get("Labels"))),
+            images=tuple(found["Id"] for found in images if ours(found.get("Labels"))),
+            volumes=tuple(found["Name"] for found in volumes if ours(found.get("Labels"))),
+        )
+
+    def clear(self, found: Leavings) -> None:
+        """Remove them; what is gone already is no error."""
+        for identity in found.containers:
+            self.remove(identity)
+        with translated("a removal"):
+            for image in found.images:
+                with contextlib.suppress(docker.errors.NotFound):
+                    self._client.remove_image(image, force=True)
+            for volume in found.volumes:
+                with contextlib.suppress(docker.errors.NotFound):
+                    self._client.remove_volume(volume, force=True)
+
+    def sweep(self) -> Leavings:
+        """Remove what processes of this machine left that are no more."""
+        found = self.find()
+        self.clear(found)
+        return found
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+        self._client.close()
+
+
+def knock(path: str) -> None:
+    """Raises OSError where nobody listens; the SDK would leave a socket open then."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.settimeout(TIMEOUT)
+        door.connect(path)
+
+
+def own(attached: Any) -> socket.socket:
+    """The socket in what the SDK gives for an attached stream, which is bound up with an HTTP response."""
+    inner = getattr(attached, "_sock", attached)
+    if not isinstance(inner, socket.socket) or isinstance(inner, ssl.SSLSocket):
+        found: socket.socket = inner  # encrypted, or a tunnel: to be used as it is
+        return found
+    mine = socket.socket(fileno=os.dup(inner.fileno()))
+    inner.close()
+    attached.close()
+    mine.setblocking(False)
+    return mine
+
+
+def find_socket() -> str | None:
+    """The first usual socket that is there; None where DOCKER_HOST says it, or nothing does."""
+    if os.environ.get("DOCKER_HOST"):
+        return None
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+    usual = (
+        Path("/var/run/docker.sock"),
+        runtime / "docker.sock",
+        Path.home() / ".docker" / "run" / "docker.sock",
+        runtime / "podman" / "podman.sock",
+        Path("/run/podman/podman.sock"),
+    )
+    for path in usual:
+        if path.is_socket() and os.access(path, os.R_OK | os.W_OK):
+            return f"unix://{path}"
+    return None
+
+
+def empty_folders(names: tuple[str, ...]) -> bytes:
+    """An archive of folders that everybody may write to."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name in names:
+            member = tarfile.TarInfo(name.strip("/"))
+            member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o1777, int(time.time())
+            archive.addfile(member)
+    return made.getvalue()
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Errors of the SDK as ours."""
+    try:
+        yield
+    except docker.errors.ImageNotFound as error:
+        raise ConfigError(f"{what}: the daemon has no such image; get it with: docker pull ({short(error)})") from None
+    except docker.errors.NotFound as error:
+        raise ContainerDiedError(f"{what}: {short(error)}") from None
+    except docker.errors.APIError as error:
+        raise meaning(what, short(error)) from None
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise DaemonError(f"{what}: the daemon does not answer ({short(error)})") from None
+
+
+def meaning(what: str, said: str) -> ConfigError | SandboxError:
+    """What a refusal of the daemon comes to."""
+    lowered = said.lower()
+    if "no space left" in lowered or "disk quota" in lowered:
+        return DiskFullError(f"{what}: the daemon's disk is full ({said})")
+    if "rlimit" in lowered:
+        remedy = "sandbox.ulimits = { nofile = 16384, nproc = 8192 }"
+        return ConfigError(f"{what}: this machine sets no such limits; try {remedy} ({said})")
+    if "unable to find user" in lowered or "no matching entries in passwd" in lowered:
+        return ConfigError(f"{what}: the image does not know that user; give its number in sandbox.user ({said})")
+    if "storage-opt" in lowered or "storage opt" in lowered:
+        return ConfigError(f"{what}: its storage driver cannot limit a container's disk; sandbox.limit_layer = false")
+    if "executable file not found" in lowered or "no such file or directory" in lowered:
+        return ConfigError(
+            f"{what}: the image has no such Python; use an image with Python 3.7 or newer, or say where it is with "
+            f"sandbox.python ({said})"
+        )
+    return DaemonError(f"{what}: {said}")
+
+
+def short(error: Exception) -> str:
+    """The last line of what an error says."""
+    text = getattr(error, "explanation", None) or str(error) or type(error).__name__
+    return str(text).strip().splitlines()[-1][-400:]

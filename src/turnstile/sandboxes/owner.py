@@ -1,0 +1,47 @@
+"""Who made a container: a process of this machine, known again even when its number has been given to another."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+HOST = "turnstile.owner.host"
+PID = "turnstile.owner.pid"
+STARTED = "turnstile.owner.started"
+
+
+def owner_labels() -> dict[str, str]:
+    """Labels that name this process."""
+    return {HOST: host_name(), PID: str(os.getpid()), STARTED: started(os.getpid()) or ""}
+
+
+def is_gone(labels: Mapping[str, str]) -> bool:
+    """Whether the process that labels name is no more. Of another machine's nothing is known, so it is not."""
+    if labels.get(HOST) != host_name() or not labels.get(PID, "").isdigit():
+        return False
+    return started(int(labels[PID])) != labels.get(STARTED)
+
+
+def host_name() -> str:
+    """This machine, and on Linux the PID namespace: the same number in another one is another process."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except FileNotFoundError:
+        return socket.gethostname()
+
+
+def started(pid: int) -> str | None:
+    """When a process of this machine started, in words to be compared; None where there is no such process."""
+    if Path("/proc/self/stat").exists():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        if fields[0] in ("Z", "X"):
+            return None
+        return f"{fields[19]} ticks after boot {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    shown = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return shown.stdout.strip() or None

@@ -1,0 +1,165 @@
+"""A pool of things that are slow to start: some are kept ready, few start at once, a struggling maker gets time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from turnstile.errors import SandboxError
+
+_log = logging.getLogger(__name__)
+
+
+class Member(Protocol):
+    """What a pool keeps."""
+
+    async def alive(self) -> bool: ...
+
+    async def end(self) -> None:
+        """Never fails: what cannot be ended now is left to a later sweep."""
+        ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gates:
+    """What an event loop waits at."""
+
+    places: asyncio.Semaphore
+    starts: asyncio.Semaphore
+
+
+class Pool(Generic[M]):
+    """Hands out members that nobody had before; at most `most` are out at once, and `warm` more are kept ready.
+
+    At most `starts` are being started at a time. After a failed start all starts wait, twice as long each time up to
+    `longest` seconds, and one is given up after `tries`. Who finds no free place waits `patience` seconds for one.
+    A pool may be used from one event loop after another, not from two at once.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[M]],
+        *,
+        warm: int,
+        most: int,
+        starts: int,
+        tries: int = 4,
+        pause: float = 0.5,
+        longest: float = 30.0,
+        patience: float = 900.0,
+    ) -> None:
+        if most < 1 or starts < 1 or warm < 0:
+            raise ValueError("a pool needs room for one member and for one start, and no fewer than no spares")
+        self._start_one = start
+        self._warm = warm
+        self._most = most
+        self._starts = starts
+        self._tries = tries
+        self._pause = pause
+        self._longest = longest
+        self._patience = patience
+        self._ready: deque[M] = deque()
+        self._failures = 0
+        self._not_before = 0.0
+        self._gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Gates] = weakref.WeakKeyDictionary()
+        self._warming: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def ready(self) -> int:
+        """How many wait to be handed out."""
+        return len(self._ready)
+
+    async def take(self, start: Callable[[], Awaitable[M]] | None = None) -> M:
+        """A live member; one that is ready, unless `start` makes it, of another kind. `leave` gives its place back.
+
+        Raises SandboxError when none can be had.
+        """
+        gates = self._gates_now()
+        try:
+            async with asyncio.timeout(self._patience):
+                await gates.places.acquire()
+        except TimeoutError:
+            raise SandboxError(
+                f"no sandbox was free for {self._patience:.0f} s: all {self._most} are in use; raise sandbox.most"
+            ) from None
+        try:
+            if start is not None:
+                return await self._start(start, self._tries)
+            while self._ready:
+                member = self._ready.popleft()
+                if await member.alive():
+                    return member
+                await member.end()
+            return await self._start(self._start_one, self._tries)
+        except BaseException:
+            gates.places.release()
+            raise
+        finally:
+            if start is None:
+                self._refill()
+
+    def leave(self) -> None:
+        """A member that was taken has ended."""
+        self._gates_now().places.release()
+
+    async def close(self) -> None:
+        """End the members that are ready or on their way."""
+        self._closed = True
+        for task in tuple(self._warming):
+            task.cancel()
+        await asyncio.gather(*self._warming, return_exceptions=True)
+        while self._ready:
+            await self._ready.popleft().end()
+
+    def _gates_now(self) -> _Gates:
+        loop = asyncio.get_running_loop()
+        if loop not in self._gates:
+            self._gates[loop] = _Gates(asyncio.Semaphore(self._most), asyncio.Semaphore(self._starts))
+        return self._gates[loop]
+
+    def _refill(self) -> None:
+        if self._failures or self._closed:
+            return  # whoever needs one finds out whether that has changed
+        for _ in range(self._warm - len(self._ready) - len(self._warming)):
+            task = asyncio.ensure_future(self._warm_one())
+            self._warming.add(task)
+            task.add_done_callback(self._warming.discard)
+
+    async def _warm_one(self) -> None:
+        try:
+            member = await self._start(self._start_one, 1)
+        except SandboxError as error:
+            _log.warning("no spare sandbox could be started: %s", error)
+            return
+        if self._closed:
+            await member.end()
+        else:
+            self._ready.append(member)
+
+    async def _start(self, start: Callable[[], Awaitable[M]], tries: int) -> M:
+        while True:
+            async with self._gates_now().starts:
+                await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
+                try:
+                    member = await start()
+                except SandboxError:
+                    tries -= 1
+                    self._failures += 1
+                    wait = min(self._longest, self._pause * 2 ** (self._failures - 1))
+                    self._not_before = time.monotonic() + wait * random.uniform(0.75, 1.25)
+                    if tries <= 0 or self._closed:
+                        raise
+                else:
+                    self._failures = 0
+                    return member

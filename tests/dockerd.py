@@ -1,0 +1,165 @@
+"""A Docker daemon of the tests' own, and an image for it made of what this machine has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+
+from turnstile.sandboxes.daemon import knock
+
+IMAGE = "turnstile-test"
+BARE = "turnstile-test-bare"  # without Python
+ULIMITS = {"nofile": 16384, "nproc": 8192}  # what a machine without CAP_SYS_RESOURCE can set
+PROGRAMS = (
+    *("sh", "cat", "ls", "sleep", "wc", "ln", "touch", "env", "head", "tail", "tr", "dd", "rm", "mkdir", "kill", "mv"),
+    *("setsid", "yes", "id", "true", "seq", "chmod", "df", "printf", "mount", "nohup"),
+)
+LEFT_OUT = ("test", "site-packages", "idlelib", "tkinter", "ensurepip", "lib2to3", "turtledemo", "pydoc_data")
+
+
+def why_not() -> str | None:
+    """Why no daemon can be started here; None when one can."""
+    if not sys.platform.startswith("linux"):
+        return "a Docker daemon of the tests' own runs on Linux alone"
+    if shutil.which("dockerd") is None:
+        return "dockerd is not installed (apt-get install docker.io)"
+    if os.geteuid() != 0:
+        return "starting dockerd takes root"
+    return None
+
+
+class Dockerd:
+    """A daemon below one folder: its socket, its data, its log. It has no networks but `none` and `host`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = f"unix://{folder / 'docker.sock'}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        (self.folder / "docker.pid").unlink(missing_ok=True)
+        command = ["dockerd", "--host", self.address, "--data-root", str(self.folder / "data")]
+        command += ["--exec-root", str(self.folder / "exec"), "--pidfile", str(self.folder / "docker.pid")]
+        command += ["--config-file", str(self.folder / "daemon.json")]
+        (self.folder / "daemon.json").write_text('{"iptables": false, "ip6tables": false, "bridge": "none"}')
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while True:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"dockerd did not start: {(self.folder / 'log').read_text()[-2000:]}")
+            with contextlib.suppress(OSError):
+                knock(str(self.folder / "docker.sock"))
+                return
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """End it without a chance to clean up, and what it started with it."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[docker.APIClient]:
+        client = docker.APIClient(base_url=self.address, timeout=120)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def containers(self) -> list[str]:
+        """The ids of all containers, also of those that do not run."""
+        with self.client() as client:
+            return [found["Id"] for found in client.containers(all=True)]
+
+    def images(self) -> list[str]:
+        with self.client() as client:
+            return [found["Id"] for found in client.images()]
+
+
+@contextlib.contextmanager
+def dockerd() -> Iterator[Dockerd]:
+    """A running daemon with both images."""
+    folder = Path(tempfile.mkdtemp(prefix="turnstile-dockerd-"))
+    daemon = Dockerd(folder)
+    try:
+        daemon.start()
+        with daemon.client() as client:
+            for name, python in ((IMAGE, True), (BARE, False)):
+                archive = folder / f"{name}.tar"
+                write_root(archive, python)
+                client.import_image(str(archive), repository=name)
+                archive.unlink()
+        yield daemon
+    finally:
+        daemon.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_root(archive: Path, python: bool) -> None:
+    """A root file system as an archive: a few programs, this Python, and the libraries of both."""
+    files: dict[str, str] = {}  # path in the root -> path here
+    for program in PROGRAMS:
+        found = shutil.which(program)
+        assert found is not None, program
+        files[f"/usr/bin/{program}"] = os.path.realpath(found)
+    links = {"/bin": "usr/bin", "/lib": "usr/lib", "/lib64": "usr/lib64"}
+    if python:
+        executable = os.path.realpath(sys.executable)
+        stdlib = Path(sysconfig.get_paths()["stdlib"])
+        files[executable] = executable
+        links |= {"/usr/bin/python3": executable, "/usr/bin/python": executable}
+        for folder, inner, names in os.walk(stdlib):
+            inner[:] = [name for name in inner if name not in LEFT_OUT and not name.startswith("config-")]
+            for name in names:
+                path = os.path.join(folder, name)
+                files[path] = os.path.realpath(path)
+    linked = [here for path, here in files.items() if path.startswith("/usr/bin/") or path.endswith(".so")]
+    for library in libraries([*linked, *([executable] if python else [])]):
+        files[library.replace("/lib/", "/usr/lib/", 1) if library.startswith("/lib/") else library] = library
+    with tarfile.open(archive, "w") as made:
+        for folder in ("usr/bin", "usr/lib", "usr/lib64", "etc", "dev", "proc", "sys", "tmp"):
+            member = tarfile.TarInfo(folder)
+            member.type, member.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+            made.addfile(member)
+        for path, target in links.items():
+            member = tarfile.TarInfo(path.lstrip("/"))
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            made.addfile(member)
+        for path, here in files.items():
+            if path.startswith("/lib64/"):
+                path = "/usr" + path
+            made.add(os.path.realpath(here), arcname=path.lstrip("/"), recursive=False)
+
+
+def libraries(programs: list[str]) -> set[str]:
+    """The shared libraries that programs are linked with, as the linker finds them here."""
+    done = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False)
+    found = set()
+    for line in done.stdout.splitlines():
+        words = line.split()
+        path = words[2] if "=>" in words and len(words) > 2 else words[0] if words else ""
+        if path.startswith("/") and not path.endswith(":") and os.path.exists(path):
+            found.add(path)
+    return found
