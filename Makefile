@@ -21,11 +21,11 @@ EXTRAS := container,lora,tensorboard,smollm2,dev
 TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 SOURCES := src tests recipes benchmarks docs
 
-.PHONY: help setup demo test check format docs results clean
+.PHONY: help setup demo test faults check format docs results clean
 
 help:
 	@sed -n '1,8s/^# \{0,1\}//p' Makefile
-	@echo "targets: setup demo test check format docs results clean"
+	@echo "targets: setup demo test faults check format docs results clean"
 
 setup: $(READY)
 
@@ -59,6 +59,10 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
+
+# What breaks under an episode, on a real container engine that the tests start themselves (root, dockerd).
+faults: setup
+	@$(BIN)/python -m pytest tests/faults $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check $(wildcard $(SOURCES))

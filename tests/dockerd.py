@@ -93,6 +93,10 @@ class Dockerd:
         with self.client() as client:
             return [found["Id"] for found in client.containers(all=True)]
 
+    def volumes(self) -> list[str]:
+        with self.client() as client:
+            return [found["Name"] for found in client.volumes()["Volumes"] or []]
+
     def images(self) -> list[str]:
         with self.client() as client:
             return [found["Id"] for found in client.images()]

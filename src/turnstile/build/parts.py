@@ -61,12 +61,12 @@ def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
     if not any(takes(maker, name) for name in SHARED):
         return World(make_env=maker)
     make_sandboxes = bind("sandbox", recipe.sandbox)
-    offers: dict[str, Any] = {"readable": (cache_dir(),)}
+    offers: dict[str, Any] = {"readable": (cache_dir(),), "run": recipe.name}
     if takes(maker, "grader"):
         from turnstile.tasks.swe.grader import Grader  # what repository tasks need is loaded for them alone
         from turnstile.tasks.swe.runner import PRELOAD
 
-        offers["preload"] = PRELOAD
+        offers |= {"preload": PRELOAD, "carry": ("turnstile",)}
     offers = {name: value for name, value in offers.items() if takes(make_sandboxes, name)}
     sandboxes: Sandboxes = make_sandboxes(**{**offers, **recipe.sandbox.knobs})
     shared: dict[str, Any] = {"sandboxes": sandboxes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -30,6 +31,7 @@ from turnstile.sandboxes.base import Sandboxes
 
 GIB = 1024**3
 EXTRAS = {
+    "container": ("docker", "sandboxes in containers"),
     "lora": ("peft", "training low-rank adapters: model.train = 'lora'"),
     "tensorboard": ("tensorboard", "curves in TensorBoard"),
     "smollm2": ("gguf", "reading the packaged model"),
@@ -132,12 +134,35 @@ def _device() -> Finding:
 def _sandboxes() -> Iterator[Finding]:
     """Each tier is started and a command run in it."""
     for name in KINDS["sandbox"]:
+        if name == "container":  # which image to start is for the recipe to say
+            yield _container_engine()
+            continue
         broken = asyncio.run(_try_sandbox(name))
         if broken is None:
             yield Finding(name=f"sandbox {name}", state="ok", text="started, and ran a command")
         else:
             state: Literal["missing", "note"] = "missing" if name == "local" else "note"
             yield Finding(name=f"sandbox {name}", state=state, text="does not work", mend=broken)
+
+
+def _container_engine() -> Finding:
+    """Whether there is an engine for containers, and what runs that were killed left in it."""
+    name = "sandbox container"
+    try:
+        Daemon = importlib.import_module("turnstile.sandboxes.daemon").Daemon  # noqa: N806 - needs an extra
+        daemon = Daemon()
+        try:
+            version, left = daemon.version(), len(daemon.find())
+        finally:
+            daemon.close()
+    except TurnstileError as error:
+        return Finding(name=name, state="note", text="does not work", mend=str(error))
+    return Finding(
+        name=name,
+        state="note" if left else "ok",
+        text=f"{version} answers" + (f"; {left} containers or images of ended runs are left" if left else ""),
+        mend="remove them with: turnstile sandbox prune" if left else "",
+    )
 
 
 async def _try_sandbox(name: str) -> str | None:

@@ -8,6 +8,7 @@ also when this process is killed, and the daemon removes it then.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import inspect
 import io
 import logging
@@ -37,6 +38,7 @@ RUN = "turnstile.run"
 PROVIDER = "turnstile.provider"
 TOP = "/sandbox"
 WORK = f"{TOP}/work"
+CARRIED = f"{TOP}/carried"
 SCRATCH = "/tmp"
 BEGIN = 60.0  # seconds for the runner's first answer
 ALIVE = 5.0  # seconds for its answer before a container is handed out
@@ -175,11 +177,14 @@ def check(answer: Mapping[str, Any], identity: str) -> None:
 class ContainerSandbox:
     """One container in use. Commands and paths start at `root`, a folder inside it."""
 
-    def __init__(self, provider: ContainerSandboxes, container: Container, root: str, limits: Limits) -> None:
+    def __init__(
+        self, provider: ContainerSandboxes, container: Container, *, root: str, limits: Limits, carries: bool
+    ) -> None:
         self.container = container
         self.root = root
         self._provider = provider
         self._limits = limits
+        self._carries = carries
         self._closed = False
 
     async def exec(
@@ -197,7 +202,7 @@ class ContainerSandbox:
             "op": "exec",
             "argv": list(argv),
             "cwd": self.root,
-            "env": {**QUIET, "HOME": SCRATCH, "TMPDIR": SCRATCH, **(env or {})},
+            "env": self._environment(env or {}),
             "limits": {**asdict(limits), "address_mb": limits.memory_mb if narrow else 0},
             "disks": [self.root, SCRATCH],
         }
@@ -248,6 +253,12 @@ class ContainerSandbox:
             self._closed = True
             self._provider.discard(self)
 
+    def _environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        found = {**QUIET, "HOME": SCRATCH, "TMPDIR": SCRATCH, **given}
+        if self._carries:
+            found["PYTHONPATH"] = ":".join(filter(None, (found.get("PYTHONPATH"), CARRIED)))
+        return found
+
     async def _files(
         self, request: dict[str, Any], data: IO[bytes] | None = None, into: IO[bytes] | None = None
     ) -> tuple[dict[str, Any], bytes]:
@@ -267,18 +278,20 @@ class ContainerSandboxes:
     A container may use `memory_mb`, `cpus`, `processes` and, where it can write, `disk_mb`: with `read_only` that is
     its root and its scratch folder, kept in memory and counting as such; without, its own layer, which `limit_layer`
     asks the storage driver to bound. It runs as `user`, without capabilities and without a network but the one named;
-    `ulimits` sets what a daemon cannot raise on its own (nofile, nproc). `python` is the image's interpreter. `limits`
-    hold for commands that bring none: a command's own memory limit counts where it is below the container's.
+    `ulimits` sets what a daemon cannot raise on its own (nofile, nproc). `python` is the image's interpreter; commands
+    can import the image's packages and those that `carry` names, copied from this Python. `limits` hold for commands
+    that bring none: a command's own memory limit counts where it is below the container's.
 
     At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
     `run` and with this process, so that a sweep finds those whose process is gone. `daemon` is a socket's address
-    (default: DOCKER_HOST, or the usual sockets). Raises ConfigError when no daemon answers.
+    (default: DOCKER_HOST, or the usual sockets); `root` is where snapshots lie. Raises ConfigError when no daemon
+    answers.
     """
 
     def __init__(
         self,
         *,
-        image: str,
+        image: str = "",
         limits: Limits = Limits(),  # noqa: B008 - frozen
         memory_mb: int = 2048,
         cpus: float = 1.0,
@@ -290,6 +303,7 @@ class ContainerSandboxes:
         limit_layer: bool = False,
         ulimits: Mapping[str, int] | None = None,
         python: str = "python3",
+        carry: Sequence[str] = (),
         warm: int = 2,
         most: int = 64,
         starts: int = 4,
@@ -297,6 +311,11 @@ class ContainerSandboxes:
         daemon: str | None = None,
         root: Path | None = None,
     ) -> None:
+        if not image:
+            raise ConfigError(
+                "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = ... }"
+            )
+        self._carried = [package_folder(name) for name in carry]
         self.daemon = Daemon(daemon, threads=2 * starts + 4)
         self.home = Home(root)
         self._limits = limits
@@ -372,9 +391,13 @@ class ContainerSandboxes:
         self._pool.leave()
 
     def _opened(self, container: Container, root: str) -> ContainerSandbox:
-        sandbox = ContainerSandbox(self, container, root, self._limits)
+        sandbox = ContainerSandbox(self, container, root=root, limits=self._limits, carries=bool(self._carried))
         self._open.add(sandbox)
         return sandbox
+
+    def _packages(self) -> list[str]:
+        """Where the packages that are carried along lie in a container."""
+        return [f"{CARRIED}/{folder.name}" for folder in self._carried]
 
     def _archive(self, template: Path) -> IO[bytes]:
         if template.is_file() and template.parent == self.home.path:
@@ -394,13 +417,24 @@ class ContainerSandboxes:
             raise
         container = Container(self.daemon, identity, Channel(attached), spec)
         try:
-            await container.ask({"op": "begin", "root": root, "make": [WORK]}, seconds=BEGIN)
+            await container.ask({"op": "begin", "root": root, "make": [WORK, *self._packages()]}, seconds=BEGIN)
+            for folder, inside in zip(self._carried, self._packages(), strict=True):
+                with await asyncio.to_thread(pack_tree, folder) as archive:
+                    await container.ask({"op": "unpack", "root": inside}, archive, seconds=FILES)
         except BaseException as error:
             await container.end()
             if isinstance(error, OSError) or (isinstance(error, ContainerDiedError) and container.said):
                 raise ConfigError(f"the image {spec.image} cannot be used as a sandbox: {error}") from None
             raise
         return container
+
+
+def package_folder(name: str) -> Path:
+    """Where a package that can be imported here lies. Raises ConfigError when there is none of that name."""
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(f"sandbox.carry names {name!r}, and no package of that name can be imported here")
+    return Path(found.submodule_search_locations[0])
 
 
 def _clear(daemon: Daemon, labels: Mapping[str, str], home: Home, pid: int) -> None:

@@ -89,17 +89,19 @@ class Daemon:
     """
 
     def __init__(self, address: str | None = None, *, threads: int = 16) -> None:
-        self.address = address or find_socket()
+        named = os.environ.get("DOCKER_HOST")
+        self.address = address or named or find_socket()
+        if self.address is None:
+            raise ConfigError(f"{NEEDED}, and there is no socket of one in the usual places; {ADVICE}")
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="turnstile-daemon")
         try:
-            if self.address is not None and self.address.startswith("unix://"):
+            if self.address.startswith("unix://"):
                 knock(self.address.removeprefix("unix://"))
-            given = docker.utils.kwargs_from_env() if self.address is None else {"base_url": self.address}
+            given = docker.utils.kwargs_from_env() if self.address == named else {"base_url": self.address}
             self._client = docker.APIClient(**given, version="auto", timeout=TIMEOUT, max_pool_size=threads)
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
             self._threads.shutdown(wait=False)
-            where = f" at {self.address}" if self.address else ""
-            raise ConfigError(f"{NEEDED}, and none answers{where} ({short(error)}); {ADVICE}") from None
+            raise ConfigError(f"{NEEDED}, and none answers at {self.address} ({short(error)}); {ADVICE}") from None
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """A method of this object, in a thread. It runs to its end also where its caller is cancelled."""
@@ -289,9 +291,7 @@ def own(attached: Any) -> socket.socket:
 
 
 def find_socket() -> str | None:
-    """The first usual socket that is there; None where DOCKER_HOST says it, or nothing does."""
-    if os.environ.get("DOCKER_HOST"):
-        return None
+    """The address of the first usual socket that is there and open to us; None where there is none."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
     usual = (
         Path("/var/run/docker.sock"),

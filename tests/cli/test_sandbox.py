@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dockerd import IMAGE, Dockerd
+from turnstile.sandboxes import folder
+from turnstile.sandboxes.owner import PID, STARTED, owner_labels
+
+Cli = Callable[..., Any]
+
+
+def test_a_sound_kind_is_told_so(cli: Cli) -> None:
+    done = cli("sandbox", "check", "local", "workers=1")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "sandbox kind 'local' does what a sandbox must do\n"
+
+
+def test_a_kind_that_breaks_its_promises_is_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "leaky.py").write_text(
+        "from turnstile.sandboxes.local import LocalSandboxes\n\n\n"
+        "class Leaky(LocalSandboxes):\n"
+        "    async def start(self, template):\n"
+        "        sandbox = await super().start(template)\n"
+        "        sandbox.root = template\n"
+        "        return sandbox\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    done = cli("sandbox", "check", "leaky:Leaky")
+    assert done.code == 1
+    assert "wrong: files: two sandboxes share files\n" in done.out
+    assert done.error.startswith("error: sandbox kind 'leaky:Leaky' breaks ")
+
+
+def test_a_container_needs_an_image_and_an_engine(cli: Cli) -> None:
+    assert "needs an image" in cli("sandbox", "check", "container").error
+    done = cli("sandbox", "check", "container", "image=x", "daemon=unix:///there/is/none.sock")
+    assert (done.code, "DOCKER_HOST" in done.error) == (2, True)
+    assert cli("sandbox", "prune", "--daemon", "unix:///there/is/none.sock").code == 2
+
+
+def test_prune_removes_what_killed_runs_left(
+    cli: Cli, engine: Dockerd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("turnstile.cli.sandbox.default_parent", lambda: tmp_path)
+    home = tmp_path / f"{folder.PREFIX}left"
+    home.mkdir()
+    (home / "lock").touch()
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    with engine.client() as client:
+
+        def container(labels: dict[str, str]) -> str:
+            made: str = client.create_container(image=IMAGE, command=["true"], labels=labels)["Id"]
+            return made
+
+        mine = container(owner_labels())
+        container({**owner_labels(), PID: str(child.pid), STARTED: "long ago"})
+        strangers = container({"whose": "somebody's"})
+        done = cli("sandbox", "prune", "--daemon", engine.address)
+        assert done.out.splitlines() == [
+            "folders of local sandboxes: 1 removed",
+            "containers: 1 removed, 0 snapshots, 0 volumes",
+        ]
+        assert sorted(engine.containers()) == sorted([mine, strangers])
+        cli("sandbox", "prune", "--daemon", engine.address, "--all")
+        assert engine.containers() == [strangers]
+        client.remove_container(strangers)
+    assert os.listdir(tmp_path) == []
+
+
+def test_prune_goes_without_an_engine(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("turnstile.cli.sandbox.default_parent", lambda: tmp_path)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    done = cli("sandbox", "prune")
+    assert done.code == 0
+    assert "containers: not looked for (" in done.out
