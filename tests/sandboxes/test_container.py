@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from dockerd import BARE, IMAGE, ULIMITS, Dockerd
+from turnstile.build.parts import make_world
+from turnstile.config import make_recipe
 from turnstile.errors import ConfigError, ContainerDiedError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.container import ContainerSandboxes
 from turnstile.sandboxes.owner import PID, STARTED, started
+from turnstile.tasks.swe.grader import Grader
 
 Make = Callable[..., ContainerSandboxes]
 
@@ -218,4 +221,22 @@ async def test_a_start_that_is_cancelled_leaves_nothing(engine: Dockerd, contain
     await asyncio.sleep(0.1)
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
+    assert engine.containers() == []
+
+
+async def test_tests_are_run_in_containers_where_a_recipe_says_so(engine: Dockerd, tmp_path: Path) -> None:
+    carry = ["turnstile", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"]
+    knobs = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, "carry": carry}
+    world = make_world(make_recipe({"env": {"kind": "swe"}, "sandbox": {"kind": "container", **knobs}}))
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "ten.py").write_text("TEN = 11\n")
+    (package / "test_ten.py").write_text("from ten import TEN\n\n\ndef test_ten():\n    assert TEN == 10\n")
+    test = "test_ten.py::test_ten"
+    try:
+        grader = next(part for part in world.shared if isinstance(part, Grader))
+        assert not (await grader.grade(package, {}, fail_to_pass=[test])).resolved
+        assert (await grader.grade(package, {"ten.py": b"TEN = 10\n"}, fail_to_pass=[test])).resolved
+    finally:
+        await world.close()
     assert engine.containers() == []

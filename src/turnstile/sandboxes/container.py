@@ -318,6 +318,7 @@ class ContainerSandboxes:
         self._carried = [package_folder(name) for name in carry]
         self.daemon = Daemon(daemon, threads=2 * starts + 4)
         self.home = Home(root)
+        self.starts = starts
         self._limits = limits
         self._mine = {PROVIDER: secrets.token_hex(8)}
         self.spec = Spec(
@@ -370,12 +371,16 @@ class ContainerSandboxes:
                 raise
         return sandbox
 
+    async def settled(self) -> None:
+        """Wait until the containers of closed sandboxes are removed."""
+        await asyncio.gather(*self._going)
+
     async def close(self) -> None:
         """End every command, remove every container and every snapshot."""
         for sandbox in tuple(self._open):
             await sandbox.close()
         await self._pool.close()
-        await asyncio.gather(*self._going)
+        await self.settled()
         await asyncio.to_thread(self._finalizer)
 
     def discard(self, sandbox: ContainerSandbox) -> None:

@@ -98,7 +98,7 @@ class Daemon:
             if self.address.startswith("unix://"):
                 knock(self.address.removeprefix("unix://"))
             given = docker.utils.kwargs_from_env() if self.address == named else {"base_url": self.address}
-            self._client = docker.APIClient(**given, version="auto", timeout=TIMEOUT, max_pool_size=threads)
+            self.client = docker.APIClient(**given, version="auto", timeout=TIMEOUT, max_pool_size=threads)
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
             self._threads.shutdown(wait=False)
             raise ConfigError(f"{NEEDED}, and none answers at {self.address} ({short(error)}); {ADVICE}") from None
@@ -109,7 +109,7 @@ class Daemon:
 
     def version(self) -> str:
         with translated("its version"):
-            found = self._client.version()
+            found = self.client.version()
             platform = (found.get("Platform") or {}).get("Name") or (found.get("Components") or [{}])[0].get("Name", "")
             return f"{platform} {found['Version']}".strip()
 
@@ -119,15 +119,15 @@ class Daemon:
         Raises ConfigError where no start can succeed (no such image, no such program, limits that cannot be set).
         """
         with translated(f"a container of {spec.image}"):
-            identity: str = self._create(spec)
+            identity: str = self.create(spec)
             attached = None
             try:
                 if spec.folders and not spec.read_only:
-                    self._client.put_archive(identity, "/", empty_folders(spec.folders))
-                attached = self._client.attach_socket(
+                    self.client.put_archive(identity, "/", empty_folders(spec.folders))
+                attached = self.client.attach_socket(
                     identity, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 )
-                self._client.start(identity)
+                self.client.start(identity)
             except BaseException:
                 if attached is not None:
                     own(attached).close()
@@ -136,8 +136,9 @@ class Daemon:
                 raise
             return identity, own(attached)
 
-    def _create(self, spec: Spec) -> str:
-        client = self._client
+    def create(self, spec: Spec) -> str:
+        """A container that has not been started: its id. Goes on to be removed with `remove`, or as it ends."""
+        client = self.client
         options = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
         host = client.create_host_config(
             auto_remove=True,  # so it goes with its first process, which ends when we do
@@ -172,7 +173,7 @@ class Daemon:
         """End a container and remove it with its unnamed volumes; one that is gone already is no error."""
         with translated("a container's removal"):
             try:
-                self._client.remove_container(identity, v=True, force=True)
+                self.client.remove_container(identity, v=True, force=True)
             except docker.errors.NotFound:
                 return
             except docker.errors.APIError as error:
@@ -186,7 +187,7 @@ class Daemon:
 
     def _exists(self, identity: str) -> bool:
         try:
-            self._client.inspect_container(identity)
+            self.client.inspect_container(identity)
         except docker.errors.NotFound:
             return False
         return True
@@ -194,7 +195,7 @@ class Daemon:
     def commit(self, identity: str) -> str:
         """An image of a container's files, with the container's labels: its id."""
         with translated("a snapshot"):
-            image: str = self._client.commit(identity, pause=False)["Id"]
+            image: str = self.client.commit(identity, pause=False)["Id"]
             return image
 
     def fate(self, identity: str, since: float, said: str) -> SandboxError:
@@ -213,14 +214,14 @@ class Daemon:
 
     def _state(self, identity: str, since: float) -> dict[str, Any]:
         try:
-            found = self._client.inspect_container(identity)["State"]
+            found = self.client.inspect_container(identity)["State"]
             if not found.get("Running"):
                 return {"oom": bool(found.get("OOMKilled")), "code": found.get("ExitCode")}
         except docker.errors.NotFound:
             pass  # it is removed as it ends; the daemon remembers its last events
         wanted = {"container": [identity], "type": ["container"]}
-        answer = self._client.get(
-            f"{self._client.base_url}/v{self._client.api_version}/events",
+        answer = self.client.get(
+            f"{self.client.base_url}/v{self.client.api_version}/events",
             params={"since": int(since) - 1, "until": int(time.time()) + 1, "filters": json.dumps(wanted)},
             timeout=TIMEOUT,
         )
@@ -238,9 +239,9 @@ class Daemon:
             return wanted is not None or everybodys or is_gone(labels or {})
 
         with translated("a list of containers"):
-            containers = self._client.containers(all=True, filters=filters)
-            images = self._client.images(filters=filters)
-            volumes = self._client.volumes(filters=filters).get("Volumes") or []
+            containers = self.client.containers(all=True, filters=filters)
+            images = self.client.images(filters=filters)
+            volumes = self.client.volumes(filters=filters).get("Volumes") or []
         return Leavings(
             containers=tuple(found["Id"] for found in containers if ours(found.get("Labels"))),
             images=tuple(found["Id"] for found in images if ours(found.get("Labels"))),
@@ -254,10 +255,10 @@ class Daemon:
         with translated("a removal"):
             for image in found.images:
                 with contextlib.suppress(docker.errors.NotFound):
-                    self._client.remove_image(image, force=True)
+                    self.client.remove_image(image, force=True)
             for volume in found.volumes:
                 with contextlib.suppress(docker.errors.NotFound):
-                    self._client.remove_volume(volume, force=True)
+                    self.client.remove_volume(volume, force=True)
 
     def sweep(self) -> Leavings:
         """Remove what processes of this machine left that are no more."""
@@ -267,7 +268,7 @@ class Daemon:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
-        self._client.close()
+        self.client.close()
 
 
 def knock(path: str) -> None:

@@ -1,0 +1,149 @@
+"""What container sandboxes cost beside the engine they run on, measured in one run on one machine.
+
+    python benchmarks/sandbox.py --image python:3.12
+
+Prints the round trip of a command through the runner and, for comparison, through the engine's own exec; the time
+from asking for a sandbox with a template to having it, when one is ready; and how many containers a second go through
+create, start and remove, by Turnstile and by the bare engine with the same settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from turnstile.sandboxes.container import ContainerSandbox, ContainerSandboxes
+
+Make = Callable[..., ContainerSandboxes]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--image", required=True, help="an image with Python 3.7 or newer")
+    parser.add_argument("--daemon", help="the engine's socket (default: DOCKER_HOST or the usual one)")
+    parser.add_argument("--ulimit", action="append", default=[], metavar="NAME=N", help="as the engine needs them")
+    parser.add_argument("--at-once", type=int, default=32)
+    parser.add_argument("--commands", type=int, default=50, help="commands in each sandbox")
+    parser.add_argument("--lifecycles", type=int, default=24)
+    parser.add_argument("--starts", type=int, default=4, help="containers started at once")
+    parser.add_argument("--memory-mb", type=int, default=256)
+    args = parser.parse_args()
+    ulimits = {name: int(number) for name, _, number in (each.partition("=") for each in args.ulimit)}
+
+    def make(**knobs: Any) -> ContainerSandboxes:
+        given = {"image": args.image, "daemon": args.daemon, "ulimits": ulimits, "memory_mb": args.memory_mb}
+        return ContainerSandboxes(**{**given, "starts": args.starts, "warm": 0, **knobs})
+
+    with tempfile.TemporaryDirectory() as folder:
+        template = Path(folder)
+        (template / "file.txt").write_text("content\n")
+        report = asyncio.run(measure(make, template, args.at_once, args.commands, args.lifecycles))
+    print(json.dumps(report, indent=2))
+
+
+async def measure(make: Make, template: Path, at_once: int, commands: int, lifecycles: int) -> dict[str, Any]:
+    """Every figure: milliseconds at the median and at the ninetieth of a hundred, lifecycles a second."""
+    report: dict[str, Any] = {}
+    provider = make(most=at_once)
+    report["engine"] = provider.daemon.version()
+    first = await provider.start(template)
+    report["round trip, 1 at once"] = spread(await round_trips(first, commands))
+    report["engine's own exec, 1 at once"] = spread([await timed(engine_exec(provider, first)) for _ in range(10)])
+    rest = await asyncio.gather(*(provider.start(template) for _ in range(at_once - 1)))
+    together = await asyncio.gather(*(round_trips(each, commands) for each in (first, *rest)))
+    report[f"round trip, {at_once} at once"] = spread(seconds for each in together for seconds in each)
+    await provider.close()
+
+    provider = make(warm=4)
+    await (await provider.start(template)).close()
+    handed = []
+    for _ in range(12):
+        while provider.spares < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)  # for the removal of the one before
+        started = time.perf_counter()
+        sandbox = await provider.start(template)
+        handed.append(time.perf_counter() - started)
+        await sandbox.close()
+    report["hand-out of a ready one"] = spread(handed)
+    await provider.close()
+
+    rates: dict[str, list[float]] = {"ours": [], "engine": []}
+    for _ in range(2):  # in turns, so that what else the machine does falls on both
+        rates["engine"].append(await asyncio.to_thread(bare_rate, make(), lifecycles))
+        rates["ours"].append(await our_rate(make(), template, lifecycles))
+    report["lifecycles a second"] = {name: round(statistics.mean(found), 2) for name, found in rates.items()}
+    report["ours / engine"] = round(statistics.mean(rates["ours"]) / statistics.mean(rates["engine"]), 3)
+    return report
+
+
+async def round_trips(sandbox: ContainerSandbox, count: int) -> list[float]:
+    return [await timed(sandbox.exec(["true"])) for _ in range(count)]
+
+
+async def engine_exec(provider: ContainerSandboxes, sandbox: ContainerSandbox) -> None:
+    await provider.daemon.call(exec_once, provider, sandbox.container.identity)
+
+
+def exec_once(provider: ContainerSandboxes, identity: str) -> None:
+    client = provider.daemon.client
+    client.exec_start(client.exec_create(identity, ["true"])["Id"])
+
+
+async def our_rate(provider: ContainerSandboxes, template: Path, count: int) -> float:
+    """Sandboxes a second: started with a template, used for one command, closed and removed."""
+
+    async def one() -> None:
+        sandbox = await provider.start(template)
+        await sandbox.exec(["true"])
+        await sandbox.close()
+
+    started = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(count)))
+    await provider.settled()
+    rate = count / (time.perf_counter() - started)
+    await provider.close()
+    return rate
+
+
+def bare_rate(provider: ContainerSandboxes, count: int) -> float:
+    """Containers a second by the engine alone: created with the same settings, started and removed."""
+    daemon = provider.daemon
+
+    def one(_: int) -> None:
+        identity = daemon.create(provider.spec)
+        daemon.client.start(identity)
+        daemon.remove(identity)
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(provider.starts) as threads:
+        list(threads.map(one, range(count)))
+    rate = count / (time.perf_counter() - started)
+    asyncio.run(provider.close())
+    return rate
+
+
+async def timed(doing: Awaitable[object]) -> float:
+    started = time.perf_counter()
+    await doing
+    return time.perf_counter() - started
+
+
+def spread(seconds: Iterable[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        "p50 ms": round(1000 * statistics.median(ordered), 2),
+        "p90 ms": round(1000 * ordered[int(0.9 * (len(ordered) - 1))], 2),
+    }
+
+
+if __name__ == "__main__":
+    main()
