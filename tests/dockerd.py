@@ -67,10 +67,16 @@ class Dockerd:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End it without a chance to clean up, and what it started with it."""
+        """End it without a chance to clean up. Its containerd, which goes with it, is waited for."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
+        pid_file = self.folder / "exec" / "containerd" / "containerd.pid"
+        pid = pid_file.read_text()
+        deadline = time.monotonic() + 60
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pid_file.unlink()
 
     def stop(self) -> None:
         assert self._process is not None
@@ -79,6 +85,18 @@ class Dockerd:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def sweep(self) -> None:
+        """End what a daemon that was killed left running, and unmount what it left mounted."""
+        here = str(self.folder).encode()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if here in (entry / "cmdline").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for point in reversed(mounts):
+            if point.startswith(f"{self.folder}/"):
+                subprocess.run(["umount", "--lazy", point], check=False)
 
     @contextlib.contextmanager
     def client(self) -> Iterator[docker.APIClient]:
@@ -118,6 +136,7 @@ def dockerd() -> Iterator[Dockerd]:
         yield daemon
     finally:
         daemon.stop()
+        daemon.sweep()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -224,6 +224,16 @@ async def test_a_start_that_is_cancelled_leaves_nothing(engine: Dockerd, contain
     assert engine.containers() == []
 
 
+async def test_closing_ends_the_starts_that_are_under_way(engine: Dockerd, containers: Make, template: Path) -> None:
+    provider = containers()
+    starting = asyncio.ensure_future(provider.start(template))
+    await asyncio.sleep(0.1)
+    await provider.close()
+    with pytest.raises(SandboxError, match="closed"):
+        await starting
+    assert engine.containers() == []
+
+
 async def test_tests_are_run_in_containers_where_a_recipe_says_so(engine: Dockerd, tmp_path: Path) -> None:
     carry = ["turnstile", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"]
     knobs = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, "carry": carry}

@@ -87,7 +87,7 @@ class Container:
                 self._broken = ContainerDiedError(
                     f"container {self.identity[:12]} did not answer within {seconds:.0f} s"
                 )
-                await asyncio.wait([asking])
+                await asyncio.gather(asking, return_exceptions=True)
                 raise self._broken from None
             except asyncio.CancelledError:
                 await self._cancel(asking)
@@ -158,7 +158,7 @@ class Container:
         if not done:
             self._channel.shut()
             await asyncio.wait([asking])
-        if asking.exception() is not None:
+        if asking.cancelled() or asking.exception() is not None:
             self._broken = ContainerDiedError(f"container {self.identity[:12]} ended while a command was cancelled")
 
 
@@ -206,8 +206,11 @@ class ContainerSandbox:
             "limits": {**asdict(limits), "address_mb": limits.memory_mb if narrow else 0},
             "disks": [self.root, SCRATCH],
         }
-        answer, _ = await self.container.ask(request, seconds=limits.seconds + GRACE)
         where = f"{argv[0]!r} in container {self.container.identity[:12]}"
+        try:
+            answer, _ = await self.container.ask(request, seconds=limits.seconds + GRACE)
+        except OSError as error:
+            raise SandboxError(f"{where} cannot be started: {error}") from None
         if answer.pop("out_of_memory"):
             raise OutOfMemoryError(
                 f"{where} used up the {self.container.spec.memory_mb} MiB of its sandbox and was killed; raise "
@@ -340,7 +343,8 @@ class ContainerSandboxes:
         self._pool: Pool[Container] = Pool(lambda: self._launch(self.spec, WORK), warm=warm, most=most, starts=starts)
         self._open: set[ContainerSandbox] = set()
         self._going: set[asyncio.Task[None]] = set()
-        self._swept = False
+        self._starting: set[asyncio.Task[ContainerSandbox]] = set()
+        self._swept = self._closing = False
         self._finalizer = weakref.finalize(self, _clear, self.daemon, self._mine, self.home, os.getpid())
 
     @property
@@ -353,8 +357,19 @@ class ContainerSandboxes:
 
         Raises SandboxError when there is no such template or no container can be had, ConfigError when none ever can.
         """
-        if not self._finalizer.alive:
+        if self._closing:
             raise SandboxError("these sandboxes were closed")
+        starting = asyncio.ensure_future(self._start(template))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            if self._closing:
+                raise SandboxError("these sandboxes were closed while one was started") from None
+            raise
+
+    async def _start(self, template: Template) -> ContainerSandbox:
         if not self._swept:
             self._swept = True
             await self.daemon.call(self.daemon.sweep)
@@ -377,6 +392,10 @@ class ContainerSandboxes:
 
     async def close(self) -> None:
         """End every command, remove every container and every snapshot."""
+        self._closing = True
+        for starting in self._starting:
+            starting.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
         for sandbox in tuple(self._open):
             await sandbox.close()
         await self._pool.close()

@@ -42,6 +42,7 @@ except ModuleNotFoundError as error:
 
 T = TypeVar("T")
 TIMEOUT = 120.0  # seconds for one call
+UNIX = "unix://"
 GOING = 30.0  # seconds for a container to be gone after its removal has begun
 NEEDED = "sandbox kind 'container' needs a running Docker or Podman"
 ADVICE = "start one (systemctl start docker, or podman system service), or name its socket in DOCKER_HOST"
@@ -90,13 +91,14 @@ class Daemon:
 
     def __init__(self, address: str | None = None, *, threads: int = 16) -> None:
         named = os.environ.get("DOCKER_HOST")
-        self.address = address or named or find_socket()
-        if self.address is None:
+        found = address or named or find_socket()
+        if found is None:
             raise ConfigError(f"{NEEDED}, and there is no socket of one in the usual places; {ADVICE}")
+        self.address = found
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="turnstile-daemon")
         try:
-            if self.address.startswith("unix://"):
-                knock(self.address.removeprefix("unix://"))
+            if self.address.startswith(UNIX):
+                knock(self.address.removeprefix(UNIX))
             given = docker.utils.kwargs_from_env() if self.address == named else {"base_url": self.address}
             self.client = docker.APIClient(**given, version="auto", timeout=TIMEOUT, max_pool_size=threads)
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
@@ -108,7 +110,7 @@ class Daemon:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def version(self) -> str:
-        with translated("its version"):
+        with self._asking("its version"):
             found = self.client.version()
             platform = (found.get("Platform") or {}).get("Name") or (found.get("Components") or [{}])[0].get("Name", "")
             return f"{platform} {found['Version']}".strip()
@@ -118,7 +120,7 @@ class Daemon:
 
         Raises ConfigError where no start can succeed (no such image, no such program, limits that cannot be set).
         """
-        with translated(f"a container of {spec.image}"):
+        with self._asking(f"a container of {spec.image}"):
             identity: str = self.create(spec)
             attached = None
             try:
@@ -142,6 +144,7 @@ class Daemon:
         options = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
         host = client.create_host_config(
             auto_remove=True,  # so it goes with its first process, which ends when we do
+            init=False,  # the first process shall be ours, since nobody inside can kill that
             network_mode=spec.network,
             read_only=spec.read_only,
             tmpfs=dict.fromkeys(spec.tmpfs, options) or None,
@@ -164,6 +167,7 @@ class Daemon:
             stdin_open=True,
             labels=dict(spec.labels),
             host_config=host,
+            healthcheck={"test": ["NONE"]},
             stop_signal="SIGKILL",  # the first process of a container need not heed another
         )
         identity: str = made["Id"]
@@ -171,7 +175,7 @@ class Daemon:
 
     def remove(self, identity: str) -> None:
         """End a container and remove it with its unnamed volumes; one that is gone already is no error."""
-        with translated("a container's removal"):
+        with self._asking("a container's removal"):
             try:
                 self.client.remove_container(identity, v=True, force=True)
             except docker.errors.NotFound:
@@ -194,7 +198,7 @@ class Daemon:
 
     def commit(self, identity: str) -> str:
         """An image of a container's files, with the container's labels: its id."""
-        with translated("a snapshot"):
+        with self._asking("a snapshot"):
             image: str = self.client.commit(identity, pause=False)["Id"]
             return image
 
@@ -202,7 +206,7 @@ class Daemon:
         """Why a container ended that had started at `since` (seconds of the epoch) and last said `said`."""
         short_id = identity[:12]
         try:
-            with translated("a container's state"):
+            with self._asking("a container's state"):
                 state = self._state(identity, since)
         except SandboxError as error:
             return error
@@ -238,7 +242,7 @@ class Daemon:
         def ours(labels: Mapping[str, str] | None) -> bool:
             return wanted is not None or everybodys or is_gone(labels or {})
 
-        with translated("a list of containers"):
+        with self._asking("a list of containers"):
             containers = self.client.containers(all=True, filters=filters)
             images = self.client.images(filters=filters)
             volumes = self.client.volumes(filters=filters).get("Volumes") or []
@@ -252,7 +256,7 @@ class Daemon:
         """Remove them; what is gone already is no error."""
         for identity in found.containers:
             self.remove(identity)
-        with translated("a removal"):
+        with self._asking("a removal"):
             for image in found.images:
                 with contextlib.suppress(docker.errors.NotFound):
                     self.client.remove_image(image, force=True)
@@ -266,13 +270,21 @@ class Daemon:
         self.clear(found)
         return found
 
+    @contextlib.contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """Errors of the SDK as ours. Who does not answer is found out first, as the SDK leaves a socket open then."""
+        with translated(what):
+            if self.address.startswith(UNIX):
+                knock(self.address.removeprefix(UNIX))
+            yield
+
     def close(self) -> None:
         self._threads.shutdown(wait=False)
         self.client.close()
 
 
 def knock(path: str) -> None:
-    """Raises OSError where nobody listens; the SDK would leave a socket open then."""
+    """Raises OSError where nobody listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.settimeout(TIMEOUT)
         door.connect(path)
