@@ -20,7 +20,7 @@ from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe.instance import ENV
 from turnstile.tasks.swe.make import DEMO_FILTER, Filter, Progress
 from turnstile.tasks.swe.make import make as make_tasks
-from turnstile.tasks.swe.mutate import KINDS
+from turnstile.tasks.swe.mutate import KINDS, TOKEN_KINDS
 from turnstile.tasks.swe.prepare import Checked, Step
 from turnstile.tasks.swe.prepare import prepare as prepare_tasks
 from turnstile.tasks.swe.split import by_function, by_package, mixed
@@ -46,12 +46,25 @@ tasks = LazyGroup(
     "-n", "--number", default=50, show_default=True, type=click.IntRange(min=1), help="Tasks of this package."
 )
 @click.option("--seed", default=0, show_default=True)
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Bugs of this kind only; repeatable.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(KINDS),
+    help="Bugs of this kind only; repeatable. Default: all; with --small, those of one token.",
+)
 @click.option("--small", is_flag=True, help="Only bugs that a small model can be shown whole.")
 @click.option(
     "--per-function", default=4, show_default=True, type=click.IntRange(min=1), help="At most so many a function."
 )
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
+@click.option(
+    "--runs",
+    default=2,
+    show_default=True,
+    type=click.IntRange(min=2),
+    help="Runs of the whole suite in which a test must pass to count.",
+)
 @click.option("--extra", multiple=True, help="A requirement of the tests that the package does not name; repeatable.")
 def make(
     source: str,
@@ -63,13 +76,20 @@ def make(
     per_function: int,
     workers: int,
     extra: tuple[str, ...],
+    runs: int,
 ) -> None:
     """Makes bugs in a package and keeps those that its tests notice.
 
-    SOURCE is like pypi:toolz==1.2.0. Killed and started again, it goes on where it stopped.
+    SOURCE is a package of the index (pypi:toolz==1.2.0), a folder (./toolz) or a commit of a git repository
+    (git+file:///work/toolz@v1.2.0). Killed and started again, it goes on where it stopped.
     """
     base = DEMO_FILTER if small else Filter()
-    wanted = Filter(max_line=base.max_line, max_shown=base.max_shown, unique=base.unique, kinds=kinds or KINDS)
+    wanted = Filter(
+        max_line=base.max_line,
+        max_shown=base.max_shown,
+        unique=base.unique,
+        kinds=kinds or (TOKEN_KINDS if small else KINDS),
+    )
     console = Console(highlight=False)
     with bars(console) as shown:
         view = _MakeView(shown, number)
@@ -83,6 +103,7 @@ def make(
                 per_function=per_function,
                 workers=workers,
                 extra=extra,
+                runs=runs,
                 progress=view,
             )
         )

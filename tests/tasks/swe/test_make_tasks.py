@@ -19,6 +19,7 @@ from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe import make as making
+from turnstile.tasks.swe import mutate
 from turnstile.tasks.swe.bench import Bench
 from turnstile.tasks.swe.grader import Grader
 from turnstile.tasks.swe.instance import Bug, package_of
@@ -215,3 +216,37 @@ async def test_a_task_that_the_grader_sees_otherwise_is_none(grader: Grader, sou
 
 def test_the_demo_filter_is_what_the_docs_say() -> None:
     assert (DEMO_FILTER.max_line, DEMO_FILTER.max_shown, DEMO_FILTER.unique) == (56, 12, True)
+
+
+async def test_larger_bugs_are_made_and_check_out(made: Made, grader: Grader, tmp_path: Path) -> None:
+    found = await make(
+        "pypi:tiny==1.0",
+        tmp_path / "out.jsonl",
+        99,
+        wanted=Filter(kinds=("drop", "body", "pair", "args")),
+        per_function=99,
+        grader=grader,
+    )
+    bugs = {task.id: Bug.of(task) for task in found.tasks}
+    assert {bug.kind for bug in bugs.values()} == {"drop", "body", "pair", "args"}
+    for bug in bugs.values():
+        package = package_of(bug)
+        lines = bug.bugged_text(package).split("\n")
+        assert lines[bug.shown[0] - 1].startswith(f"def {bug.function}(")
+        assert lines[bug.shown[1] : bug.shown[1] + 2] in (["", ""], [""])
+        assert bug.failing == len(bug.f2p)
+        assert bug.lines == mutate.changed_lines(bug.edits)
+        assert await fault(grader, bug, package) is None
+    pair = next(bug for bug in bugs.values() if bug.kind == "pair")
+    assert len(pair.edits) == 2
+    body = next(bug for bug in bugs.values() if bug.kind == "body" and bug.function == "clamp")
+    assert (body.new, body.lines, body.unique) == ("    raise NotImplementedError\n", 4, False)
+
+
+async def test_larger_kinds_change_nothing_of_the_others(made: Made, bench: Bench) -> None:
+    package = fetch("pypi:tiny==1.0")
+    measured = await profile(package, bench)
+    few = making.candidates(package, measured, 0, Filter(), 30)
+    assert few == making.candidates(package, measured, 0, Filter(kinds=mutate.TOKEN_KINDS), 30)
+    more = making.candidates(package, measured, 0, Filter(kinds=mutate.KINDS), 30)
+    assert {one.id for row in few for one in row} < {one.id for row in more for one in row}

@@ -184,3 +184,22 @@ def test_the_most_specific_quick_tests_judge_first() -> None:
     assert measured.tests_of("m.py", (1, 4), 9) == ("b", "d", "a", "c")
     assert measured.tests_of("m.py", (1, 4), 2) == ("b", "d")
     assert measured.tests_of("m.py", (2, 4), 2) == ()
+
+
+async def test_a_test_must_pass_in_every_run(bench: Bench, source_of: SourceOf, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    flaky = f"""
+        import pathlib
+
+        def test_third_time():
+            place = pathlib.Path({str(count)!r})
+            times = int(place.read_text()) if place.exists() else 0
+            place.write_text(str(times + 1))
+            assert times != 2
+    """
+    package = fetch(source_of({"tests/test_flaky.py": flaky}))
+    test = "tests/test_flaky.py::test_third_time"
+    assert test in (await profile(package, bench)).seconds
+    measured = await profile(package, bench, runs=4)
+    assert (measured.runs, measured.unstable) == (4, (test, "tests/test_tiny.py::test_broken"))
+    assert await profile(package, bench, runs=3) == measured  # as more runs were made before

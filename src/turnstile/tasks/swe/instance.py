@@ -14,14 +14,15 @@ from turnstile.tasks.swe.source import Package, fetch
 from turnstile.types import JSON, Task
 
 ENV = "swe"
+_LEFT_OUT = ("also", "statement")  # where they are empty
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bug:
-    """One one-token bug in one function of one package, with the tests that tell it.
+    """One bug in one function of one package, with the tests that tell it.
 
     At (line, col) of the pristine `file` stands `old`; the bug puts `new` there. Lines count from 1 and
-    columns from 0, in characters; a one-line edit leaves every other line's number alone.
+    columns from 0, in characters. A bug of several places has the others in `also`, in the same form.
     """
 
     source: str  # e.g. pypi:toolz==1.2.0
@@ -40,23 +41,31 @@ class Bug:
     buggy: str  # the bug with its neighbours on the line; replacing it by `fixed` repairs the function
     fixed: str
     unique: bool  # `buggy` occurs once in the lines shown
-    shown: tuple[int, int]  # first and last line of the function, both included
+    shown: tuple[int, int]  # first and last line of the function with the bug, both included
     hidden: tuple[int, ...]  # lines in between that are docstring, comment or blank
     f2p: tuple[str, ...]  # tests that fail with the bug and pass without, the most telling first
     p2p: tuple[str, ...]  # tests that pass with and without it
     message: str  # first line of what the first failing test says
     difficulty: int  # places in the function where a one-token bug could be
+    also: tuple[tuple[int, int, str, str], ...] = ()
+    files: int = 1  # that the bug changes
+    lines: int = 1  # that it changes, removes or adds
+    failing: int = 0  # tests: the length of f2p, to filter by
+    statement: str = ""  # the problem in words, which do not name the repair
 
     @classmethod
     def of(cls, task: Task) -> Bug:
         """The bug of a task. Raises TaskError when the task is of another kind or lacks a field."""
         if task.env != ENV:
             raise TaskError(f"task {task.id}: env is {task.env!r}, a repository task has {ENV!r}")
-        names = [field.name for field in dataclasses.fields(cls)]
-        missing = [name for name in names if name not in task.data]
+        fields = dataclasses.fields(cls)
+        missing = [
+            field.name for field in fields if field.name not in task.data and field.default is dataclasses.MISSING
+        ]
         if missing:
             raise TaskError(f"task {task.id}: data lacks {', '.join(missing)}; make the task file again")
-        values: dict[str, Any] = {name: task.data[name] for name in names}
+        values: dict[str, Any] = {field.name: task.data[field.name] for field in fields if field.name in task.data}
+        values["also"] = tuple(tuple(edit) for edit in values.get("also", ()))
         for name in ("requires", "shown", "hidden", "f2p", "p2p"):
             values[name] = tuple(values[name])
         return cls(**values)
@@ -64,6 +73,10 @@ class Bug:
     @property
     def label(self) -> str:
         return f"{self.package}-{self.version}"
+
+    @property
+    def edits(self) -> tuple[tuple[int, int, str, str], ...]:
+        return ((self.line, self.col, self.old, self.new), *self.also)
 
     def shown_lines(self) -> list[int]:
         """The line numbers that a view of the function shows."""
@@ -76,15 +89,17 @@ class Bug:
     def bugged_text(self, package: Package) -> str:
         """The text of `file` with the bug in. Raises TaskError when the tree is not the one it was made from."""
         try:
-            return mutate.apply(self.pristine_text(package), self.line, self.col, self.old, self.new)
+            return mutate.apply_all(self.pristine_text(package), self.edits)
         except (OSError, ValueError) as error:
             raise TaskError(f"{package.spec}: {self.file} is not the file the task was made from ({error})") from error
 
     def data(self) -> dict[str, JSON]:
         """`Task.data` for this bug, as JSON."""
-        return {
+        found = {
             key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()
         }
+        found["also"] = [list(edit) for edit in self.also]
+        return {key: value for key, value in found.items() if value or key not in _LEFT_OUT}
 
 
 def read_source(path: Path) -> str:

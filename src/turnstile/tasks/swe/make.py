@@ -1,4 +1,4 @@
-"""Making repository tasks: a package, its one-token bugs, and the tests' word on which of them are good.
+"""Making repository tasks: a package, its bugs, and the tests' word on which of them are good.
 
 Every candidate is judged by running the tests that call its function, through the grader that episodes are
 graded by, whose verdict on the bug and on its repair is the last word. Good ones are appended to the task file
@@ -21,6 +21,7 @@ from turnstile.errors import TaskError, VerifierError
 from turnstile.tasks.base import dump_task, load_tasks
 from turnstile.tasks.swe import mutate
 from turnstile.tasks.swe.bench import Files
+from turnstile.tasks.swe.families import larger_mutants, pairs
 from turnstile.tasks.swe.grader import Grader, local_grader
 from turnstile.tasks.swe.instance import ENV, Bug, read_source
 from turnstile.tasks.swe.judge import fault
@@ -37,7 +38,7 @@ class Filter:
     max_line: int = 0  # characters of the buggy line without its indentation
     max_shown: int = 0  # lines shown of the function
     unique: bool = False  # the search text occurs once in the function
-    kinds: tuple[str, ...] = mutate.KINDS
+    kinds: tuple[str, ...] = mutate.TOKEN_KINDS
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -110,19 +111,32 @@ def candidates(package: Package, measured: Profile, seed: int, wanted: Filter, c
         try:
             text = read_source(package.tree / file)
             found = mutate.mutants(text)
+            larger = larger_mutants(text, wanted.kinds)
         except (SyntaxError, UnicodeDecodeError):
             continue  # a source file for another Python, or of another encoding
         sites = mutate.site_count(found)
-        groups: dict[tuple[str, int], list[mutate.Mutant]] = {}
-        for mutant in found:
-            groups.setdefault((mutant.function.qualname, mutant.function.start), []).append(mutant)
-        for (qualname, _), group in groups.items():
-            row = list(_candidates_of(package, measured, file, text, _mixed(group, chosen), sites[qualname], cap))
+        others = random.Random(f"make/{package.label}/{seed}/{file}")  # so that what is drawn for tokens stays
+        groups, more = _by_function(found), _by_function(larger)
+        for key in dict.fromkeys((*groups, *more)):
+            group, rest = groups.get(key, []), more.get(key, [])
+            if "pair" in wanted.kinds:
+                rest = [*rest, *pairs(group, others)]
+            order = _mixed(group, chosen) if group else []
+            if rest:
+                order = _mixed([*(mutant for mutant in order if mutant.kind in wanted.kinds), *rest], others)
+            row = list(_candidates_of(package, measured, file, text, order, sites.get(key[0], 0), cap))
             row = [candidate for candidate in row if wanted.takes(candidate)]
             if row:
                 by_function.append(row)
     chosen.shuffle(by_function)
     return by_function
+
+
+def _by_function(found: Sequence[mutate.Mutant]) -> dict[tuple[str, int], list[mutate.Mutant]]:
+    groups: dict[tuple[str, int], list[mutate.Mutant]] = {}
+    for mutant in found:
+        groups.setdefault((mutant.function.qualname, mutant.function.start), []).append(mutant)
+    return groups
 
 
 def _mixed(group: list[mutate.Mutant], chosen: random.Random) -> list[mutate.Mutant]:
@@ -152,10 +166,18 @@ def _candidates_of(
             file=file,
             mutant=mutant,
             patch=mutate.patch(text, mutant),
-            line_length=len(lines[mutant.line - 1].strip()) + len(mutant.new) - len(mutant.old),
+            line_length=_longest_line(lines, mutant),
             sites=sites,
             nodes=nodes,
         )
+
+
+def _longest_line(lines: Sequence[str], mutant: mutate.Mutant) -> int:
+    """Characters of the buggy line without its indentation; of several, the longest one, with the bug or without."""
+    if mutant.lines == 1:
+        return len(lines[mutant.line - 1].strip()) + len(mutant.new) - len(mutant.old)
+    changed = [line for _, _, old, new in mutant.edits for line in (*old.splitlines(), *new.splitlines())]
+    return max(len(line.strip()) for line in (*changed, *(lines[edit[0] - 1] for edit in mutant.edits)))
 
 
 @dataclass(slots=True)
@@ -226,7 +248,11 @@ class _Validator:
             return "tests unsound alone"
         mutant = candidate.mutant
         text = read_source(self._package.tree / candidate.file)
-        bugged = mutate.apply(text, mutant.line, mutant.col, mutant.old, mutant.new).encode("utf-8")
+        for edit in mutant.edits if mutant.also else ():
+            alone = await self._run(candidate, {candidate.file: mutate.apply(text, *edit).encode("utf-8")})
+            if all(map(alone.passed, sound)):
+                return "one of the two survives alone"
+        bugged = mutate.apply_all(text, mutant.edits).encode("utf-8")
         first = await self._run(candidate, {candidate.file: bugged})
         if first.problem is not None:
             return "hangs or crashes"
@@ -243,7 +269,7 @@ class _Validator:
         if telling is None:
             return "no steady failure"
         f2p.sort(key=lambda test: test != telling)
-        bug = self._bug(candidate, tuple(f2p), p2p, _steady(first.messages[telling]))
+        bug = self._bug(candidate, bugged.decode("utf-8"), tuple(f2p), p2p, _steady(first.messages[telling]))
         if await fault(self._grader, bug, self._package) is not None:
             return "no steady failure"
         return Task(id=candidate.id, env=ENV, data=bug.data())
@@ -261,8 +287,15 @@ class _Validator:
             raise VerifierError(f"the tests of {candidate.id} {report.problem} on the wall clock")
         return report
 
-    def _bug(self, candidate: Candidate, f2p: tuple[str, ...], p2p: tuple[str, ...], message: str) -> Bug:
+    def _bug(self, candidate: Candidate, text: str, f2p: tuple[str, ...], p2p: tuple[str, ...], message: str) -> Bug:
         package, mutant, patch = self._package, candidate.mutant, candidate.patch
+        function = mutant.function
+        if mutant.lines > 1:  # its lines have moved
+            function = next(
+                found
+                for found in mutate.functions(text)
+                if (found.qualname, found.start) == (function.qualname, function.start)
+            )
         return Bug(
             source=package.spec,
             package=package.name,
@@ -280,12 +313,15 @@ class _Validator:
             buggy=patch.buggy,
             fixed=patch.fixed,
             unique=patch.unique,
-            shown=(mutant.function.start, mutant.function.end),
-            hidden=mutant.function.hidden,
+            shown=(function.start, function.end),
+            hidden=function.hidden,
             f2p=f2p,
             p2p=p2p,
             message=message,
             difficulty=candidate.sites,
+            also=mutant.also,
+            lines=mutant.lines,
+            failing=len(f2p),
         )
 
 
@@ -311,6 +347,7 @@ async def make(
     extra: Sequence[str] = (),
     grader: Grader | None = None,
     suite_seconds: float = 300.0,
+    runs: int = 2,
     cache: Path | None = None,
     progress: Callable[[Progress], None] = lambda report: None,
 ) -> Made:
@@ -318,7 +355,8 @@ async def make(
 
     A task is kept when at least one of the at most `tests_per_bug` tests that call the function fails with
     the bug, whatever their order, nothing hangs, and the module still imports. Tests whose outcome depends on the
-    order are left out. At most `per_function` tasks come from one function.
+    order are left out; of the whole suite those count that pass in each of `runs` runs. At most `per_function` tasks
+    come from one function.
     The same arguments give the same file, whatever `workers` is. `extra` names requirements of the tests that
     the package's metadata leaves out. `grader` is to be the one that episodes are graded by, None for one over
     local sandboxes; its limits say what a hang is.
@@ -344,7 +382,7 @@ async def make(
         if grader is None:
             grader = await stack.enter_async_context(local_grader(workers))
         measured = await profile(
-            package, grader.bench, seconds=suite_seconds, progress=lambda message: report("profile", message)
+            package, grader.bench, runs=runs, seconds=suite_seconds, progress=lambda message: report("profile", message)
         )
         rows = candidates(package, measured, seed, wanted or Filter(), tests_per_bug)
         total = sum(map(len, rows))

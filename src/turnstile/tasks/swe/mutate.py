@@ -1,4 +1,5 @@
-"""One-token bugs: every place in a module's functions where a known family of slips fits.
+"""One-token bugs, every place in a module's functions where a known family of slips fits; and how bugs are put
+into a text.
 
 A bug is a text edit of one line, found over the syntax tree and the token stream, so everything else in the
 file stays as it is, byte for byte. Only statements inside functions are edited: no docstrings, comments,
@@ -11,11 +12,15 @@ import ast
 import io
 import itertools
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-KINDS = ("compare", "int", "boolop", "not", "is_in", "arith", "bool", "minmax", "anyall")
+TOKEN_KINDS = ("compare", "int", "boolop", "not", "is_in", "arith", "bool", "minmax", "anyall")
+"""One token is wrong."""
+LARGER_KINDS = ("args", "name", "slice", "return", "drop", "branch", "body", "pair")
+"""See `families`."""
+KINDS = (*TOKEN_KINDS, *LARGER_KINDS)
 
 _COMPARE = {"<": ("<=", ">"), "<=": ("<", ">="), ">": (">=", "<"), ">=": (">", "<="), "==": ("!=",), "!=": ("==",)}
 _ARITH = {"+": ("-",), "-": ("+",), "*": ("/", "+"), "/": ("*",), "//": ("/",), "%": ("//",),
@@ -47,7 +52,8 @@ class Function:
 class Mutant:
     """One bug: `old` at (line, col) becomes `new`. `col` counts characters from 0, lines count from 1.
 
-    `scope` is the first and last line of the innermost function around it: the code that a test must run.
+    `also` are further edits of the same form, all in places of the text without the bug. `scope` is the first and
+    last line of the innermost function around it: the code that a test must run.
     """
 
     kind: str
@@ -58,6 +64,16 @@ class Mutant:
     function: Function
     scope: tuple[int, int]
     index: int = 0  # among the mutants of one line and kind
+    also: tuple[tuple[int, int, str, str], ...] = ()
+
+    @property
+    def edits(self) -> tuple[tuple[int, int, str, str], ...]:
+        return ((self.line, self.col, self.old, self.new), *self.also)
+
+    @property
+    def lines(self) -> int:
+        """How many lines the bug changes, removes or adds."""
+        return changed_lines(self.edits)
 
 
 def source_lines(text: str) -> list[str]:
@@ -65,7 +81,7 @@ def source_lines(text: str) -> list[str]:
     return io.StringIO(text).readlines()
 
 
-class _Tokens:
+class Tokens:
     """The tokens of a module that carry meaning, by position."""
 
     def __init__(self, text: str) -> None:
@@ -96,17 +112,17 @@ class _Tokens:
 def functions(text: str) -> list[Function]:
     """The functions and methods of a module, in order, with what to hide of each."""
     tree, lines = ast.parse(text), source_lines(text)
-    comments = _silent_lines(text)
-    return [_describe(node, qualname, comments, len(lines)) for node, qualname in _outer_functions(tree, "")]
+    comments = silent_lines(text)
+    return [describe(node, qualname, comments, len(lines)) for node, qualname in outer_functions(tree, "")]
 
 
 def mutants(text: str) -> list[Mutant]:
     """Every one-token bug of a module, by line and column. Raises SyntaxError for text that is not Python."""
-    tree, tokens = ast.parse(text), _Tokens(text)
-    comments = _silent_lines(text)
+    tree, tokens = ast.parse(text), Tokens(text)
+    comments = silent_lines(text)
     found: list[Mutant] = []
-    for node, qualname in _outer_functions(tree, ""):
-        function = _describe(node, qualname, comments, len(tokens.lines))
+    for node, qualname in outer_functions(tree, ""):
+        function = describe(node, qualname, comments, len(tokens.lines))
         edits = sorted(set(_edits_of_function(node, tokens, function)))
         counts: dict[tuple[int, str], int] = {}
         for line, col, kind, old, new, scope in edits:
@@ -119,34 +135,45 @@ def mutants(text: str) -> list[Mutant]:
 
 def apply(text: str, line: int, col: int, old: str, new: str) -> str:
     """The text with `old` at (line, col) replaced. Raises ValueError when something else stands there."""
-    lines = source_lines(text)
-    target = lines[line - 1] if 0 < line <= len(lines) else ""
-    if target[col : col + len(old)] != old:
-        raise ValueError(f"line {line}, column {col}: expected {old!r}, found {target[col : col + len(old)]!r}")
-    lines[line - 1] = target[:col] + new + target[col + len(old) :]
-    return "".join(lines)
+    at = sum(map(len, source_lines(text)[: line - 1])) + col if line > 0 else 0
+    found = text[at : at + len(old)] if line <= text.count("\n") + 1 else ""
+    if found != old:
+        raise ValueError(f"line {line}, column {col}: expected {old!r}, found {found!r}")
+    return text[:at] + new + text[at + len(old) :]
+
+
+def apply_all(text: str, edits: Iterable[tuple[int, int, str, str]]) -> str:
+    """The text with several edits applied, none of which overlap. Raises ValueError as `apply`."""
+    for line, col, old, new in sorted(edits, reverse=True):
+        text = apply(text, line, col, old, new)
+    return text
+
+
+def changed_lines(edits: Iterable[tuple[int, int, str, str]]) -> int:
+    """How many lines edits change, remove or add."""
+    return sum(max(len(old.splitlines()), len(new.splitlines()), 1) for _, _, old, new in edits)
 
 
 Edit = tuple[int, int, str, str, str, tuple[int, int]]
-_FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _outer_functions(node: ast.AST, prefix: str) -> Iterator[tuple[_FunctionNode, str]]:
+def outer_functions(node: ast.AST, prefix: str) -> Iterator[tuple[FunctionNode, str]]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, _FunctionNode):
+        if isinstance(child, FunctionNode):
             yield child, prefix + child.name
         elif isinstance(child, ast.ClassDef):
-            yield from _outer_functions(child, f"{prefix}{child.name}.")
+            yield from outer_functions(child, f"{prefix}{child.name}.")
         elif isinstance(child, ast.stmt | ast.ExceptHandler):
-            yield from _outer_functions(child, prefix)
+            yield from outer_functions(child, prefix)
 
 
-def _span(node: _FunctionNode) -> tuple[int, int]:
+def span_of(node: FunctionNode) -> tuple[int, int]:
     assert node.end_lineno is not None
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]), node.end_lineno
 
 
-def _docstring(node: ast.AST) -> ast.stmt | None:
+def docstring_of(node: ast.AST) -> ast.stmt | None:
     body = getattr(node, "body", None)
     if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
         value = body[0].value
@@ -155,7 +182,7 @@ def _docstring(node: ast.AST) -> ast.stmt | None:
     return None
 
 
-def _silent_lines(text: str) -> set[int]:
+def silent_lines(text: str) -> set[int]:
     """Lines that hold nothing but a comment or white space, and are not inside a string."""
     lines = source_lines(text)
     silent = {number for number, line in enumerate(lines, 1) if not line.strip() or line.lstrip().startswith("#")}
@@ -165,34 +192,34 @@ def _silent_lines(text: str) -> set[int]:
     return silent
 
 
-def _describe(node: _FunctionNode, qualname: str, comments: set[int], length: int) -> Function:
-    start, end = _span(node)
+def describe(node: FunctionNode, qualname: str, comments: set[int], length: int) -> Function:
+    start, end = span_of(node)
     hidden = {line for line in comments if start <= line <= end}
     for inner in ast.walk(node):
-        docstring = _docstring(inner) if isinstance(inner, _FunctionNode | ast.ClassDef) else None
+        docstring = docstring_of(inner) if isinstance(inner, FunctionNode | ast.ClassDef) else None
         if docstring is not None and docstring.lineno > getattr(inner, "lineno", 0):
             hidden.update(range(docstring.lineno, min(docstring.end_lineno or docstring.lineno, length) + 1))
     return Function(qualname=qualname, start=start, end=end, hidden=tuple(sorted(hidden)))
 
 
-def _edits_of_function(node: _FunctionNode, tokens: _Tokens, outer: Function) -> Iterator[Edit]:
+def _edits_of_function(node: FunctionNode, tokens: Tokens, outer: Function) -> Iterator[Edit]:
     """The edits in the body of `node`, nested functions with a scope of their own."""
-    docstring = _docstring(node)
+    docstring = docstring_of(node)
     pending: list[ast.AST] = [statement for statement in node.body if statement is not docstring]
     while pending:
         item = pending.pop()
-        if isinstance(item, _FunctionNode):
+        if isinstance(item, FunctionNode):
             yield from _edits_of_function(item, tokens, outer)
             continue
         if isinstance(item, ast.ClassDef | ast.Assert | ast.JoinedStr):
             continue  # positions inside an f-string differ between Python versions
         for line, col, kind, old, new in _edits(item, tokens):
-            yield line, col, kind, old, new, _span(node)
+            yield line, col, kind, old, new, span_of(node)
         annotation = getattr(item, "annotation", None)
         pending.extend(child for child in ast.iter_child_nodes(item) if child is not annotation)
 
 
-def _edits(node: ast.AST, tokens: _Tokens) -> Iterator[tuple[int, int, str, str, str]]:
+def _edits(node: ast.AST, tokens: Tokens) -> Iterator[tuple[int, int, str, str, str]]:
     match node:
         case ast.Compare():
             operands = [node.left, *node.comparators]
@@ -238,7 +265,7 @@ def _arith(operator: list[tokenize.TokenInfo]) -> Iterator[tuple[int, int, str, 
             yield *token.start, "arith", token.string, other
 
 
-def _constant(node: ast.Constant, tokens: _Tokens) -> Iterator[tuple[int, int, str, str, str]]:
+def _constant(node: ast.Constant, tokens: Tokens) -> Iterator[tuple[int, int, str, str, str]]:
     line, col = tokens.start(node)
     if isinstance(node.value, bool):
         yield line, col, "bool", str(node.value), str(not node.value)
@@ -250,7 +277,7 @@ def _constant(node: ast.Constant, tokens: _Tokens) -> Iterator[tuple[int, int, s
                 yield line, col, "int", old, str(node.value - 1)
 
 
-def _columns(node: ast.expr, tokens: _Tokens) -> tuple[int, int]:
+def _columns(node: ast.expr, tokens: Tokens) -> tuple[int, int]:
     return tokens.start(node)[1], tokens.end(node)[1]
 
 
@@ -267,7 +294,12 @@ class Patch:
 
 
 def patch(text: str, mutant: Mutant) -> Patch:
-    """The bug with one token of context on each side, and more of it until it is unique where that can be."""
+    """The bug with one token of context on each side, and more of it until it is unique where that can be.
+
+    A bug of several places or lines has no such form: its texts are those of its first edit, and never unique.
+    """
+    if mutant.lines > 1:
+        return Patch(buggy=mutant.new, fixed=mutant.old, unique=False)
     lines, spans = _line_spans(text)
     line = lines[mutant.line - 1]
     first, moved = mutant.col, len(mutant.new) - len(mutant.old)

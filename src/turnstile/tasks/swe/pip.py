@@ -1,7 +1,8 @@
-"""The two things asked of pip: a source distribution, and dependencies in a folder of their own."""
+"""What is asked of pip: a source distribution, what a project requires, dependencies in a folder of their own."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -45,6 +46,15 @@ def download_sdist(name: str, version: str, folder: Path) -> Path:
         hint = f"it has {', '.join(known[-5:])}" if known else "check the spelling, or that it publishes one"
         raise TaskError(f"{spec}: the package index has no such source distribution; {hint}")
     raise TaskError(f"{spec}: pip could not download it: {_reason(result)}")
+
+
+def required_by(project: Path, spec: str) -> list[str]:
+    """The requirements of a project folder as its own build says them. Raises TaskError naming `spec`."""
+    result = _pip("install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--report", "-", str(project))
+    if result.returncode != 0:
+        raise TaskError(f"{spec}: its metadata cannot be built: {_reason(result)}")
+    (found,) = json.loads(result.stdout)["install"]
+    return list(found["metadata"].get("requires_dist", ()))
 
 
 def install_target(requirements: Sequence[str], folder: Path, spec: str, *, no_deps: bool = False) -> None:

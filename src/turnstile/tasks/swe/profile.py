@@ -28,7 +28,8 @@ class Profile:
     seconds: Mapping[str, float]
     covering: Mapping[str, tuple[str, ...]]
     collected: int
-    unstable: tuple[str, ...]  # collected, but not passing in both runs
+    unstable: tuple[str, ...]  # collected, but not passing in every run
+    runs: int = 2
     breadth: Mapping[str, int] = field(init=False)  # functions that each test calls
 
     def tests_of(self, file: str, scope: tuple[int, int], cap: int) -> tuple[str, ...]:
@@ -48,33 +49,47 @@ class Profile:
 
 
 async def profile(
-    package: Package, bench: Bench, *, seconds: float = 300.0, progress: Progress = lambda message: None
+    package: Package,
+    bench: Bench,
+    *,
+    runs: int = 2,
+    seconds: float = 300.0,
+    progress: Progress = lambda message: None,
 ) -> Profile:
-    """Runs the whole suite twice, once with calls recorded; kept in the cache under the tree's digest.
+    """Runs the whole suite `runs` times (at least 2), once with calls recorded; kept in the cache under the tree's
+    digest. A third run takes the tests in the reverse order, and so does every other one after it.
 
     `seconds` limits one run, in wall-clock and in processor time. Raises TaskError when the suite hangs, cannot
-    be collected, or no test passes in both runs.
+    be collected, or no test passes in every run.
     """
     name = f"profile-{sys.version_info.major}.{sys.version_info.minor}.json"
     path = package.tree.with_name(name)
     cached = _load(path, package)
-    if cached is not None:
+    if cached is not None and cached.runs >= runs:
         return cached
     limits = Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=4096, file_mb=512)
-    runs = []
-    for number, calls in enumerate((package.import_root, None), start=1):
-        progress(f"running the tests of {package.label} ({number} of 2)")
-        run = await bench.run(package.tree, {}, package.tests, env=package.environment, calls=calls, limits=limits)
+    found = []
+    for number in range(max(runs, 2)):
+        progress(f"running the tests of {package.label} ({number + 1} of {max(runs, 2)})")
+        run = await bench.run(
+            package.tree,
+            {},
+            package.tests,
+            env=package.environment,
+            calls=None if number else package.import_root,
+            reverse=number > 1 and number % 2 == 0,
+            limits=limits,
+        )
         if run.timed_out:
             raise TaskError(f"{package.spec}: its tests did not end within {seconds:.0f} s; choose another package")
         if run.problem is not None and not run.uncollected:
             raise TaskError(
                 f"{package.spec}: its tests do not run to their end ({run.problem}); choose another package"
             )
-        runs.append(run)
-    first, second = runs
+        found.append(run)
+    first, second = found[:2]
     collected = [test for test in first.outcomes if test not in first.uncollected]
-    stable = sorted(test for test in collected if first.passed(test) and second.passed(test))
+    stable = sorted(test for test in collected if all(run.passed(test) for run in found))
     if not stable:
         problems = [f"{file}: {why}" for file, why in first.uncollected.items()] + [first.problem or ""]
         why = f"; the first problem: {problems[0]}" if problems[0] else ""
@@ -91,6 +106,7 @@ async def profile(
         covering={function: tuple(tests) for function, tests in sorted(covering.items())},
         collected=len(collected),
         unstable=tuple(sorted(set(collected) - set(stable))),
+        runs=len(found),
     )
     _save(path, package, measured)
     return measured
@@ -106,6 +122,7 @@ def _save(path: Path, package: Package, measured: Profile) -> None:
         "covering": {function: [index[node] for node in tests] for function, tests in measured.covering.items()},
         "collected": measured.collected,
         "unstable": list(measured.unstable),
+        "runs": measured.runs,
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(record), encoding="utf-8")
@@ -126,4 +143,5 @@ def _load(path: Path, package: Package) -> Profile | None:
         covering=covering,
         collected=record["collected"],
         unstable=tuple(record["unstable"]),
+        runs=record.get("runs", 2),
     )

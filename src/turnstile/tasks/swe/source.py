@@ -1,4 +1,4 @@
-"""Where packages come from: `pypi:NAME==VERSION` as an unpacked source tree with its dependencies, cached.
+"""Where packages come from: an unpacked source tree with its dependencies, cached.
 
 The cache holds one folder a package, made beside its final place and renamed into it, so a folder that is
 there is whole:
@@ -28,6 +28,7 @@ from turnstile.cache import cache_dir
 from turnstile.errors import TaskError
 from turnstile.lookup import nearest
 from turnstile.tasks.swe import layout, pip
+from turnstile.tasks.swe.checkout import parse_git, parse_path
 from turnstile.tasks.swe.tree import tree_digest
 
 Progress = Callable[[str], None]
@@ -76,14 +77,23 @@ def _parse_pypi(rest: str, spec: str) -> Source:
     return PypiSource(name=canonicalize_name(match[1]), version=match[2])
 
 
-_KINDS: dict[str, Callable[[str, str], Source]] = {"pypi": _parse_pypi}
+_KINDS: dict[str, Callable[[str, str], Source]] = {
+    "pypi": _parse_pypi,
+    "path": lambda rest, spec: parse_path(spec),
+    "git": lambda rest, spec: parse_git(spec),
+}
 
 
 def parse_source(spec: str) -> Source:
-    """The source that a spec such as `pypi:toolz==1.2.0` names. Raises TaskError for anything else."""
+    """The source that a spec names: `pypi:toolz==1.2.0`, a folder (`./toolz` or `path:./toolz`), or a commit of a
+    repository (`git+file:///work/toolz@v1.2.0`). Raises TaskError for anything else."""
     kind, colon, rest = spec.partition(":")
+    if spec.startswith(("./", "../", "/", "~")) or spec in (".", ".."):
+        kind, colon, spec = "path", ":", f"path:{spec}"
+    elif spec.startswith("git+"):
+        kind, colon = "git", ":"
     if not colon:
-        raise TaskError(f"source {spec!r}: write it as pypi:NAME==VERSION")
+        raise TaskError(f"source {spec!r}: write it as pypi:NAME==VERSION, ./FOLDER or git+URL@REVISION")
     if kind not in _KINDS:
         raise TaskError(f"source {spec!r}: unknown kind {kind!r}; {nearest(kind, _KINDS)}")
     return _KINDS[kind](rest, spec)
@@ -133,8 +143,7 @@ def fetch(
     `extra` adds requirements that the package's metadata does not name; `requires` replaces everything that
     the metadata says by exact pins, as recorded in a task file. Several processes may call this at once.
 
-    Raises TaskError when the index lacks the package, a dependency cannot be installed, or there are no
-    tests in the source distribution.
+    Raises TaskError when the package cannot be had, a dependency cannot be installed, or there are no tests in it.
     """
     source = parse_source(source) if isinstance(source, str) else source
     home = (cache or cache_dir()) / "swe" / f"{source.name}-{source.version}"
@@ -170,7 +179,8 @@ def _build(
     tests = layout.find_tests(tree)
     if not tests:
         raise TaskError(
-            f"{source.spec}: its source distribution holds no tests (no test_*.py or *_test.py); choose another package"
+            f"{source.spec}: {'its source distribution' if source.kind == 'pypi' else 'it'} holds no tests "
+            "(no test_*.py or *_test.py); choose another package"
         )
     import_root = layout.find_import_root(tree, source.name)
     wanted = list(requires) if requires is not None else [*layout.requirements(tree, metadata), *extra]
