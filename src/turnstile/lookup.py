@@ -56,6 +56,10 @@ KINDS: dict[str, dict[str, str]] = {
         "guess_oracle": "turnstile.envs.guess:oracle",
         "guess_random": "turnstile.envs.guess:random_agent",
     },
+    "log_parser": {
+        "pytest": "turnstile.tasks.swe.formats.logs:pytest_log",
+        "unittest": "turnstile.tasks.swe.formats.logs:unittest_log",
+    },
     "compose": {
         "gated": "turnstile.rewards.compose:gated",
         "direct": "turnstile.rewards.compose:direct",

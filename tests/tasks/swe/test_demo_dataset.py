@@ -11,7 +11,7 @@ from turnstile.tasks.base import load_tasks
 from turnstile.tasks.swe.demo_dataset import HELD_OUT, TRAIN, Ingredient
 from turnstile.tasks.swe.instance import Bug
 from turnstile.tasks.swe.make import DEMO_FILTER
-from turnstile.tasks.swe.mutate import KINDS
+from turnstile.tasks.swe.mutate import TOKEN_KINDS
 from turnstile.tasks.swe.split import mixed
 
 DATA = Path(__file__).parents[3] / "data" / "demo"
@@ -26,7 +26,7 @@ def test_every_task_is_a_small_bug_of_a_named_package(name: str) -> None:
     assert len(bugs) >= least
     assert {bug.source for bug in bugs} == {item.source for item in ingredients}
     for bug in bugs:
-        assert bug.kind in KINDS
+        assert bug.kind in TOKEN_KINDS
         assert bug.unique
         assert bug.f2p
         assert bug.message
@@ -53,7 +53,7 @@ def test_held_out_tasks_are_spread() -> None:
     assert most <= 0.4 * len(bugs)
     functions = Counter((bug.package, bug.file, bug.function, bug.shown) for bug in bugs)
     assert max(functions.values()) <= 4
-    assert set(Counter(bug.kind for bug in bugs)) >= set(KINDS) - {"minmax", "anyall"}
+    assert set(Counter(bug.kind for bug in bugs)) >= set(TOKEN_KINDS) - {"minmax", "anyall"}
 
 
 def test_the_notice_names_every_package() -> None:

@@ -223,12 +223,12 @@ async def test_larger_bugs_are_made_and_check_out(made: Made, grader: Grader, tm
         "pypi:tiny==1.0",
         tmp_path / "out.jsonl",
         99,
-        wanted=Filter(kinds=("drop", "body", "pair", "args")),
+        wanted=Filter(kinds=("drop", "body", "pair")),
         per_function=99,
         grader=grader,
     )
     bugs = {task.id: Bug.of(task) for task in found.tasks}
-    assert {bug.kind for bug in bugs.values()} == {"drop", "body", "pair", "args"}
+    assert {bug.kind for bug in bugs.values()} == {"drop", "body", "pair"}
     for bug in bugs.values():
         package = package_of(bug)
         lines = bug.bugged_text(package).split("\n")

@@ -1,0 +1,146 @@
+"""One typed instance of a repository task, whatever data set it was read from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from turnstile.errors import TaskError
+from turnstile.lookup import resolve
+from turnstile.types import JSON
+
+PASSED = frozenset({"PASSED", "XFAIL"})
+"""Statuses that count as passed: an expected failure does; XPASS is a strict matter of its suite and does not."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """A problem in a repository at a commit, and the tests that tell whether it is solved.
+
+    Patches are unified diffs against `base_commit`. `bug_patch` is applied before the agent starts (SWE-smith's
+    `patch`), `patch` is the repair from there, `test_patch` the tests that come with it. Where a data set says what
+    every test must come to instead of naming FAIL_TO_PASS (R2E-Gym), that is `expected`: status by test.
+    """
+
+    id: str
+    problem: str
+    repo: str = ""
+    base_commit: str = ""
+    patch: str = ""
+    test_patch: str = ""
+    bug_patch: str = ""
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+    expected: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    image: str = ""
+    workdir: str = "/testbed"
+    test_command: str = ""
+    log_parser: str = "pytest"  # a kind of lookup's room "log_parser"
+    extra: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # fields of the data set without a place here
+
+    def to_json(self) -> dict[str, JSON]:
+        """The instance as a JSON object; what is empty is left out."""
+        record = {key: list(value) if isinstance(value, tuple) else value
+                  for key, value in dataclasses.asdict(self).items()}  # fmt: skip
+        return {key: value for key, value in record.items() if value or key in ("id", "problem")}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Instance:
+        """What `to_json` gave. Raises TaskError for an unknown field or a missing id."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(record) - known)
+        if unknown or not record.get("id"):
+            why = f"unknown field {unknown[0]!r}" if unknown else "no id"
+            raise TaskError(f"instance {record.get('id')!r}: {why}")
+        tuples = {name: tuple(record.get(name, ())) for name in ("fail_to_pass", "pass_to_pass")}
+        return cls(**{**record, **tuples})
+
+    def statuses(self, log: str) -> dict[str, str]:
+        """Status by test of a run that printed `log`. Raises ConfigError for an unknown parser."""
+        found: dict[str, str] = resolve("log_parser", self.log_parser)(log)
+        return found
+
+    def resolved(self, statuses: Mapping[str, str]) -> bool:
+        """Whether the outcome of a run of tests, status by test, solves the problem. A test that is not there has
+        failed; one that was skipped has, too, unless it is expected to be."""
+        if self.expected:
+            return all(_same(statuses.get(test, "MISSING"), status) for test, status in self.expected.items())
+        return bool(self.fail_to_pass) and all(
+            statuses.get(test) in PASSED for test in (*self.fail_to_pass, *self.pass_to_pass)
+        )
+
+
+def _same(found: str, wanted: str) -> bool:
+    return found == wanted or (found in PASSED and wanted in PASSED)
+
+
+def field_of(row: Mapping[str, Any], name: str, where: str) -> str:
+    """A text that a row must have. Raises TaskError naming it."""
+    value = row.get(name)
+    if not isinstance(value, str) or not value:
+        raise TaskError(f"{where}: field {name!r} is missing or no text; is it of this format?")
+    return value
+
+
+def tests_of(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    """Names of tests, which data sets keep as a list or as JSON in a text. Raises TaskError for anything else."""
+    value = row.get(name)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "[]")
+        except json.JSONDecodeError as error:
+            raise TaskError(f"{where}: field {name!r} is no list of tests ({error.msg})") from error
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable) or isinstance(value, Mapping) or not all(isinstance(one, str) for one in value):
+        raise TaskError(f"{where}: field {name!r} is no list of tests")
+    return tuple(value)
+
+
+def extra_of(row: Mapping[str, Any], used: Iterable[str]) -> dict[str, JSON]:
+    """The fields of a row that have no place in an instance, as far as they hold something."""
+    taken = set(used)
+    return {key: value for key, value in row.items() if key not in taken and value not in (None, "", [], {})}
+
+
+def reversed_patch(patch: str) -> str:
+    """The unified diff that takes another one back. Raises TaskError for a binary or a renaming one."""
+    lines: list[str] = []
+    old_name = ""
+    left = [0, 0]  # lines of the hunk that are still to come, of the old and of the new file
+    for line in patch.splitlines(keepends=True):
+        sign, rest = line[:1], line[1:]
+        if any(left) and sign in " +-\n\r":
+            left = [left[0] - (sign != "+"), left[1] - (sign != "-")]
+            lines.append({"+": "-", "-": "+"}[sign] + rest if sign in "+-" else line)
+        elif match := re.match(r"@@ -(\d+(?:,(\d+))?) \+(\d+(?:,(\d+))?) @@(.*\n?)", line):
+            left = [int(match[2] or 1), int(match[4] or 1)]
+            lines.append(f"@@ -{match[3]} +{match[1]} @@{match[5]}")
+        elif line.startswith("--- "):
+            old_name = line[4:]
+        elif line.startswith("+++ "):
+            lines += [f"--- {_other_side(line[4:])}", f"+++ {_other_side(old_name)}"]
+        elif line.startswith(("GIT binary patch", "Binary files", "rename ", "copy ")):
+            raise TaskError(f"a patch with {line.split()[0]} parts cannot be taken back; reverse it with git apply -R")
+        else:
+            lines.append(_other_header(line))
+    return "".join(lines)
+
+
+def _other_side(name: str) -> str:
+    return {"a/": "b/", "b/": "a/"}.get(name[:2], name[:2]) + name[2:]
+
+
+_HEADERS = {"new file mode": "deleted file mode", "old mode": "new mode"}
+
+
+def _other_header(line: str) -> str:
+    if match := re.fullmatch(r"index ([0-9a-f]+)\.\.([0-9a-f]+)(.*\n?)", line):
+        return f"index {match[2]}..{match[1]}{match[3]}"
+    for one, other in (*_HEADERS.items(), *((other, one) for one, other in _HEADERS.items())):
+        if line.startswith(one):
+            return other + line[len(one) :]
+    return line

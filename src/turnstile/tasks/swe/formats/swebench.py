@@ -1,0 +1,51 @@
+"""SWE-bench and the sets that share its columns (Verified, Lite, Multilingual, and many others).
+
+Columns: instance_id, repo, base_commit, patch, test_patch, problem_statement, hints_text, created_at, version,
+FAIL_TO_PASS and PASS_TO_PASS (JSON in a text), environment_setup_commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from turnstile.tasks.swe.formats.instance import Instance, extra_of, field_of, tests_of
+from turnstile.types import JSON
+
+_USED = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement", "FAIL_TO_PASS",
+         "PASS_TO_PASS", "image_name", "docker_image")  # fmt: skip
+
+
+def read(row: Mapping[str, Any], where: str) -> Instance:
+    """A row as an instance. Where it names no image, that is the one the benchmark publishes under the id."""
+    name = field_of(row, "instance_id", where)
+    published = f"swebench/sweb.eval.x86_64.{name.replace('__', '_1776_').lower()}:latest"
+    return Instance(
+        id=name,
+        problem=field_of(row, "problem_statement", where),
+        repo=field_of(row, "repo", where),
+        base_commit=field_of(row, "base_commit", where),
+        patch=field_of(row, "patch", where),
+        test_patch=str(row.get("test_patch") or ""),
+        fail_to_pass=tests_of(row, "FAIL_TO_PASS", where),
+        pass_to_pass=tests_of(row, "PASS_TO_PASS", where),
+        image=str(row.get("docker_image") or row.get("image_name") or published),
+        extra=extra_of(row, _USED),
+    )
+
+
+def write(instance: Instance) -> dict[str, JSON]:
+    """The instance as a row."""
+    return {
+        "instance_id": instance.id,
+        "repo": instance.repo,
+        "base_commit": instance.base_commit,
+        "patch": instance.patch,
+        "test_patch": instance.test_patch,
+        "problem_statement": instance.problem,
+        "FAIL_TO_PASS": json.dumps(list(instance.fail_to_pass)),
+        "PASS_TO_PASS": json.dumps(list(instance.pass_to_pass)),
+        "docker_image": instance.image,
+        **instance.extra,
+    }

@@ -1,0 +1,116 @@
+"""The parsers, on what the real runners print."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from turnstile.errors import ConfigError
+from turnstile.tasks.swe.formats.instance import Instance
+from turnstile.tasks.swe.formats.logs import pytest_log, unittest_log
+
+PYTEST = """
+import pytest
+
+@pytest.fixture
+def dirty():
+    yield
+    raise RuntimeError("no - teardown")
+
+def test_passed(): pass
+def test_failed(): assert 1 == 2, "a - b"
+def test_broken(gone): pass
+def test_dirty(dirty): pass
+def test_skipped(): pytest.skip("no")
+@pytest.mark.xfail
+def test_xfail(): assert False
+@pytest.mark.xfail
+def test_xpass(): pass
+@pytest.mark.parametrize("x", ["a b", "c - d"])
+def test_names(x): pass
+"""
+UNITTEST = '''
+import sys, unittest
+
+class Case(unittest.TestCase):
+    def test_ok(self): pass
+    def test_doc(self):
+        """A line of its own."""
+    def test_loud(self): print("loud", file=sys.stderr)
+    def test_fail(self): self.fail("x")
+    def test_error(self): 1 / 0
+    @unittest.skip("why not")
+    def test_skip(self): pass
+    @unittest.expectedFailure
+    def test_known(self): self.fail()
+    @unittest.expectedFailure
+    def test_surprise(self): pass
+'''
+
+
+def printed(folder: Path, text: str, *command: str) -> str:
+    (folder / "test_it.py").write_text(text)
+    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("colour", ["yes", "no"])
+def test_the_summary_of_pytest(tmp_path: Path, colour: str) -> None:
+    log = printed(tmp_path, PYTEST, "pytest", "-rA", f"--color={colour}", "-p", "no:cacheprovider", "test_it.py")
+    assert {name.removeprefix("test_it.py::test_"): status for name, status in pytest_log(log).items()} == {
+        "passed": "PASSED",
+        "failed": "FAILED",
+        "broken": "ERROR",
+        "dirty": "ERROR",
+        "xfail": "XFAIL",
+        "xpass": "XPASS",
+        "names[a b]": "PASSED",
+        "names[c - d]": "PASSED",
+    }
+
+
+def test_the_lines_of_pytest(tmp_path: Path) -> None:
+    log = printed(tmp_path, PYTEST, "pytest", "-v", "-p", "no:cacheprovider", "test_it.py")
+    found = {name.removeprefix("test_it.py::test_"): status for name, status in pytest_log(log).items()}
+    assert found == {
+        "passed": "PASSED",
+        "failed": "FAILED",
+        "broken": "ERROR",
+        "dirty": "ERROR",
+        "skipped": "SKIPPED",
+        "xfail": "XFAIL",
+        "xpass": "XPASS",
+        "names[a b]": "PASSED",
+        "names[c - d]": "PASSED",
+    }
+
+
+def test_the_lines_of_unittest(tmp_path: Path) -> None:
+    found = unittest_log(printed(tmp_path, UNITTEST, "unittest", "-v", "test_it"))
+    assert {name.partition(" ")[0].removeprefix("test_"): status for name, status in found.items()} == {
+        "ok": "PASSED",
+        "doc": "PASSED",
+        "loud": "PASSED",
+        "fail": "FAILED",
+        "error": "ERROR",
+        "skip": "SKIPPED",
+        "known": "XFAIL",
+        "surprise": "XPASS",
+    }
+    assert all(name.partition(" ")[2].startswith("(test_it.Case") for name in found)
+
+
+def test_a_parser_is_named_in_the_instance() -> None:
+    instance = Instance(id="i", problem="")
+    assert instance.statuses("PASSED a::b\n") == {"a::b": "PASSED"}
+    own = Instance(id="i", problem="", log_parser=f"{__name__}:only_x")
+    assert own.statuses("") == {"x": "PASSED"}
+    with pytest.raises(ConfigError, match="unknown log_parser kind 'pytests'; did you mean 'pytest'"):
+        Instance(id="i", problem="", log_parser="pytests").statuses("")
+
+
+def only_x(log: str) -> dict[str, str]:
+    return {"x": "PASSED"}
