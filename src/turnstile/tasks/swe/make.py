@@ -28,6 +28,7 @@ from turnstile.tasks.swe.judge import fault
 from turnstile.tasks.swe.profile import Profile, profile
 from turnstile.tasks.swe.runner import Report
 from turnstile.tasks.swe.source import Package, Source, fetch
+from turnstile.tasks.swe.statement import problem_statement
 from turnstile.types import Task
 
 
@@ -174,7 +175,7 @@ def _candidates_of(
 
 def _longest_line(lines: Sequence[str], mutant: mutate.Mutant) -> int:
     """Characters of the buggy line without its indentation; of several, the longest one, with the bug or without."""
-    if mutant.lines == 1:
+    if mutant.is_small:
         return len(lines[mutant.line - 1].strip()) + len(mutant.new) - len(mutant.old)
     changed = [line for _, _, old, new in mutant.edits for line in (*old.splitlines(), *new.splitlines())]
     return max(len(line.strip()) for line in (*changed, *(lines[edit[0] - 1] for edit in mutant.edits)))
@@ -269,7 +270,8 @@ class _Validator:
         if telling is None:
             return "no steady failure"
         f2p.sort(key=lambda test: test != telling)
-        bug = self._bug(candidate, bugged.decode("utf-8"), tuple(f2p), p2p, _steady(first.messages[telling]))
+        said = {test: _steady(message) for test, message in first.messages.items()}
+        bug = self._bug(candidate, bugged.decode("utf-8"), tuple(f2p), p2p, said)
         if await fault(self._grader, bug, self._package) is not None:
             return "no steady failure"
         return Task(id=candidate.id, env=ENV, data=bug.data())
@@ -287,10 +289,12 @@ class _Validator:
             raise VerifierError(f"the tests of {candidate.id} {report.problem} on the wall clock")
         return report
 
-    def _bug(self, candidate: Candidate, text: str, f2p: tuple[str, ...], p2p: tuple[str, ...], message: str) -> Bug:
+    def _bug(
+        self, candidate: Candidate, text: str, f2p: tuple[str, ...], p2p: tuple[str, ...], said: Mapping[str, str]
+    ) -> Bug:
         package, mutant, patch = self._package, candidate.mutant, candidate.patch
         function = mutant.function
-        if mutant.lines > 1:  # its lines have moved
+        if not mutant.is_small:  # its lines may have moved
             function = next(
                 found
                 for found in mutate.functions(text)
@@ -317,7 +321,8 @@ class _Validator:
             hidden=function.hidden,
             f2p=f2p,
             p2p=p2p,
-            message=message,
+            message=said[f2p[0]],
+            statement=problem_statement(package.name, f2p, len(p2p), said),
             difficulty=candidate.sites,
             also=mutant.also,
             lines=mutant.lines,

@@ -71,6 +71,11 @@ class Mutant:
         return ((self.line, self.col, self.old, self.new), *self.also)
 
     @property
+    def is_small(self) -> bool:
+        """Whether it is one edit inside one line, so that all lines stay where they are."""
+        return not self.also and "\n" not in self.old + self.new
+
+    @property
     def lines(self) -> int:
         """How many lines the bug changes, removes or adds."""
         return changed_lines(self.edits)
@@ -298,7 +303,7 @@ def patch(text: str, mutant: Mutant) -> Patch:
 
     A bug of several places or lines has no such form: its texts are those of its first edit, and never unique.
     """
-    if mutant.lines > 1:
+    if not mutant.is_small:
         return Patch(buggy=mutant.new, fixed=mutant.old, unique=False)
     lines, spans = _line_spans(text)
     line = lines[mutant.line - 1]

@@ -1,0 +1,34 @@
+"""A problem in words: what the failing tests say, and nothing of where the bug is or what repairs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+SHOWN = 3  # different complaints, and names of tests
+
+
+def problem_statement(package: str, fail_to_pass: Sequence[str], passing: int, messages: Mapping[str, str]) -> str:
+    """What a user of the package could report.
+
+    `fail_to_pass` are the tests that fail, the most telling first, `passing` is how many near them pass, and
+    `messages` has the first line of what each failing test says. Names no file, function or line but those of tests.
+    """
+    complaints: dict[str, list[str]] = {}
+    for test in fail_to_pass:
+        complaints.setdefault(messages.get(test, ""), []).append(test)
+    said = [(message, tests) for message, tests in complaints.items() if message][:SHOWN]
+    count = len(fail_to_pass)
+    lines = [f"{package}: {'1 test fails' if count == 1 else f'{count} tests fail'} that should pass."]
+    for message, tests in said:
+        more = f" (and {len(tests) - 1} more say the same)" if len(tests) > 1 else ""
+        lines += ["", f"`{tests[0]}` fails{more}:", "", f"    {message}"]
+    told = {test for _, tests in said for test in tests}
+    rest = [test for test in fail_to_pass if test not in told]
+    if rest:
+        names = ", ".join(f"`{test}`" for test in rest[:SHOWN])
+        lines += ["", f"Also failing: {names}{', and others' if len(rest) > SHOWN else ''}."]
+    if passing:
+        others = "1 other test of the same code passes" if passing == 1 else f"{passing} other tests of it pass"
+        lines += ["", f"{others}, and must go on passing."]
+    lines += ["", "Find the cause in the package's own code and repair it; the tests are right."]
+    return "\n".join(lines)
