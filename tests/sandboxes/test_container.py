@@ -195,6 +195,8 @@ async def test_what_can_never_start_says_why(engine: Dockerd, containers: Make, 
         await containers(ulimits={"nofile": 1 << 30}).start(template)
     with pytest.raises(ConfigError, match=r"sandbox\.user"):
         await containers(user="nobody-there").start(template)
+    with pytest.raises(ConfigError, match="there_is_no_such_module"):
+        containers(carry=["there_is_no_such_module"])
     with pytest.raises(ConfigError, match="DOCKER_HOST"):
         containers(daemon=f"unix://{engine.folder}/none.sock")
     assert engine.containers() == []
@@ -235,7 +237,7 @@ async def test_closing_ends_the_starts_that_are_under_way(engine: Dockerd, conta
 
 
 async def test_tests_are_run_in_containers_where_a_recipe_says_so(engine: Dockerd, tmp_path: Path) -> None:
-    carry = ["turnstile", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"]
+    carry = ["turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"]
     knobs = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, "carry": carry}
     world = make_world(make_recipe({"env": {"kind": "swe"}, "sandbox": {"kind": "container", **knobs}}))
     package = tmp_path / "package"

@@ -8,7 +8,6 @@ also when this process is killed, and the daemon removes it then.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import io
 import logging
@@ -23,7 +22,7 @@ from typing import IO, Any
 
 from turnstile.errors import ConfigError, ContainerDiedError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes import runner
-from turnstile.sandboxes.archive import pack_tree
+from turnstile.sandboxes.archive import pack_modules, pack_tree
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
 from turnstile.sandboxes.channel import Channel, ChannelClosedError
 from turnstile.sandboxes.daemon import Daemon, Spec
@@ -282,7 +281,7 @@ class ContainerSandboxes:
     its root and its scratch folder, kept in memory and counting as such; without, its own layer, which `limit_layer`
     asks the storage driver to bound. It runs as `user`, without capabilities and without a network but the one named;
     `ulimits` sets what a daemon cannot raise on its own (nofile, nproc). `python` is the image's interpreter; commands
-    can import the image's packages and those that `carry` names, copied from this Python. `limits` hold for commands
+    can import the image's modules and those that `carry` names, copied from this Python. `limits` hold for commands
     that bring none: a command's own memory limit counts where it is below the container's.
 
     At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
@@ -318,7 +317,7 @@ class ContainerSandboxes:
             raise ConfigError(
                 "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = ... }"
             )
-        self._carried = [package_folder(name) for name in carry]
+        self._carried = pack_modules(carry) if carry else b""
         self.daemon = Daemon(daemon, threads=2 * starts + 4)
         self.home = Home(root)
         self.starts = starts
@@ -419,10 +418,6 @@ class ContainerSandboxes:
         self._open.add(sandbox)
         return sandbox
 
-    def _packages(self) -> list[str]:
-        """Where the packages that are carried along lie in a container."""
-        return [f"{CARRIED}/{folder.name}" for folder in self._carried]
-
     def _archive(self, template: Path) -> IO[bytes]:
         if template.is_file() and template.parent == self.home.path:
             return template.open("rb")
@@ -441,24 +436,16 @@ class ContainerSandboxes:
             raise
         container = Container(self.daemon, identity, Channel(attached), spec)
         try:
-            await container.ask({"op": "begin", "root": root, "make": [WORK, *self._packages()]}, seconds=BEGIN)
-            for folder, inside in zip(self._carried, self._packages(), strict=True):
-                with await asyncio.to_thread(pack_tree, folder) as archive:
-                    await container.ask({"op": "unpack", "root": inside}, archive, seconds=FILES)
+            folders = [WORK, CARRIED] if self._carried else [WORK]
+            await container.ask({"op": "begin", "root": root, "make": folders}, seconds=BEGIN)
+            if self._carried:
+                await container.ask({"op": "unpack", "root": CARRIED}, io.BytesIO(self._carried), seconds=FILES)
         except BaseException as error:
             await container.end()
             if isinstance(error, OSError) or (isinstance(error, ContainerDiedError) and container.said):
                 raise ConfigError(f"the image {spec.image} cannot be used as a sandbox: {error}") from None
             raise
         return container
-
-
-def package_folder(name: str) -> Path:
-    """Where a package that can be imported here lies. Raises ConfigError when there is none of that name."""
-    found = importlib.util.find_spec(name)
-    if found is None or not found.submodule_search_locations:
-        raise ConfigError(f"sandbox.carry names {name!r}, and no package of that name can be imported here")
-    return Path(found.submodule_search_locations[0])
 
 
 def _clear(daemon: Daemon, labels: Mapping[str, str], home: Home, pid: int) -> None:

@@ -26,6 +26,7 @@ import shutil
 import signal
 import stat
 import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -39,13 +40,13 @@ CHUNK = 1 << 20
 TICK = 0.1  # seconds between two looks at the number of processes
 STUBBORN = 10.0  # seconds within which killed processes must be gone
 TIMED_OUT = 124
-BROKEN = 125
 NOT_FOUND = 127
 NO_ROOM = 1 << 16  # bytes; a disk with less left is full
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 F_SETPIPE_SZ = 1031
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+EVENTS = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]  # wherever it is told
 NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # of files, in archives
 
 
@@ -130,8 +131,8 @@ def main() -> NoReturn:
     """Answer requests until nobody asks any more."""
     prctl(PR_SET_DUMPABLE, 0)  # commands of the same user can then neither trace us nor open our pipes
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # for an engine that puts an init before us
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)  # and not SIG_IGN, which commands would inherit
     source = Input(0)
     try:
         while True:
@@ -224,7 +225,6 @@ def execute(request: dict[str, Any], source: Input) -> dict[str, Any]:
     limits = request["limits"]
     killed_before = out_of_memory_kills()
     bell, ring = os.pipe()
-    fault, fault_end = os.pipe()
     out, out_end = os.pipe()
     err, err_end = os.pipe()
     outputs = {out: Cut(limits["output_chars"]), err: Cut(limits["output_chars"])}
@@ -233,33 +233,30 @@ def execute(request: dict[str, Any], source: Input) -> dict[str, Any]:
     for descriptor in outputs:
         with contextlib.suppress(OSError):  # larger than this user may have
             fcntl.fcntl(descriptor, F_SETPIPE_SZ, CHUNK)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(ring)
     try:
         started = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            become(request, out_end, err_end, fault_end)
-        for descriptor in (out_end, err_end, fault_end):
-            os.close(descriptor)
-        status, usage, verdict = watch(child, started, limits, outputs, bell, source)
+        try:
+            child = spawn(request, out_end, err_end)
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        status, spent, verdict = NOT_FOUND << 8, 0.0, ""
+        if child is not None:
+            status, spent, verdict = watch(child, started, limits, outputs, bell, source)
         seconds = time.monotonic() - started
         end_all(bell)
         for descriptor, cut in outputs.items():
             drain(descriptor, cut)
-        fault_text = os.read(fault, CHUNK).decode(errors="replace")
     finally:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (bell, ring, fault, out, err):
+        for descriptor in (bell, ring, out, err):
             os.close(descriptor)
-    if fault_text:
-        return {"fault": fault_text}
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
     if verdict == "crowd":  # the command's own doing, and not to be taken for the kernel's out-of-memory kill
         code = 128 + signal.SIGTERM
-    spent = usage.ru_utime + usage.ru_stime >= limits["cpu_seconds"]
-    timed_out = verdict == "time" or code == 128 + signal.SIGXCPU or (code == 128 + signal.SIGKILL and spent)
+    used_up = spent >= limits["cpu_seconds"]
+    timed_out = verdict == "time" or code == 128 + signal.SIGXCPU or (code == 128 + signal.SIGKILL and used_up)
     note = "\n[too many processes]\n" if verdict == "crowd" else ""
     return {
         "exit_code": TIMED_OUT if timed_out else code,
@@ -274,8 +271,11 @@ def execute(request: dict[str, Any], source: Input) -> dict[str, Any]:
 
 def watch(
     child: int, started: float, limits: dict[str, Any], outputs: dict[int, Cut], bell: int, source: Input
-) -> tuple[int, resource.struct_rusage, str]:
-    """Read what a command writes until it ends, or until a limit or the host says that it shall."""
+) -> tuple[int, float, str]:
+    """Read what a command writes until it ends, or until a limit or the host says that it shall.
+
+    Gives its status, the seconds of processor time that it used, and what ended it.
+    """
     poll = select.poll()
     for descriptor in (*outputs, bell, source.descriptor):
         poll.register(descriptor, select.POLLIN)
@@ -329,8 +329,8 @@ def drain(descriptor: int, cut: Cut) -> None:
         cut.feed(data)
 
 
-def reap(child: int) -> tuple[int, resource.struct_rusage] | None:
-    """Collect every process that has ended; the command's own status and usage if it is among them."""
+def reap(child: int) -> tuple[int, float] | None:
+    """Collect every process that has ended; the command's own status and processor time if it is among them."""
     found = None
     while True:
         try:
@@ -340,7 +340,7 @@ def reap(child: int) -> tuple[int, resource.struct_rusage] | None:
         if pid == 0:
             return found
         if pid == child:
-            found = status, usage
+            found = status, usage.ru_utime + usage.ru_stime
 
 
 def end_all(bell: int) -> None:
@@ -369,14 +369,15 @@ def count_others() -> int:
 
 def out_of_memory_kills() -> int:
     """How often the kernel has killed a process of this container for want of memory."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+    for path in EVENTS:
         try:
             with open(path) as file:
                 for line in file:
                     if line.startswith("oom_kill "):
                         return int(line.split()[1])
-        except OSError:
-            continue  # the other version of control groups
+        except FileNotFoundError:
+            EVENTS.remove(path)  # the other version of control groups
+            return out_of_memory_kills()
     return 0
 
 
@@ -385,46 +386,49 @@ def is_full(folder: str) -> bool:
     return found.f_bavail * found.f_frsize < NO_ROOM
 
 
-def become(request: dict[str, Any], out: int, err: int, fault: int) -> NoReturn:
-    """Turn this fresh fork into the command. What is still open is not inherited, `fault` included."""
+def spawn(request: dict[str, Any], out: int, err: int) -> int | None:
+    """Start the command, in a session of its own: its process id, or None where it cannot be run at all.
+
+    Python starts it without copying this process, which costs a fifth of `os.fork`. So its limits are set a moment
+    after it began; what bounds the container as a whole holds from the start.
+    """
+    argv = request["argv"]
     try:
-        os.setsid()
-        prctl(PR_SET_DUMPABLE, 1)
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # where memory runs out, it is the command that goes, and not the runner
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
-            os.dup2(descriptor, target)
-        limits = request["limits"]
-        cpu = max(1, int(-(-limits["cpu_seconds"] // 1)))
-        cap(resource.RLIMIT_CPU, cpu, cpu + 2)
-        cap(resource.RLIMIT_FSIZE, limits["file_mb"] << 20)
-        cap(resource.RLIMIT_CORE, 0)
+        process = subprocess.Popen(
+            [os.fsencode(word) for word in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=request["cwd"],
+            env={os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, **request["env"]}.items()},
+            start_new_session=True,
+            close_fds=False,  # Python opens none that would be inherited
+        )
+    except (OSError, ValueError) as error:  # not to be found, not to be run, or no text that can be passed on
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        os.write(err, f"{argv[0]}: {reason}\n".encode(errors="replace"))
+        return None
+    process.returncode = 0  # it is ours to wait for
+    limits = request["limits"]
+    cpu = max(1, int(-(-limits["cpu_seconds"] // 1)))
+    with contextlib.suppress(ProcessLookupError):
+        cap(process.pid, resource.RLIMIT_CPU, cpu, cpu + 2)
+        cap(process.pid, resource.RLIMIT_FSIZE, limits["file_mb"] << 20)
+        cap(process.pid, resource.RLIMIT_CORE, 0)
         if limits["address_mb"]:
-            cap(resource.RLIMIT_AS, limits["address_mb"] << 20)
-        os.chdir(request["cwd"])
-        try:
-            argv = [os.fsencode(word) for word in request["argv"]]
-            given = {**os.environ, **request["env"]}
-            os.execvpe(argv[0], argv, {os.fsencode(name): os.fsencode(value) for name, value in given.items()})
-        except (OSError, ValueError) as error:  # not to be found, not to be run, or no text that can be passed on
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            os.write(2, f"{request['argv'][0]}: {reason}\n".encode(errors="replace"))
-            os._exit(NOT_FOUND)
-    except BaseException:
-        os.write(fault, traceback.format_exc().encode()[-4000:])
-    os._exit(BROKEN)
+            cap(process.pid, resource.RLIMIT_AS, limits["address_mb"] << 20)
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory runs out, it is the command that goes, and not the runner
+    return process.pid
 
 
-def cap(what: int, soft: int, hard: int | None = None) -> None:
-    """Lower one limit, never above what this process may set."""
+def cap(pid: int, what: int, soft: int, hard: int | None = None) -> None:
+    """Lower one limit of a process, never above what it has."""
     ceiling = resource.getrlimit(what)[1]
     top = soft if hard is None else hard
     if ceiling != resource.RLIM_INFINITY:
         soft, top = min(soft, ceiling), min(top, ceiling)
-    resource.setrlimit(what, (soft, top))
+    resource.prlimit(pid, what, (soft, top))
 
 
 # Files
