@@ -229,11 +229,11 @@ class ContainerSandbox:
         await self._files({"op": "write", "path": path}, io.BytesIO(data))
 
     async def unpack(self, archive: IO[bytes]) -> None:
-        """Put a tar archive's folders, files and links into the root, which must hold none of them."""
+        """Put an archive's folders, files and links (`archive`) into the root, which must hold none of them."""
         await self._files({"op": "unpack"}, archive)
 
     async def export(self, into: IO[bytes]) -> None:
-        """Write the root's folders, files and links into a file, as a tar archive."""
+        """Write the root's folders, files and links into a file, as `unpack` takes them."""
         await self._files({"op": "pack"}, into=into)
 
     async def snapshot(self) -> Template:
@@ -318,7 +318,7 @@ class ContainerSandboxes:
                 "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = ... }"
             )
         self._carried = pack_modules(carry) if carry else b""
-        self.daemon = Daemon(daemon, threads=2 * starts + 4)
+        self.daemon = Daemon(daemon, threads=starts + 2)
         self.home = Home(root)
         self.starts = starts
         self._limits = limits

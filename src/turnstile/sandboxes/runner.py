@@ -22,18 +22,15 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import stat
 import struct
 import subprocess
 import sys
-import tarfile
-import tempfile
 import time
-import traceback
 from collections import deque
-from typing import Any, BinaryIO, NoReturn, cast
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 HEAD = struct.Struct(">IQ")
 CHUNK = 1 << 20
@@ -47,7 +44,6 @@ F_SETPIPE_SZ = 1031
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 EVENTS = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]  # wherever it is told
-NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # of files, in archives
 
 
 class Input:
@@ -173,8 +169,8 @@ def answer_one(request: dict[str, Any], data: Data, source: Input) -> None:
         send({"value": str(error)})
     except OSError as error:
         send({"errno": error.errno, "text": f"{error.strerror}: {shown(error.filename)}"})
-    except Exception:
-        send({"fault": traceback.format_exc()})
+    except Exception as error:
+        send({"fault": f"{type(error).__name__}: {error}"})
     data.skip()
 
 
@@ -457,11 +453,8 @@ def send_file(request: dict[str, Any]) -> None:
             raise ValueError(f"{request['path']!r} is no plain file")
         body = b"{}"
         put(HEAD.pack(len(body), status.st_size) + body)
-        left = status.st_size
-        while left:
-            part = file.read(min(CHUNK, left)) or b"\0" * min(CHUNK, left)  # the length is promised
+        for part in exactly(file, status.st_size):
             put(part)
-            left -= len(part)
 
 
 def write(request: dict[str, Any], data: Data) -> None:
@@ -470,62 +463,101 @@ def write(request: dict[str, Any], data: Data) -> None:
     folder = os.path.dirname(real)
     os.makedirs(folder, exist_ok=True)
     mode = stat.S_IMODE(os.stat(real).st_mode) if os.path.exists(real) else 0o644
-    descriptor, temporary = tempfile.mkstemp(dir=folder)
+    temporary = os.path.join(folder, f".being-written-{time.monotonic_ns()}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            while data.left:
-                file.write(data.read(CHUNK))
+        put_file(temporary, 0o600, data, data.left)
         os.chmod(temporary, mode)
         os.replace(temporary, real)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
 
 
+def put_file(path: str, mode: int, data: Data, size: int) -> None:
+    """A new file of the next `size` bytes."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        while size:
+            view = memoryview(data.read(min(CHUNK, size)))
+            size -= len(view)
+            while view:
+                view = view[file.write(view) :]
+
+
+# Archives: entries one after the other, each a frame. Its JSON has `kind` (folder, file or link), `name` (below the
+# root, folders before what is in them), a file's `mode` and where a link leads, `to`; its data is a file's content.
+
+
 def unpack(root: str, data: Data) -> None:
-    """Put an archive's folders, files and links into `root`, which must hold none of them."""
+    """Put an archive's folders, files and links into `root`, which must hold none of its files and links."""
     check_root(root)
-    with tarfile.open(fileobj=cast(BinaryIO, data), mode="r|", bufsize=CHUNK, **NAMES) as archive:
-        for member in archive:
-            path = os.path.join(root, member.name)
-            if member.isdir():
-                os.makedirs(path, exist_ok=True)
-            elif member.issym():
-                os.symlink(member.linkname, path)
-            elif member.isfile():
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, member.mode & 0o777)
-                with os.fdopen(descriptor, "wb") as file:
-                    shutil.copyfileobj(cast(BinaryIO, archive.extractfile(member)), file, CHUNK)
-            elif member.islnk():
-                os.link(os.path.join(root, member.linkname), path)
-
-
-class Pieces:
-    """A file to write to, whose content goes out as answers that say `more`."""
-
-    def write(self, data: bytes) -> int:
-        send({"more": True}, bytes(data))
-        return len(data)
+    while data.left:
+        size, data_size = HEAD.unpack(data.read(HEAD.size))
+        entry = json.loads(data.read(size).decode())
+        path = os.path.join(root, entry["name"])
+        if entry["kind"] == "folder":
+            os.makedirs(path, exist_ok=True)
+        elif entry["kind"] == "link":
+            os.symlink(entry["to"], path)
+        else:
+            put_file(path, entry["mode"] & 0o777, data, data_size)
 
 
 def pack(root: str) -> None:
-    """Send `root` as an archive: folders, files and links, and nothing else."""
+    """Send `root` as an archive, in answers that say `more`: folders, files and links, and nothing else."""
     check_root(root)
-    with tarfile.open(
-        fileobj=cast(BinaryIO, Pieces()),
-        mode="w|",
-        bufsize=CHUNK,
-        format=tarfile.GNU_FORMAT,
-        **NAMES,
-    ) as archive:
-        archive.add(root, arcname=".", filter=plain)
+    pieces = Pieces()
+    pending = [(root, "")]
+    while pending:
+        folder, inner = pending.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = inner + entry.name
+                if entry.is_symlink():
+                    pieces.add({"kind": "link", "name": name, "to": os.readlink(entry.path)}, 0)
+                elif entry.is_dir():
+                    pieces.add({"kind": "folder", "name": name}, 0)
+                    pending.append((entry.path, name + "/"))
+                elif entry.is_file():
+                    with open(entry.path, "rb", buffering=0) as file:
+                        status = os.fstat(file.fileno())
+                        pieces.add({"kind": "file", "name": name, "mode": status.st_mode}, status.st_size)
+                        for part in exactly(file, status.st_size):
+                            pieces.put(part)
+    pieces.flush()
     send({})
 
 
-def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member if member.isdir() or member.isfile() or member.issym() or member.islnk() else None
+def exactly(file: Any, size: int) -> Iterator[bytes]:
+    """The next `size` bytes of a file, in pieces; where it ends before, zeros, since that length is promised."""
+    while size:
+        part = file.read(min(CHUNK, size)) or bytes(min(CHUNK, size))
+        size -= len(part)
+        yield part
+
+
+class Pieces:
+    """What goes out as answers that say `more`, each of about a chunk."""
+
+    def __init__(self) -> None:
+        self.held: list[bytes] = []
+        self.size = 0
+
+    def add(self, entry: dict[str, Any], size: int) -> None:
+        body = json.dumps(entry).encode()
+        self.put(HEAD.pack(len(body), size) + body)
+
+    def put(self, data: bytes) -> None:
+        self.held.append(data)
+        self.size += len(data)
+        if self.size >= CHUNK:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.held:
+            send({"more": True}, b"".join(self.held))
+            self.held, self.size = [], 0
 
 
 if __name__ == "__main__":
