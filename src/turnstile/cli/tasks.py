@@ -32,6 +32,8 @@ tasks = LazyGroup(
         "check": ("turnstile.cli.check:check", "Check that the rewards of FILE's tasks mean what they say."),
         "prepare": ("turnstile.cli.tasks:prepare", "Fetch the packages of FILES, and try a sample of their tasks."),
         "split": ("turnstile.cli.tasks:split", "Split FILE into training and held-out tasks."),
+        "import": ("turnstile.cli.instances:import_instances", "Read the instances of a data set into one form."),
+        "export": ("turnstile.cli.instances:export_tasks", "Write tasks or instances as Harbor task folders."),
         "list": ("turnstile.cli.tasks:list_tasks", "Count the tasks of FILE by package and kind of bug."),
     },
     help="Task files are JSON lines: one task a line.",

@@ -1,0 +1,73 @@
+"""`turnstile tasks import` and `turnstile tasks export`: between the formats of the field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from turnstile.errors import TaskError
+from turnstile.tasks.base import load_tasks
+from turnstile.tasks.swe.formats.harbor import write_folder
+from turnstile.tasks.swe.formats.instance import Instance
+from turnstile.tasks.swe.formats.made import as_instance
+from turnstile.tasks.swe.formats.rows import FORMATS, read_instances
+from turnstile.tasks.swe.instance import ENV, Bug, package_of
+
+
+@click.command("import")
+@click.argument("source")
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option(
+    "--format", "kind", default="auto", show_default=True, type=click.Choice(("auto", *FORMATS)), help="How to read it."
+)
+@click.option("--split", default="", help="Of a data set of several files, those of this split.")
+def import_instances(source: str, out: Path, kind: str, split: str) -> None:
+    """Reads the instances of a data set and writes them as JSON lines, all of one form.
+
+    SOURCE is a JSON, JSON lines or Parquet file, a Harbor task folder or a folder of such, or OWNER/NAME of a data set
+    on the hub.
+    """
+    found = read_instances(source, kind, split=split)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in found)
+    out.write_text("".join(lines), encoding="utf-8", newline="\n")
+    click.echo(f"{out}: {len(found)} instances")
+
+
+@click.command("export")
+@click.argument("file")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--image", default="", help="The container image of tasks that were made, which name none.")
+@click.option("--workdir", default="/testbed", show_default=True, help="Where their package lies in it.")
+def export_tasks(file: str, folder: Path, image: str, workdir: str) -> None:
+    """Writes the repository tasks or the instances of FILE as Harbor task folders below FOLDER.
+
+    The image of a made task must hold the files of its package with their dependencies, in a git repository.
+    """
+    instances = _instances(file, image, workdir)
+    for instance in instances:
+        write_folder(instance, folder / instance.id.replace("/", "__"))
+    click.echo(f"{folder}: {len(instances)} task folders")
+
+
+def _holds_tasks(file: str) -> bool:
+    """Whether a file's first line is a task. What cannot be read is left to who reads it then."""
+    try:
+        with open(file, encoding="utf-8") as lines:
+            first = json.loads(lines.readline())
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and "env" in first
+
+
+def _instances(file: str, image: str, workdir: str) -> list[Instance]:
+    if not _holds_tasks(file):
+        return read_instances(file)
+    made = [task for task in load_tasks(file) if task.env == ENV]
+    if not made:
+        raise TaskError(f"{file}: it holds no repository task")
+    if not image:
+        raise TaskError(f"{file}: these tasks name no container image; give one with --image")
+    return [as_instance(task.id, Bug.of(task), package_of(task), image=image, workdir=workdir) for task in made]
