@@ -67,6 +67,9 @@ tasks = LazyGroup(
     type=click.IntRange(min=2),
     help="Runs of the whole suite in which a test must pass to count.",
 )
+@click.option(
+    "--suite-seconds", default=300.0, show_default=True, type=click.FloatRange(min=1), help="Limit of one such run."
+)
 @click.option("--extra", multiple=True, help="A requirement of the tests that the package does not name; repeatable.")
 def make(
     source: str,
@@ -79,6 +82,7 @@ def make(
     workers: int,
     extra: tuple[str, ...],
     runs: int,
+    suite_seconds: float,
 ) -> None:
     """Makes bugs in a package and keeps those that its tests notice.
 
@@ -106,6 +110,7 @@ def make(
                 workers=workers,
                 extra=extra,
                 runs=runs,
+                suite_seconds=suite_seconds,
                 progress=view,
             )
         )

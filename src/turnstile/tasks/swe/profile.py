@@ -81,7 +81,10 @@ async def profile(
             limits=limits,
         )
         if run.timed_out:
-            raise TaskError(f"{package.spec}: its tests did not end within {seconds:.0f} s; choose another package")
+            raise TaskError(
+                f"{package.spec}: its tests did not end within {seconds:.0f} s; give them more "
+                "(--suite-seconds), or choose another package"
+            )
         if run.problem is not None and not run.uncollected:
             raise TaskError(
                 f"{package.spec}: its tests do not run to their end ({run.problem}); choose another package"
