@@ -109,15 +109,15 @@ class Dockerd:
     def containers(self) -> list[str]:
         """The ids of all containers, also of those that do not run."""
         with self.client() as client:
-            return [found["Id"] for found in client.containers(all=True)]
+            return sorted(found["Id"] for found in client.containers(all=True))
 
     def volumes(self) -> list[str]:
         with self.client() as client:
-            return [found["Name"] for found in client.volumes()["Volumes"] or []]
+            return sorted(found["Name"] for found in client.volumes()["Volumes"] or [])
 
     def images(self) -> list[str]:
         with self.client() as client:
-            return [found["Id"] for found in client.images()]
+            return sorted(found["Id"] for found in client.images())
 
 
 @contextlib.contextmanager
