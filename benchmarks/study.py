@@ -62,9 +62,11 @@ class Study:
         if not kept(name).is_file():
             return {}
         body: Body = json.loads(gzip.decompress(kept(name).read_bytes()))
-        here = settings(load_recipe(RECIPE, self.overrides(name)))
-        if changed := [key for key in sorted({*here, *body["recipe"]}) if here.get(key) != body["recipe"].get(key)]:
-            was = ", ".join(f"{key} is {here.get(key)}, was {body['recipe'].get(key)}" for key in changed[:3])
+        here, there = settings(load_recipe(RECIPE, self.overrides(name))), body["recipe"]
+        new = {key: value for key, value in settings(Recipe()).items() if key in here and key not in there}
+        there = {**there, **new}  # a key that came later had its default
+        if changed := [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]:
+            was = ", ".join(f"{key} is {here.get(key)}, was {there.get(key)}" for key in changed[:3])
             sys.exit(
                 f"error: {kept(name)} is of another recipe ({was}); give the options it was made with, or delete it to "
                 "run it again"

@@ -49,6 +49,17 @@ def test_what_another_recipe_came_to_is_refused() -> None:
     assert WHOLE.read("seed-1-warm") == {}
 
 
+def test_a_key_that_came_later_had_its_default() -> None:
+    keep("seed-0-warm")
+    body = json.loads(gzip.decompress(kept("seed-0-warm").read_bytes()))
+    for key in ("tasks.allow_failed", "sampling.temperature"):  # the first is as by default, the second is not
+        assert WHOLE.read("seed-0-warm")
+        del body["recipe"][key]
+        kept("seed-0-warm").write_bytes(gzip.compress(json.dumps(body).encode()))
+    with pytest.raises(SystemExit, match=r"another recipe \(sampling\.temperature is 0\.7, was 1\.0\)"):
+        WHOLE.read("seed-0-warm")
+
+
 def test_a_kept_run_is_known_wherever_the_project_lies() -> None:
     found = settings(load_recipe(study.RECIPE, WHOLE.overrides("seed-1-gated")))
     assert found["model.id"] == "runs/results/seed-1-warm/checkpoints/step-000000/model"
