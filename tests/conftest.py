@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dockerd import Dockerd, dockerd, why_not
+from dockerd import IMAGE, ULIMITS, Dockerd, dockerd, why_not
 from helpers import byte_tokenizer, tiny_tokenizer
 from turnstile.models.load import load_tokenizer
+from turnstile.sandboxes.container import ContainerSandboxes
 
 torch.set_num_threads(1)  # networks of tests are so small that threads would mostly wait for each other
 
@@ -38,3 +39,19 @@ def engine() -> Iterator[Dockerd]:
         pytest.skip(reason)
     with dockerd() as running:
         yield running
+
+
+@pytest.fixture
+async def containers(engine: Dockerd) -> AsyncIterator[Callable[..., ContainerSandboxes]]:
+    """Makes providers without spares, and closes them; nothing of theirs is left in the engine."""
+    made = []
+
+    def make(**knobs: object) -> ContainerSandboxes:
+        given = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, **knobs}
+        made.append(ContainerSandboxes(**given))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for provider in made:
+        await provider.close()
+    assert engine.containers() == []

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,21 +29,6 @@ def template(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "name").write_text("template\n")
     return folder
-
-
-@pytest.fixture
-async def containers(engine: Dockerd) -> AsyncIterator[Make]:
-    made = []
-
-    def make(**knobs: object) -> ContainerSandboxes:
-        given = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, **knobs}
-        made.append(ContainerSandboxes(**given))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for provider in made:
-        await provider.close()
-    assert engine.containers() == []
 
 
 async def test_thirty_two_at_once(engine: Dockerd, containers: Make, template: Path) -> None:

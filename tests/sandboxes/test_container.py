@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,21 +20,6 @@ from turnstile.sandboxes.owner import PID, STARTED, started
 from turnstile.tasks.swe.grader import Grader
 
 Make = Callable[..., ContainerSandboxes]
-
-
-@pytest.fixture
-async def containers(engine: Dockerd) -> AsyncIterator[Make]:
-    """Makes providers without spares, and closes them."""
-    made = []
-
-    def make(**knobs: object) -> ContainerSandboxes:
-        given = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, **knobs}
-        made.append(ContainerSandboxes(**given))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for provider in made:
-        await provider.close()
 
 
 @pytest.mark.parametrize("read_only", [True, False])

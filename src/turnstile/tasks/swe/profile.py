@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnstile.errors import TaskError
 from turnstile.sandboxes.base import Limits
 from turnstile.tasks.swe.bench import Bench
+from turnstile.tasks.swe.runner import Report
 from turnstile.tasks.swe.source import Package, Progress
 
 _FORMAT = 3
@@ -67,10 +68,31 @@ async def profile(
     cached = _load(path, package)
     if cached is not None and cached.runs >= runs:
         return cached
+    found = await _run_suite(package, bench, max(runs, 2), seconds, progress)
+    first, second = found[:2]
+    collected = [test for test in first.outcomes if test not in first.uncollected]
+    stable = sorted(test for test in collected if all(run.passed(test) for run in found))
+    if not stable:
+        problems = [f"{file}: {why}" for file, why in first.uncollected.items()] + [first.problem or ""]
+        why = f"; the first problem: {problems[0]}" if problems[0] else ""
+        raise TaskError(f"{package.spec}: none of its {len(collected)} tests passes here{why}")
+    measured = Profile(
+        seconds={test: second.durations[test] for test in stable},
+        covering=_covering(package, first, stable),
+        collected=len(collected),
+        unstable=tuple(sorted(set(collected) - set(stable))),
+        runs=len(found),
+    )
+    _save(path, package, measured)
+    return measured
+
+
+async def _run_suite(package: Package, bench: Bench, runs: int, seconds: float, progress: Progress) -> list[Report]:
+    """The suite run `runs` times, first with calls recorded. Raises TaskError where it does not end well."""
     limits = Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=4096, file_mb=512)
     found = []
-    for number in range(max(runs, 2)):
-        progress(f"running the tests of {package.label} ({number + 1} of {max(runs, 2)})")
+    for number in range(runs):
+        progress(f"running the tests of {package.label} ({number + 1} of {runs})")
         run = await bench.run(
             package.tree,
             {},
@@ -90,29 +112,18 @@ async def profile(
                 f"{package.spec}: its tests do not run to their end ({run.problem}); choose another package"
             )
         found.append(run)
-    first, second = found[:2]
-    collected = [test for test in first.outcomes if test not in first.uncollected]
-    stable = sorted(test for test in collected if all(run.passed(test) for run in found))
-    if not stable:
-        problems = [f"{file}: {why}" for file, why in first.uncollected.items()] + [first.problem or ""]
-        why = f"; the first problem: {problems[0]}" if problems[0] else ""
-        raise TaskError(f"{package.spec}: none of its {len(collected)} tests passes here{why}")
+    return found
+
+
+def _covering(package: Package, run: Report, tests: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Which of the tests call each function of the package's modules; a test may live in the package, and is none."""
     modules = set(package.modules)
     covering: dict[str, list[str]] = {}
-    for test in stable:
-        for function in first.calls.get(test, ()):
-            if function.rpartition(":")[0] not in modules:
-                continue  # tests may live inside the package
-            covering.setdefault(function, []).append(test)
-    measured = Profile(
-        seconds={test: second.durations[test] for test in stable},
-        covering={function: tuple(tests) for function, tests in sorted(covering.items())},
-        collected=len(collected),
-        unstable=tuple(sorted(set(collected) - set(stable))),
-        runs=len(found),
-    )
-    _save(path, package, measured)
-    return measured
+    for test in tests:
+        for function in run.calls.get(test, ()):
+            if function.rpartition(":")[0] in modules:
+                covering.setdefault(function, []).append(test)
+    return {function: tuple(found) for function, found in sorted(covering.items())}
 
 
 def _save(path: Path, package: Package, measured: Profile) -> None:
