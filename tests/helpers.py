@@ -9,9 +9,9 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from turnstile.tasks.swe import mutate
-from turnstile.tasks.swe.instance import Bug
-from turnstile.tasks.swe.source import fetch
+from turnstile.tasks.swe.bug import Bug
+from turnstile.tasks.swe.bugs import mutate
+from turnstile.tasks.swe.packages.source import fetch
 from turnstile.types import Task
 
 TEMPLATES = Path(__file__).parent / "agents" / "templates"
@@ -142,7 +142,7 @@ def test_other():
 
 
 class FolderSource:
-    """A package of the index whose files are written out here, for `turnstile.tasks.swe.source.fetch`."""
+    """A package of the index whose files are written out here, for `turnstile.tasks.swe.packages.source.fetch`."""
 
     kind, name, version, spec = "pypi", "tinyrange", "1.0", "pypi:tinyrange==1.0"
 

@@ -9,7 +9,7 @@ from turnstile.build.check import refuse_failed
 from turnstile.config import Recipe, make_recipe
 from turnstile.errors import TaskError
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.check import CheckedTask, write_record
+from turnstile.tasks.swe.grading.gate import CheckedTask, write_record
 from turnstile.types import Task
 
 GOOD, BAD = Task(id="good", env="swe", data={"n": 1}), Task(id="bad", env="swe", data={"n": 2})

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bars
 from helpers import bug_task
 from turnstile.cli.tasks import _MakeView
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.make import Progress
+from turnstile.tasks.swe.bugs.make import Progress
 from turnstile.types import Task
 
 Cli = Callable[..., Any]
@@ -117,7 +117,7 @@ def test_prepare_refuses_a_package_none_of_whose_tasks_behaves(cli: Cli, tmp_pat
 def test_prepare_says_when_nothing_could_be_tried(
     cli: Cli, tmp_path: Path, bug: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("turnstile.tasks.swe.grader.PRELOAD", ("there_is_no_such_module",))
+    monkeypatch.setattr("turnstile.tasks.swe.grading.grader.PRELOAD", ("there_is_no_such_module",))
     write_tasks(tmp_path / "t.jsonl", [bug])
     done = cli("tasks", "prepare", "t.jsonl")
     assert done.code == 1

@@ -21,9 +21,9 @@ from turnstile.rollout.episode import Limits as EpisodeLimits
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.demonstration import call
-from turnstile.tasks.swe.grader import Grader
+from turnstile.tasks.swe.grading.grader import Grader
+from turnstile.tasks.swe.grading.testrun import PRELOAD
 from turnstile.tasks.swe.oracle import demonstrate, oracle, random_agent
-from turnstile.tasks.swe.runner import PRELOAD
 from turnstile.types import Message, Sampling, Stop, Task, ToolCall
 
 VIEW = """\

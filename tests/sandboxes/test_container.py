@@ -17,7 +17,7 @@ from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.container import ContainerSandboxes
 from turnstile.sandboxes.owner import PID, STARTED, started
-from turnstile.tasks.swe.grader import Grader
+from turnstile.tasks.swe.grading.grader import Grader
 
 Make = Callable[..., ContainerSandboxes]
 

@@ -10,9 +10,9 @@ from turnstile.build.parts import make_world
 from turnstile.config import Kind, Recipe
 from turnstile.envs.base import Env
 from turnstile.errors import TaskError
-from turnstile.tasks.swe.check import CheckedTask, check, failed_before
-from turnstile.tasks.swe.grader import Grader
-from turnstile.tasks.swe.instance import ENV
+from turnstile.tasks.swe.bug import ENV
+from turnstile.tasks.swe.grading.gate import CheckedTask, check, failed_before
+from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.oracle import random_agent
 from turnstile.types import Task
 

@@ -63,8 +63,8 @@ def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
     make_sandboxes = bind("sandbox", recipe.sandbox)
     offers: dict[str, Any] = {"readable": (cache_dir(),), "run": recipe.name}
     if takes(maker, "grader"):
-        from turnstile.tasks.swe.grader import Grader  # what repository tasks need is loaded for them alone
-        from turnstile.tasks.swe.runner import PRELOAD
+        from turnstile.tasks.swe.grading.grader import Grader  # what repository tasks need is loaded for them alone
+        from turnstile.tasks.swe.grading.testrun import PRELOAD
 
         offers |= {"preload": PRELOAD, "carry": ("turnstile",)}
     offers = {name: value for name, value in offers.items() if takes(make_sandboxes, name)}

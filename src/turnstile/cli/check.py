@@ -13,8 +13,8 @@ from rich.text import Text
 from turnstile.build.check import check_tasks
 from turnstile.cli.bars import bars
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.check import CheckedTask, write_record
-from turnstile.tasks.swe.instance import ENV
+from turnstile.tasks.swe.bug import ENV
+from turnstile.tasks.swe.grading.gate import CheckedTask, write_record
 
 _SHOWN = 20  # failing tasks that are named
 

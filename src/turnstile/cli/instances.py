@@ -9,11 +9,11 @@ import click
 
 from turnstile.errors import TaskError
 from turnstile.tasks.base import load_tasks
+from turnstile.tasks.swe.bug import ENV, Bug, package_of
 from turnstile.tasks.swe.formats.harbor import write_folder
 from turnstile.tasks.swe.formats.instance import Instance
 from turnstile.tasks.swe.formats.made import as_instance
 from turnstile.tasks.swe.formats.rows import FORMATS, read_instances
-from turnstile.tasks.swe.instance import ENV, Bug, package_of
 
 
 @click.command("import")

@@ -17,12 +17,12 @@ from turnstile.cli.bars import bars
 from turnstile.cli.main import LazyGroup
 from turnstile.errors import ConfigError, TaskError
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.instance import ENV
-from turnstile.tasks.swe.make import DEMO_FILTER, Filter, Progress
-from turnstile.tasks.swe.make import make as make_tasks
-from turnstile.tasks.swe.mutate import KINDS, TOKEN_KINDS
-from turnstile.tasks.swe.prepare import Checked, Step
-from turnstile.tasks.swe.prepare import prepare as prepare_tasks
+from turnstile.tasks.swe.bug import ENV
+from turnstile.tasks.swe.bugs.make import DEMO_FILTER, Filter, Progress
+from turnstile.tasks.swe.bugs.make import make as make_tasks
+from turnstile.tasks.swe.bugs.mutate import KINDS, TOKEN_KINDS
+from turnstile.tasks.swe.grading.prepare import Checked, Step
+from turnstile.tasks.swe.grading.prepare import prepare as prepare_tasks
 from turnstile.tasks.swe.split import by_function, by_package, mixed
 
 tasks = LazyGroup(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from turnstile.envs.base import Start, Step
 from turnstile.envs.swe_code import Code, EditError
-from turnstile.tasks.swe.grader import Grader, Verdict
-from turnstile.tasks.swe.instance import Bug, package_of
-from turnstile.tasks.swe.judge import judge
+from turnstile.tasks.swe.bug import Bug, package_of
+from turnstile.tasks.swe.grading.grader import Grader, Verdict
+from turnstile.tasks.swe.grading.judge import judge
 from turnstile.types import JSON, Message, Task, ToolCall, ToolSpec
 
 _NOTHING: Mapping[str, JSON] = {"type": "object", "properties": {}, "required": []}

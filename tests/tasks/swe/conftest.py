@@ -12,10 +12,10 @@ import pytest
 
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
-from turnstile.tasks.swe.bench import Bench
-from turnstile.tasks.swe.grader import Grader
-from turnstile.tasks.swe.make import Made, make
-from turnstile.tasks.swe.runner import PRELOAD
+from turnstile.tasks.swe.bugs.make import Made, make
+from turnstile.tasks.swe.grading.bench import Bench
+from turnstile.tasks.swe.grading.grader import Grader
+from turnstile.tasks.swe.grading.testrun import PRELOAD
 
 QUICK = Limits(seconds=60.0, cpu_seconds=1.0)  # a busy loop is over in a second, and a busy machine is no hang
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from turnstile.tasks.base import load_tasks
+from turnstile.tasks.swe.bug import Bug
+from turnstile.tasks.swe.bugs.make import DEMO_FILTER
+from turnstile.tasks.swe.bugs.mutate import TOKEN_KINDS
 from turnstile.tasks.swe.demo_dataset import HELD_OUT, TRAIN, Ingredient
-from turnstile.tasks.swe.instance import Bug
-from turnstile.tasks.swe.make import DEMO_FILTER
-from turnstile.tasks.swe.mutate import TOKEN_KINDS
 from turnstile.tasks.swe.split import mixed
 
 DATA = Path(__file__).parents[3] / "data" / "demo"

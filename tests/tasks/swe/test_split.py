@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from turnstile.errors import TaskError
-from turnstile.tasks.swe.instance import Bug
+from turnstile.tasks.swe.bug import Bug
 from turnstile.tasks.swe.split import by_function, by_package, mixed
 from turnstile.types import Task
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from turnstile.cache import cache_dir
 from turnstile.errors import TurnstileError
 from turnstile.tasks.base import write_tasks
-from turnstile.tasks.swe.instance import Bug, package_of
-from turnstile.tasks.swe.make import DEMO_FILTER, Progress, make
-from turnstile.tasks.swe.source import Package
+from turnstile.tasks.swe.bug import Bug, package_of
+from turnstile.tasks.swe.bugs.make import DEMO_FILTER, Progress, make
+from turnstile.tasks.swe.packages.source import Package
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task
 

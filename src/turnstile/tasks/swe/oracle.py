@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from turnstile.errors import TaskError
 from turnstile.tasks.demonstration import Agent, DemoStep, call
-from turnstile.tasks.swe.instance import Bug, package_of
+from turnstile.tasks.swe.bug import Bug, package_of
 from turnstile.types import Message, Task
 
 _TOKEN = re.compile(r"\w+|->|==|!=|<=|>=|//|\*\*|[-+*/%]=|[^\w\s]")

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 
 from turnstile.errors import TaskError
-from turnstile.tasks.swe.instance import Bug
+from turnstile.tasks.swe.bug import Bug
 from turnstile.types import Task
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 
+from turnstile.tasks.swe.bug import Bug
 from turnstile.tasks.swe.formats.instance import Instance, reversed_patch
-from turnstile.tasks.swe.instance import Bug
-from turnstile.tasks.swe.source import Package
+from turnstile.tasks.swe.packages.source import Package
 
 
 def as_instance(name: str, bug: Bug, package: Package, *, image: str = "", workdir: str = "/testbed") -> Instance:

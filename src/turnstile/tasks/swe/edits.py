@@ -1,0 +1,35 @@
+"""Edits of a text: how a bug is put into a file, which stays as it is elsewhere, byte for byte.
+
+An edit is (line, column, old, new): lines count from 1, columns from 0 and in characters.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+
+def source_lines(text: str) -> list[str]:
+    """The lines as Python counts them (a form feed ends none), each with its end."""
+    return io.StringIO(text).readlines()
+
+
+def apply(text: str, line: int, col: int, old: str, new: str) -> str:
+    """The text with `old` at (line, col) replaced. Raises ValueError when something else stands there."""
+    at = sum(map(len, source_lines(text)[: line - 1])) + col if line > 0 else 0
+    found = text[at : at + len(old)] if line <= text.count("\n") + 1 else ""
+    if found != old:
+        raise ValueError(f"line {line}, column {col}: expected {old!r}, found {found!r}")
+    return text[:at] + new + text[at + len(old) :]
+
+
+def apply_all(text: str, edits: Iterable[tuple[int, int, str, str]]) -> str:
+    """The text with several edits applied, none of which overlap. Raises ValueError as `apply`."""
+    for line, col, old, new in sorted(edits, reverse=True):
+        text = apply(text, line, col, old, new)
+    return text
+
+
+def changed_lines(edits: Iterable[tuple[int, int, str, str]]) -> int:
+    """How many lines edits change, remove or add."""
+    return sum(max(len(old.splitlines()), len(new.splitlines()), 1) for _, _, old, new in edits)

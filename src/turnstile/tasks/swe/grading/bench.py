@@ -1,0 +1,90 @@
+"""Where tests are run: on a fresh copy of a package's tree, with changed files in it, in a sandbox.
+
+There is no other way. Grading, the making and checking of tasks, and the measuring of a suite go through
+`Bench.run`, so that none of them can see other outcomes than the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from turnstile.errors import SandboxError, VerifierError
+from turnstile.sandboxes.base import Limits, Sandboxes, Template
+from turnstile.tasks.swe.grading.testrun import TEST_LIMITS, Report, run_tests
+from turnstile.tasks.swe.tree import inside
+
+Files = Mapping[str, bytes | None]
+"""What was changed: path -> new content, None for a file that was removed."""
+
+PRECOMPILE = "turnstile.tasks.swe.beside.precompile"
+COMPILE_LIMITS = Limits(seconds=300.0, cpu_seconds=300.0)
+
+
+class Bench:
+    """Runs tests on fresh copies of templates, in sandboxes of one provider.
+
+    A template is taken not to change while the bench lives: it is compiled once, and that is what is copied.
+    """
+
+    def __init__(self, sandboxes: Sandboxes, *, limits: Limits = TEST_LIMITS) -> None:
+        self.sandboxes = sandboxes
+        self._limits = limits
+        self._compiled: dict[Path, asyncio.Task[Template]] = {}
+
+    async def run(
+        self,
+        template: Path,
+        files: Files,
+        node_ids: Sequence[str] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        reverse: bool = False,
+        calls: str | None = None,
+        limits: Limits | None = None,
+    ) -> Report:
+        """The outcomes of tests (all for None) on `template` with `files` in it; see `testrun.run_tests`.
+
+        Raises VerifierError and SandboxError as that does, and ValueError when a path leaves the template.
+        """
+        sandbox = await self.sandboxes.start(await self._compile(template))
+        try:
+            for path, data in files.items():
+                if data is not None:
+                    await sandbox.write(path, data)
+            removed = [inside(path) for path, data in files.items() if data is None]
+            if removed:
+                done = await sandbox.exec(["rm", "-f", "--", *removed])
+                if done.exit_code != 0:
+                    raise SandboxError(f"files could not be removed: {done.stderr.strip() or done.exit_code}")
+            return await run_tests(
+                sandbox, node_ids, limits=limits or self._limits, env=env, reverse=reverse, calls=calls
+            )
+        finally:
+            await sandbox.close()
+
+    async def close(self) -> None:
+        """Ends the compiling under way. The provider of sandboxes is its owner's to close."""
+        running = list(self._compiled.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _compile(self, template: Path) -> Template:
+        """A copy of the template with its byte code, made when first asked for."""
+        task = self._compiled.get(template)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._compiled[template] = asyncio.create_task(self._compile_now(template))
+        return await asyncio.shield(task)
+
+    async def _compile_now(self, template: Path) -> Template:
+        sandbox = await self.sandboxes.start(template)
+        try:
+            result = await sandbox.exec(["python", "-m", PRECOMPILE], limits=COMPILE_LIMITS)
+            if result.exit_code != 0:
+                last = result.stderr.strip().splitlines()[-1:]
+                raise VerifierError(f"{template} could not be compiled: {last[0] if last else result.exit_code}")
+            return await sandbox.snapshot()
+        finally:
+            await sandbox.close()

@@ -1,0 +1,55 @@
+"""The grader's word on a repository task: for the reward of an episode, and for what makes a task a sound one."""
+
+from __future__ import annotations
+
+from turnstile.errors import VerifierError
+from turnstile.tasks.swe.bug import Bug
+from turnstile.tasks.swe.grading.bench import Files
+from turnstile.tasks.swe.grading.grader import Grader, Verdict
+from turnstile.tasks.swe.packages.source import Package
+
+
+async def judge(grader: Grader, bug: Bug, package: Package, text: str, *, repeat: int = 0) -> Verdict:
+    """The verdict on the bug's tests when its file holds `text`. Raises as `Grader.grade`."""
+    return await judge_files(grader, bug, package, {bug.file: text.encode("utf-8", "surrogatepass")}, repeat=repeat)
+
+
+async def judge_files(grader: Grader, bug: Bug, package: Package, files: Files, *, repeat: int = 0) -> Verdict:
+    """The verdict on the bug's tests when `files` are what was changed in the pristine tree: a caller whose agent
+    did not touch the bug's own file names it too. Raises as `Grader.grade`."""
+    return await grader.grade(
+        package.tree,
+        files,
+        fail_to_pass=bug.f2p,
+        pass_to_pass=bug.p2p,
+        env=package.environment,
+        repeat=repeat,
+    )
+
+
+async def fault(grader: Grader, bug: Bug, package: Package) -> str | None:
+    """Why the bug makes no sound task, in a clause; None if it does.
+
+    In a sound one all tests pass without the bug, and with it the FAIL_TO_PASS tests fail and no others.
+    Raises TaskError when the package is not the one the bug was made in, VerifierError when the wall clock
+    ended the tests, which a busy machine alone can bring about, and as `Grader.grade`.
+    """
+    repaired = _settled(await judge(grader, bug, package, bug.pristine_text(package)))
+    if not repaired.resolved:
+        first = repaired.failed[0]
+        why = repaired.problem or repaired.messages.get(first) or "it was skipped"
+        return f"{first} does not pass on the unchanged {package.spec} here ({why})"
+    buggy = _settled(await judge(grader, bug, package, bug.bugged_text(package)))
+    passing = [test for test in bug.f2p if test not in buggy.failed]
+    if passing:
+        return f"{passing[0]} passes with the bug"
+    failing = [test for test in bug.p2p if test in buggy.failed]
+    if failing:
+        return f"{failing[0]} is to pass with the bug and does not ({buggy.problem or buggy.messages.get(failing[0])})"
+    return None
+
+
+def _settled(verdict: Verdict) -> Verdict:
+    if verdict.waited_out:
+        raise VerifierError(f"the tests {verdict.problem} on the wall clock; is the machine busy?")
+    return verdict
