@@ -60,6 +60,7 @@ class EngineConfig(Section):
     deterministic: bool = False  # decoding in lock-step: runs repeat bit by bit, and wait for the slowest tool
     max_batch: int = Field(64, ge=1)  # tokens decoded at once
     memory_mb: int = Field(4096, ge=64)  # for keys and values
+    packed: bool = True  # on a CPU, sample from reordered copies of the weights: faster, for their memory again
 
 
 class AgentConfig(Section):

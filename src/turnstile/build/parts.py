@@ -144,6 +144,7 @@ def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
         deterministic=recipe.engine.deterministic,
         max_batch=recipe.engine.max_batch,
         memory_mb=recipe.engine.memory_mb,
+        packed=recipe.engine.packed,
         stop_ids=sorted(stop_ids(tokenizer, network)),
     )
     return Agent(

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.engines.pool import Part, Pool, PoolLayout, Shape
 from turnstile.errors import EngineError
 from turnstile.models.attention import forward_hidden, use_layouts
 from turnstile.models.logprobs import project, truncate
+from turnstile.models.packed import PackedLinears
 from turnstile.models.trunk import captured
 from turnstile.types import I32, Completion, Finish, Sampling
 
@@ -67,7 +68,8 @@ class TransformersEngine:
     `max_batch` bounds the requests decoded at once, `memory_mb` the keys and values kept (least recently used
     groups go first, and are computed again when needed). With `deterministic` a step starts only when every
     open session waits for tokens, in a fixed order: what is sampled no longer depends on how long tools took,
-    and costs waiting for the slowest of them. `stop_ids` end a turn, as do a request's stop strings.
+    and costs waiting for the slowest of them. With `packed` a CPU samples from reordered copies of the weights,
+    which take as much memory again. `stop_ids` end a turn, as do a request's stop strings.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class TransformersEngine:
         deterministic: bool = False,
         max_batch: int = 64,
         memory_mb: int = 4096,
+        packed: bool = True,
         stop_ids: Sequence[int] = (),
     ) -> None:
         use_layouts(model)
@@ -86,6 +89,7 @@ class TransformersEngine:
         self._deterministic = deterministic
         self._max_batch = max_batch
         self._memory = memory_mb * 2**20
+        self._packed = PackedLinears(model if packed else nn.ModuleList())
         self._stop_ids = frozenset(stop_ids)
         self._trunk_layers = 0
         self._shape = _shape(model)
@@ -161,6 +165,7 @@ class TransformersEngine:
         progress go on from what they sampled."""
         self._version = version
         self._pools.clear()
+        self._packed.forget()
 
     def take_stats(self) -> dict[str, float]:
         """What was done since the last call: tokens and seconds."""
@@ -215,18 +220,24 @@ class TransformersEngine:
     @torch.no_grad()
     def _step(self, batch: Sequence[_Request], parts: Sequence[Part], version: int) -> None:
         """One forward pass over what the requests still lack, then one token for each that lacks nothing."""
-        if parts:
-            tokens = torch.tensor([t for part in parts for t in part.tokens], device=self._shape.device)
-            positions = torch.tensor([p for part in parts for p in part.positions], device=self._shape.device)
-            with captured(self._model, self._trunk_layers) as trunk:
-                hidden = forward_hidden(self._model, tokens, positions, PoolLayout(parts))
-            for part in parts:
-                span = slice(part.at, part.at + len(part.tokens))
-                part.pool.keep_hidden(part.begin, *(state[span] for state in (hidden, *trunk)))
-            self.stats["tokens_computed"] += len(tokens)
-        ready = [request for request in batch if not request.pending]
-        if ready:
-            self._sample(ready, version)
+        with self._packed.used():
+            self._compute(parts)
+            ready = [request for request in batch if not request.pending]
+            if ready:
+                self._sample(ready, version)
+
+    def _compute(self, parts: Sequence[Part]) -> None:
+        """Keys, values and hidden states of the parts' tokens."""
+        if not parts:
+            return
+        tokens = torch.tensor([t for part in parts for t in part.tokens], device=self._shape.device)
+        positions = torch.tensor([p for part in parts for p in part.positions], device=self._shape.device)
+        with captured(self._model, self._trunk_layers) as trunk:
+            hidden = forward_hidden(self._model, tokens, positions, PoolLayout(parts))
+        for part in parts:
+            span = slice(part.at, part.at + len(part.tokens))
+            part.pool.keep_hidden(part.begin, *(state[span] for state in (hidden, *trunk)))
+        self.stats["tokens_computed"] += len(tokens)
 
     def _plan(self, batch: Sequence[_Request]) -> list[Part]:
         """Slots for the next tokens of each request, by pool; a history that a pool knows costs nothing."""
