@@ -127,15 +127,22 @@ class RewardsConfig(Section):
 
 
 class WarmstartConfig(Section):
-    """Supervised learning on oracle episodes before RL. `demos = 0` leaves it out."""
+    """Supervised learning before RL: of oracle episodes, of conversations, or of both. Without either there is none."""
 
-    demos: int = Field(0, ge=0)
+    demos: int = Field(0, ge=0)  # oracle episodes
     demonstrator: Kind = Kind(kind="swe")
+    conversations: str = ""  # a file of them, as `turnstile demos import` writes it, or in any format that it reads
+    too_long: Literal["drop", "cut"] = "drop"  # conversations that the context cannot hold, or only their first turns
     epochs: int = Field(1, ge=1)
     batch: int = Field(8, ge=1)
     lr: float = Field(4e-4, gt=0)
     warmup: int = Field(4, ge=0)
     key_weight: float = Field(1.0, gt=0)  # of the tokens that decide an action, against 1 for the others
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to learn from."""
+        return bool(self.demos or self.conversations)
 
 
 class TrainConfig(Section):
@@ -225,7 +232,7 @@ def make_recipe(
         raise ConfigError(f"{where}: {_explain(error)}") from None
 
 
-PATHS = (("tasks", "train"), ("tasks", "heldout"), ("model", "id"))
+PATHS = (("tasks", "train"), ("tasks", "heldout"), ("model", "id"), ("warmstart", "conversations"))
 """The keys of a recipe that hold a path, or may."""
 
 

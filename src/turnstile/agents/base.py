@@ -62,6 +62,11 @@ class Renderer(Protocol):
         """Exactly the ids a full render of history + new would add after the sampled tokens."""
         ...
 
+    def said(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
+        """The ids of an assistant's message behind `prompt(history, tools)` as a full render has them, with the end
+        marker: what is learned where somebody else wrote the message."""
+        ...
+
     def text(self, token_ids: I32) -> str:
         """How sampled ids read, without the end marker."""
         ...

@@ -41,9 +41,9 @@ def check_renderer(renderer: Renderer, *, conversations: Sequence[Conversation] 
 
     For each turn, with S the ids between the prompt and the new context in a full render (`prompt` of
     everything): the full render is prompt + S + context; S ends in the end marker and reads as the assistant's
-    message; after a turn that was cut short the context begins with the marker and is otherwise the same. A
-    fresh context is the full render, and is only given where that does not extend the prompt or the turn
-    had reasoning. Texts survive `completion` and `text`.
+    message, and is what `said` gives; after a turn that was cut short the context begins with the marker and is
+    otherwise the same. A fresh context is the full render, and is only given where that does not extend the prompt or
+    the turn had reasoning. Texts survive `completion` and `text`.
     """
     problems = [
         f"text(completion({text!r})) is {renderer.text(renderer.completion(text))!r}"
@@ -90,6 +90,8 @@ def _turn(
         yield f"in a full render the context does not follow the end marker but {renderer.text(middle[-3:])!r}"
     elif not said.tool_calls and said.content.strip() not in renderer.text(middle):
         yield f"a full render has {renderer.text(middle)!r} where the assistant said {said.content!r}"
+    elif not np.array_equal(middle, own := renderer.said(history, said, tools)):
+        yield f"said gives {renderer.text(own)!r} where a full render has {renderer.text(middle)!r}"
     if not np.array_equal(cut.ids, np.concatenate([marker, context.ids])):
         yield "after a turn cut short the context is not the end marker and then the same"
 

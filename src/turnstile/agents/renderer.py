@@ -47,6 +47,10 @@ class LinesRenderer:
         ended = "\n" in self.tokenizer.decode(sampled.tolist(), skip_special_tokens=False)
         return Context(ids=self._encode(["" if ended else "\n", *(self._line(message, tools) for message in new)]))
 
+    def said(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
+        """The ids of the message's line."""
+        return self._encode([self._line(message, tools)])
+
     def text(self, token_ids: I32) -> str:
         """The action's line: everything before the first newline, without special tokens."""
         return self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True).split("\n", 1)[0]

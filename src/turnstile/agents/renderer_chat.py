@@ -90,14 +90,8 @@ class ChatRenderer:
         that nothing the model wrote is mistaken for the marker; only the text behind it becomes tokens.
         """
         last = history[-1]
-        blank = replace(
-            last,
-            content=_PROBE,
-            reasoning=_THOUGHT if last.reasoning else None,
-            tool_calls=tuple(replace(call, arguments={}) for call in last.tool_calls),
-        )
         before = self._render(history[:-1], tools)
-        full = self._render([*history[:-1], blank, *new], tools)
+        full = self._render([*history[:-1], _blank(last), *new], tools)
         inside, end, behind = full[len(before) :].partition(self.end)
         kept = not last.reasoning or _THOUGHT in inside
         if not full.startswith(before) or not end or not kept:
@@ -105,6 +99,22 @@ class ChatRenderer:
         ids = self._encode(self.end + behind)
         ended = len(sampled) > 0 and int(sampled[-1]) == self._end_id
         return Context(ids=ids[1:] if ended else ids)
+
+    def said(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
+        """The ids of the message, with its end marker, as the template writes it where the conversation goes on; as it
+        writes it at the end of one where what follows changes it (reasoning goes, say); and in the parser's words
+        where no render goes on from the head of the turn.
+
+        Found as in `observation`: in a render in which the message is a blank, for what stands behind it.
+        """
+        before = self._render(history, tools)
+        for goes_on in (True, False):
+            full, empty = (self._render([*history, one], tools, head=goes_on) for one in (message, _blank(message)))
+            inside, end, behind = empty[len(before) :].partition(self.end)
+            whole = full.startswith(before) and empty.startswith(before) and full.endswith(end + behind)
+            if whole and end and (not message.reasoning or _THOUGHT in inside):
+                return self._encode(full[len(before) : len(full) - len(behind)])
+        return self.completion(self.parser.write(message, tools))
 
     def text(self, token_ids: I32) -> str:
         """The turn's text before its end marker."""
@@ -231,6 +241,16 @@ class ChatRenderer:
 
     def _encode(self, text: str) -> I32:
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+
+
+def _blank(message: Message) -> Message:
+    """An assistant's message of the same kind that says nothing."""
+    return replace(
+        message,
+        content=_PROBE,
+        reasoning=_THOUGHT if message.reasoning else None,
+        tool_calls=tuple(replace(call, arguments={}) for call in message.tool_calls),
+    )
 
 
 def _as_function(tool: ToolSpec) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from turnstile.build.parts import (
 )
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import peak_memory_mb
+from turnstile.build.warmstart import play_talks, read_talks
 from turnstile.config import Recipe
 from turnstile.trainer.learner import Learner
 from turnstile.trainer.reference import Reference
@@ -45,11 +46,13 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
     check_kinds(recipe)
     check_scripts(recipe)
+    talks = read_talks(recipe)
     bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
     make_scorer(recipe)
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         make_trackers(recipe, Path(folder)).close()
     agent = make_agent(recipe)
+    told = {"conversations to learn from": play_talks(recipe, talks, agent).summary()} if talks else {}
     learner = make_learner(recipe, agent)
     group, playing = asyncio.run(_play(recipe, agent, tasks[0]))
     updating = _update(recipe, learner, group)
@@ -59,6 +62,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     return {
         "training tasks": len(tasks),
         "held-out tasks": len(heldout),
+        **told,
         "parameters": f"{sum(p.numel() for p in agent.model.parameters()) / 1e6:.1f} M",
         "trained": f"{sum(p.numel() for p in learner.parameters) / 1e6:.1f} M",
         "device, dtype": f"{agent.model.device}, {str(agent.model.dtype).removeprefix('torch.')}",

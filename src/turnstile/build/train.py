@@ -28,7 +28,7 @@ from turnstile.build.report import report
 from turnstile.build.run_folder import FINAL, WARM, drop_results, open_run, read_results
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
-from turnstile.build.warmstart import baselines_and_warm_start
+from turnstile.build.warmstart import baselines_and_warm_start, read_talks
 from turnstile.config import Recipe
 from turnstile.credit.base import Estimator
 from turnstile.envs.base import Env
@@ -85,6 +85,7 @@ async def _train(
     objective = make_objective(recipe)
     estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
     check_scripts(recipe)
+    talks = read_talks(recipe)
     open_run(folder, recipe, fresh=fresh, given=given)
     async with AsyncExitStack() as stack:
         tracker = make_trackers(recipe, folder)
@@ -107,10 +108,10 @@ async def _train(
         kept = _Kept(run, make_learner(recipe, agent))
         if not kept.restore():
             tracker.resume_at(0)
-            await baselines_and_warm_start(run, kept.learner)
+            await baselines_and_warm_start(run, kept.learner, talks)
             kept.save(kept.progress)
         samples = recipe.eval.samples
-        if recipe.eval.before and recipe.warmstart.demos:
+        if recipe.eval.before and recipe.warmstart.wanted:
             await run.evaluate(WARM, heldout, samples=samples)
         with run.timed("reinforcement learning"):
             parts = _parts(run, kept, estimator, objective)

@@ -1,23 +1,33 @@
-"""What comes before the first RL step: the baselines, the demonstrations, and learning from them."""
+"""What comes before the first RL step: the baselines, demonstrations and conversations, and learning from them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from turnstile.build.kinds import bind
+from turnstile.build.parts import Agent
 from turnstile.build.run_folder import UNTOUCHED
 from turnstile.build.scripts import demonstrate
 from turnstile.build.session import Run, counter
-from turnstile.config import Kind
+from turnstile.config import Kind, Recipe
+from turnstile.errors import TaskError
+from turnstile.tasks.conversations.conversation import Conversation
+from turnstile.tasks.conversations.play import Played, play
+from turnstile.tasks.conversations.source import read_conversations
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.warmstart import demo_rows, warm_start
-from turnstile.types import F32, Trajectory
+from turnstile.types import F32, Group, Score, Task, Trajectory
 
 
-async def baselines_and_warm_start(run: Run, learner: Learner) -> None:
+def read_talks(recipe: Recipe) -> list[Conversation]:
+    """The conversations to learn from. Raises TaskError naming file and row for what cannot be read."""
+    return read_conversations(recipe.warmstart.conversations) if recipe.warmstart.conversations else []
+
+
+async def baselines_and_warm_start(run: Run, learner: Learner, talks: Sequence[Conversation]) -> None:
     """What comes before the first RL step: the baselines, then the warm start."""
     recipe = run.recipe
     for name, kind in recipe.eval.policies.items():
@@ -25,16 +35,58 @@ async def baselines_and_warm_start(run: Run, learner: Learner) -> None:
     if recipe.eval.before:
         few = recipe.eval.baseline_tasks or len(run.heldout)
         await run.evaluate(UNTOUCHED, run.heldout[:few], samples=1)
-    if not recipe.warmstart.demos:
+    if not recipe.warmstart.wanted:
         return
-    done = counter(run.tracker, "playing demonstrations", recipe.warmstart.demos)
     with run.timed("demonstrations"):
-        demos = await demonstrate(recipe, run.world, run.agent.scaffold, run.train_tasks, done)
-    scores = run.scorer(demos)
-    for group, own in zip(demos, scores, strict=True):
-        run.recorder.write(0, "warmstart", group, own)
+        demos = [*await _demonstrations(run), *_conversations(run, talks)]
     with run.timed("warm start"):
-        _learn_demos(run, learner, [group.trajectories[0] for group in demos])
+        _learn_demos(run, learner, demos)
+
+
+async def _demonstrations(run: Run) -> list[Trajectory]:
+    """Oracle episodes, played, judged and recorded."""
+    number = run.recipe.warmstart.demos
+    if not number:
+        return []
+    done = counter(run.tracker, "playing demonstrations", number)
+    demos = await demonstrate(run.recipe, run.world, run.agent.scaffold, run.train_tasks, done)
+    for group, own in zip(demos, run.scorer(demos), strict=True):
+        run.recorder.write(0, "warmstart", group, own)
+    return [group.trajectories[0] for group in demos]
+
+
+def _conversations(run: Run, talks: Sequence[Conversation]) -> list[Trajectory]:
+    """Conversations in the agent's tokens, recorded under a label of their own; what they lack of a score is zero."""
+    if not talks:
+        return []
+    done = counter(run.tracker, "reading conversations", len(talks))
+    played = play_talks(run.recipe, talks, run.agent, done)
+    run.tracker.say(played.summary())
+    for item in played.trajectories:
+        group = Group(id=item.group, task=Task(id=item.task_id, env=""), trajectories=(item,))
+        outcome = float(bool(item.signals.get("resolved")))
+        score = Score(outcome={"agent": outcome}, turn=np.zeros(len(item.turns), np.float32), total=outcome)
+        run.recorder.write(0, "warmstart", group, [score], label="conversations")
+    return played.trajectories
+
+
+def play_talks(
+    recipe: Recipe,
+    talks: Sequence[Conversation],
+    agent: Agent,
+    done: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> Played:
+    """Conversations as the agent's trajectories. Raises TaskError where none of them is left to learn from."""
+    warm = recipe.warmstart
+    played = play(talks, agent.scaffold, context=agent.context, cut=warm.too_long == "cut", done=done)
+    if talks and not played.trajectories:
+        why = "; ".join(f"{count} of them: {why}" for why, count in played.left_out.most_common())
+        raise TaskError(
+            f"{warm.conversations}: nothing of its {len(talks)} conversations can be learned ({why}); the agent's "
+            f"renderer is {recipe.agent.renderer.kind!r}, its parser {recipe.agent.parser.kind!r}, its context "
+            f"{agent.context} tokens"
+        )
+    return played
 
 
 def _learn_demos(run: Run, learner: Learner, demos: Sequence[Trajectory]) -> None:

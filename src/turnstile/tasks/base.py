@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from turnstile.errors import TaskError
 from turnstile.lookup import nearest
+from turnstile.tasks.rows import write_lines
 from turnstile.types import JSON, Task
 
 _FIELDS: Mapping[str, type] = {"id": str, "env": str, "prompt": str, "data": dict, "seed": int}
@@ -86,16 +86,7 @@ def dump_task(task: Task) -> str:
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
     """Writes a task file in one step (a reader sees the old file or the new one); gives the number of tasks."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [dump_task(task) + "\n" for task in tasks]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    return len(lines)
+    return write_lines(path, map(dump_task, tasks))
 
 
 @dataclasses.dataclass(slots=True)

@@ -1,0 +1,188 @@
+"""Chat messages as OpenAI's interface has them, which is also how conversations are written here.
+
+Columns: messages (a list, or that as JSON in a text), tools (likewise; optional). Of a message: role, content (a text
+or a list of text parts), tool_calls, tool_call_id, reasoning_content or reasoning, and weight or trainable, which say
+whether it is to be learned. Beside them, all optional: id, task_id, resolved, ended, model, patch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+from turnstile.errors import TaskError
+from turnstile.tasks.conversations.conversation import Conversation, Said, assemble
+from turnstile.types import JSON, Message, Role, ToolCall, ToolSpec
+
+_ROLES: Mapping[str, Role] = {**{role: role for role in get_args(Role)}, "developer": "system", "function": "tool"}
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.S)
+_TEXTS = ("text", "input_text", "output_text")
+_TAUGHT = ("weight", "trainable", "train", "training")
+
+
+def read(row: Mapping[str, Any], where: str) -> Conversation:
+    """A row as a conversation. Raises TaskError naming what is wrong with it."""
+    messages = listed(row.get("messages"), "messages", where)
+    said = [message_of(item, f"{where}, message {number}") for number, item in enumerate(messages, start=1)]
+    found = assemble(said, where, tools=tools_of(row.get("tools"), where))
+    return replace(found, **told(row, where))
+
+
+def write(conversation: Conversation) -> dict[str, JSON]:
+    """The conversation as a row; what is empty is left out."""
+    texts = {name: getattr(conversation, name) for name in ("id", "task_id", "ended", "model", "patch")}
+    return {
+        **{name: text for name, text in texts.items() if text},
+        **({} if conversation.resolved is None else {"resolved": conversation.resolved}),
+        **({"tools": [_tool(tool) for tool in conversation.tools]} if conversation.tools else {}),
+        "messages": [
+            _message(message, flag) for message, flag in zip(conversation.messages, conversation.trainable, strict=True)
+        ],
+    }
+
+
+def message_of(item: Any, where: str) -> Said:
+    """One message, and whether it may be taught."""
+    if not isinstance(item, Mapping):
+        raise TaskError(f"{where}: a message is an object with role and content, this is {type(item).__name__}")
+    role = _ROLES.get(str(item.get("role")))
+    if role is None:
+        raise TaskError(f"{where}: the role {item.get('role')!r} is unknown; known: {', '.join(_ROLES)}")
+    content = text_of(item.get("content"), where)
+    if role != "assistant":
+        several = item.get("tool_call_ids") or ()
+        answered = item.get("tool_call_id") or next(iter(several), None)
+        return Message(role=role, content=content, tool_call_id=answered if role == "tool" else None), False
+    calls = item.get("tool_calls") or ([{"function": item["function_call"]}] if item.get("function_call") else [])
+    reasoning = item.get("reasoning_content") or item.get("reasoning") or _thinking(item.get("content"))
+    message = thoughtful(content, reasoning)
+    return replace(message, tool_calls=calls_of(calls, where)), taught(item, where)
+
+
+def thoughtful(content: str, reasoning: Any = None) -> Message:
+    """An assistant's message; its reasoning is `reasoning` if that is a text, else what stands in <think> tags at the
+    beginning of `content`."""
+    if isinstance(reasoning, str) and reasoning:
+        return Message(role="assistant", content=content, reasoning=reasoning)
+    if found := _THOUGHT.match(content):
+        return Message(role="assistant", content=content[found.end() :], reasoning=found[1].strip() or None)
+    return Message(role="assistant", content=content)
+
+
+def text_of(content: Any, where: str) -> str:
+    """A content as text: a text, nothing, or a list of text parts. Raises TaskError for anything else."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise TaskError(f"{where}: a content is a text or a list of parts, this is {type(content).__name__}")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind in _TEXTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind not in ("thinking", "redacted_thinking"):  # reasoning, which is no part of the text
+            raise TaskError(f"{where}: its content has a part of type {kind!r}; only text can be learned")
+    return "".join(texts)
+
+
+def _thinking(content: Any) -> str:
+    """The reasoning in a content's parts, as Anthropic's interface has it."""
+    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    return "\n\n".join(str(part["thinking"]) for part in parts if part.get("thinking"))
+
+
+def calls_of(calls: Any, where: str) -> tuple[ToolCall, ...]:
+    """Tool calls, whose arguments are an object or that as JSON in a text. Raises TaskError for anything else."""
+    found = []
+    for call in listed(calls, "tool_calls", where):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise TaskError(f"{where}: a tool call has no function with a name")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except json.JSONDecodeError as error:
+                raise TaskError(f"{where}: the arguments of {function['name']!r} are no JSON ({error.msg})") from error
+        if arguments is not None and not isinstance(arguments, Mapping):
+            raise TaskError(f"{where}: the arguments of {function['name']!r} are no object")
+        found.append(ToolCall(id=str(call.get("id") or ""), name=function["name"], arguments=dict(arguments or {})))
+    return tuple(found)
+
+
+def tools_of(tools: Any, where: str) -> tuple[ToolSpec, ...]:
+    """Tools as OpenAI's interface has them, with or without the wrapping `function`. Raises TaskError for others."""
+    found = []
+    for tool in listed(tools, "tools", where):
+        inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+            raise TaskError(f"{where}: a tool has no name")
+        schema = inner.get("parameters") or {"type": "object", "properties": {}}
+        if not isinstance(schema, Mapping):
+            raise TaskError(f"{where}: the parameters of the tool {inner['name']!r} are no JSON schema")
+        found.append(ToolSpec(name=inner["name"], description=str(inner.get("description") or ""), schema=schema))
+    return tuple(found)
+
+
+def taught(item: Mapping[str, Any], where: str) -> bool:
+    """Whether a message is to be learned, which it is unless it says otherwise."""
+    for name in _TAUGHT:
+        value = item.get(name)
+        if value not in (None, 0, 1):
+            raise TaskError(f"{where}: {name} is 0 or 1, or true or false, not {value!r}")
+        if value is not None and not value:
+            return False
+    return True
+
+
+def told(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a row says about its conversation as a whole."""
+    resolved = row.get("resolved")
+    if resolved not in (None, 0, 1):
+        raise TaskError(f"{where}: resolved is true or false, not {resolved!r}")
+    texts = {name: str(row.get(name) or "") for name in ("id", "task_id", "ended", "model", "patch")}
+    return {**texts, "resolved": None if resolved is None else bool(resolved)}
+
+
+def listed(value: Any, name: str, where: str) -> list[Any]:
+    """A list, or one as JSON in a text; nothing is an empty one. Raises TaskError for anything else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "[]")
+        except json.JSONDecodeError as error:
+            raise TaskError(f"{where}: {name} is a text that is no JSON ({error.msg})") from error
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise TaskError(f"{where}: {name} is no list")
+    return value
+
+
+def _message(message: Message, taught: bool) -> dict[str, JSON]:
+    row: dict[str, JSON] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        row["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        row["tool_call_id"] = message.tool_call_id
+    if message.role == "assistant" and not taught:
+        row["weight"] = 0
+    return row
+
+
+def _tool(tool: ToolSpec) -> dict[str, JSON]:
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.schema)}
+    return {"type": "function", "function": function}

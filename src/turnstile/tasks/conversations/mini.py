@@ -1,0 +1,104 @@
+"""Trajectories of mini-swe-agent, `ID.traj.json`, one a file.
+
+`trajectory_format` is mini-swe-agent-1 (versions 1: the action is a bash block in the assistant's text, what came back
+a user's message) or mini-swe-agent-1.1 (versions 2: calls of the tool bash as chat messages or as items of OpenAI's
+Responses interface; a block in the text with its text-based models). `info` holds exit_status, submission and the
+configuration; the benchmarks' runner adds instance_id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from turnstile.errors import TaskError
+from turnstile.tasks.conversations import chat
+from turnstile.tasks.conversations.conversation import Conversation, Said, assemble
+from turnstile.types import Message, ToolSpec
+
+BASH = ToolSpec(
+    name="bash",
+    description="Execute a bash command",
+    schema={
+        "type": "object",
+        "properties": {"command": {"type": "string", "description": "The bash command to execute"}},
+        "required": ["command"],
+    },
+)
+"""The one tool that mini-swe-agent offers, as it tells the model of it."""
+
+
+def read(row: Mapping[str, Any], where: str) -> Conversation:
+    """A trajectory as a conversation. A text in which the agent found not exactly one action is not taught.
+
+    Raises TaskError naming what is wrong with it.
+    """
+    info = _object(row.get("info"))
+    messages = chat.listed(row.get("messages"), "messages", where)
+    said = list(_said(messages, _action(info, where), where))
+    tools = (BASH,) if any(message.tool_calls for message, _ in said) else ()
+    name = str(row.get("instance_id") or "")
+    return replace(
+        assemble(said, where, tools=tools),
+        id=name,
+        task_id=name,
+        ended=str(info.get("exit_status") or ""),
+        patch=str(info.get("submission") or ""),
+        model=str(_object(_object(info.get("config")).get("model")).get("model_name") or ""),
+    )
+
+
+def _said(messages: list[Any], action: re.Pattern[str] | None, where: str) -> Iterator[Said]:
+    for number, item in enumerate(messages, start=1):
+        here = f"{where}, message {number}"
+        if isinstance(item, Mapping) and item.get("role") == "exit":  # the agent's own note on how it ended
+            continue
+        message, taught = _message(item, here)
+        if action and taught and not message.tool_calls:
+            taught = len(action.findall(message.content)) == 1
+        yield message, taught
+
+
+def _message(item: Any, where: str) -> Said:
+    if isinstance(item, Mapping) and item.get("object") == "response":
+        return _response(chat.listed(item.get("output"), "output", where), where), True
+    if isinstance(item, Mapping) and item.get("type") == "function_call_output":
+        text = chat.text_of(item.get("output"), where)
+        return Message(role="tool", content=text, tool_call_id=item.get("call_id")), False
+    return chat.message_of(item, where)
+
+
+def _response(output: list[Any], where: str) -> Message:
+    """The items of one answer of the Responses interface as one message."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for item in map(_object, output):
+        match item.get("type"):
+            case "message":
+                texts.append(chat.text_of(item.get("content"), where))
+            case "reasoning":
+                thoughts += [str(_object(part).get("text") or "") for part in item.get("summary") or ()]
+            case "function_call":
+                calls.append({"id": item.get("call_id") or item.get("id"), "function": item})
+            case kind:
+                raise TaskError(f"{where}: its output has an item of type {kind!r}, which is not known")
+    message = chat.thoughtful("".join(texts), "\n\n".join(filter(None, thoughts)))
+    return replace(message, tool_calls=chat.calls_of(calls, where))
+
+
+def _action(info: Mapping[str, Any], where: str) -> re.Pattern[str] | None:
+    """What finds the actions in a text: with version 1 a knob of the agent, later one of the text-based models."""
+    config = _object(info.get("config"))
+    found = [_object(config.get(part)).get("action_regex") for part in ("agent", "model")]
+    pattern = next(filter(None, found), "")
+    try:
+        return re.compile(str(pattern), re.S) if pattern else None
+    except re.error as error:
+        raise TaskError(f"{where}: its action_regex is no regular expression ({error})") from error
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

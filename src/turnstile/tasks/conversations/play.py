@@ -1,0 +1,158 @@
+"""Conversations as the trajectories of an agent: its tokens, turn by turn, as if it had sampled them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jinja2 import TemplateError
+
+from turnstile.agents.base import Context, Scaffold
+from turnstile.tasks.conversations.conversation import Conversation
+from turnstile.types import I32, Completion, Message, Sampling, Stop, ToolSpec, Trajectory, Turn
+
+TOO_LONG = "longer than the context"
+NOTHING = "nothing in it to learn"
+UNREADABLE = "a message that the agent's parser would not read as it is meant"
+_WRITTEN = Sampling(temperature=1.0)  # what was written is taken as it is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Played:
+    """Conversations as trajectories, and what became of the others."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)  # why -> how many
+    cut: int = 0  # trajectories that lack their last turns
+
+    def tokens(self) -> int:
+        """How many tokens the trajectories hold."""
+        return sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in self._turns())
+
+    def taught(self) -> int:
+        """How many of them are to be learned."""
+        return sum(len(turn.completion.token_ids) for turn in self._turns() if turn.trainable)
+
+    def _turns(self) -> Iterable[Turn]:
+        return (turn for one in self.trajectories for turn in one.turns)
+
+    def summary(self) -> str:
+        """In one line."""
+        parts = [f"{count} left out: {why}" for why, count in self.left_out.most_common()]
+        if self.cut:
+            parts.insert(0, f"{self.cut} of them cut to the context")
+        told = f"{len(self.trajectories)} conversations, {self.tokens()} tokens, {self.taught()} of them to learn"
+        return "; ".join([told, *parts])
+
+
+def play(
+    conversations: Sequence[Conversation],
+    scaffold: Scaffold,
+    *,
+    context: int,
+    cut: bool = False,
+    done: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> Played:
+    """Each conversation as a trajectory of the agent, a group of its own.
+
+    One that `context` (tokens; 0: no limit) cannot hold is left out, or with `cut` ends with the last turn that fits.
+    Left out, too, are one with nothing to learn, one that the chat template refuses, and one with a message to learn
+    that the scaffold's parser would read as another. `done` is called after each that is kept.
+    """
+    kept: list[Trajectory] = []
+    left_out: Counter[str] = Counter()
+    shortened = 0
+    for number, conversation in enumerate(conversations):
+        if not any(conversation.trainable):
+            left_out[NOTHING] += 1
+            continue
+        try:
+            whole = trajectory(conversation, scaffold, group=f"conversations/{number}/{conversation.id}")
+        except TemplateError as error:
+            left_out[f"the chat template refuses it ({error})"] += 1
+            continue
+        if not all(_reads(turn, scaffold, conversation.tools) for turn in whole.turns if turn.trainable):
+            left_out[UNREADABLE] += 1
+            continue
+        turns = whole.turns[: _fitting(whole.turns, context)]
+        if len(turns) < len(whole.turns):
+            if not cut or not any(turn.trainable for turn in turns):
+                left_out[TOO_LONG] += 1
+                continue
+            shortened += 1
+        kept.append(replace(whole, turns=turns))
+        done(kept[-1])
+    return Played(trajectories=kept, left_out=left_out, cut=shortened)
+
+
+def trajectory(conversation: Conversation, scaffold: Scaffold, *, group: str) -> Trajectory:
+    """The conversation in the agent's tokens, one turn for each of the assistant's messages.
+
+    What the assistant said are the sampled tokens, as `Renderer.said` gives them; everything else is context, as
+    `Renderer.prompt` and `Renderer.observation` give it, so a template that rewrites what came before begins a row of
+    its own. Log-probabilities are zeros: nothing was sampled. `signals` holds `resolved` where the file says it.
+    """
+    renderer, messages, tools = scaffold.renderer, conversation.messages, conversation.tools
+    places = [place for place, message in enumerate(messages) if message.role == "assistant"]
+    context = Context(ids=renderer.prompt(messages[: places[0]], tools))
+    turns: list[Turn] = []
+    for here, then in itertools.pairwise([*places, len(messages)]):
+        sampled = renderer.said(messages[:here], messages[here], tools)
+        answers = messages[here + 1 : then]
+        turns.append(
+            Turn(
+                context_ids=context.ids,
+                completion=_completion(sampled),
+                message=messages[here],
+                observation=answers,
+                fresh=context.fresh,
+                trainable=conversation.trainable[here],
+            )
+        )
+        if then < len(messages):
+            context = renderer.observation(messages[: here + 1], answers, tools, sampled)
+    return Trajectory(
+        task_id=conversation.task_id or conversation.id,
+        group=group,
+        attempt=0,
+        turns=tuple(turns),
+        stop=Stop.DONE,
+        signals={} if conversation.resolved is None else {"resolved": conversation.resolved},
+    )
+
+
+def _completion(token_ids: I32) -> Completion:
+    return Completion(
+        token_ids=token_ids,
+        logprobs=np.zeros(len(token_ids), np.float32),
+        versions=np.zeros(len(token_ids), np.int32),
+        sampling=_WRITTEN,
+        finish="stop",
+        seconds=0.0,
+    )
+
+
+def _fitting(turns: Sequence[Turn], context: int) -> int:
+    """How many of the turns, from the first, a context of that many tokens holds."""
+    held = 0
+    for place, turn in enumerate(turns):
+        held = (0 if turn.fresh else held) + len(turn.context_ids) + len(turn.completion.token_ids)
+        if context and held > context:
+            return place
+    return len(turns)
+
+
+def _reads(turn: Turn, scaffold: Scaffold, tools: Sequence[ToolSpec]) -> bool:
+    """Whether the agent, had it sampled these tokens, would be taken to have said this message."""
+    text = scaffold.renderer.text(turn.completion.token_ids)
+    if not turn.message.tool_calls:
+        return turn.message.content.strip() in text
+    offered = tools or [ToolSpec(name=call.name, description="", schema={}) for call in turn.message.tool_calls]
+    return _calls(scaffold.parser.parse(text, offered)) == _calls(turn.message)
+
+
+def _calls(message: Message) -> list[tuple[str, dict[str, object]]]:
+    return [(call.name, dict(call.arguments)) for call in message.tool_calls]

@@ -1,0 +1,51 @@
+"""Which conversations are worth learning from, and what others know about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from turnstile.errors import TaskError
+from turnstile.tasks.conversations import chat
+from turnstile.tasks.conversations.conversation import Conversation
+from turnstile.types import JSON, ToolSpec
+
+
+def refused(conversation: Conversation, *, resolved: bool = False, ended: Collection[str] = ()) -> str:
+    """Why a conversation is not wanted; "" for one that is. `resolved` wants those whose task was solved, `ended` those
+    that ended in one of these ways."""
+    if not any(conversation.trainable):
+        return "nothing in it to learn"
+    if resolved and not conversation.resolved:
+        return "not resolved" if conversation.resolved is False else "nothing says whether it was resolved"
+    if ended and conversation.ended not in ended:
+        return f"ended otherwise ({conversation.ended})" if conversation.ended else "nothing says how it ended"
+    return ""
+
+
+def judged(conversation: Conversation, resolved: Collection[str]) -> Conversation:
+    """The conversation with the verdict of a report that names the tasks which were resolved."""
+    return replace(conversation, resolved=(conversation.task_id or conversation.id) in resolved)
+
+
+def read_report(file: str | Path) -> frozenset[str]:
+    """The tasks that a report of SWE-bench's harness names as resolved. Raises TaskError for another file."""
+    report = _json(file)
+    ids = report.get("resolved_ids") if isinstance(report, dict) else None
+    if not isinstance(ids, list):
+        raise TaskError(f"{file}: a report has resolved_ids, a list of tasks, this has not")
+    return frozenset(map(str, ids))
+
+
+def read_tools(file: str | Path) -> tuple[ToolSpec, ...]:
+    """Tools as OpenAI's interface has them, from a JSON file with a list of them. Raises TaskError for another file."""
+    return chat.tools_of(_json(file), str(file))
+
+
+def _json(file: str | Path) -> JSON:
+    try:
+        return json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{file}: it cannot be read ({error})") from error

@@ -1,0 +1,72 @@
+"""ShareGPT's layout, and what others have put into it.
+
+Columns: conversations, a list of {from, value}; optional: system (a text), tools (a list, or that as JSON in a text).
+Calls are entries from `function_call`, whose value is {"name", "arguments"} or a list of such, as LLaMA-Factory has
+them, or stand in the assistant's text in <tool_call> tags, as the Hermes sets have them; results are entries from
+`observation`, `function_response` or `tool`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from turnstile.agents.parsing.hermes import HermesParser
+from turnstile.errors import TaskError
+from turnstile.tasks.conversations import chat
+from turnstile.tasks.conversations.conversation import Conversation, Said, assemble
+from turnstile.types import Message, Role, ToolSpec
+
+_ROLES: Mapping[str, Role] = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "function_call": "assistant",
+    "observation": "tool", "function_response": "tool", "tool": "tool",
+}  # fmt: skip
+_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.S)
+
+
+def read(row: Mapping[str, Any], where: str) -> Conversation:
+    """A row as a conversation. Raises TaskError naming what is wrong with it.
+
+    Tools that the system's text already lists, in <tools> tags, are not offered a second time; what calls them stays
+    the text that it is.
+    """
+    entries = chat.listed(row.get("conversations", row.get("conversation")), "conversations", where)
+    tools = chat.tools_of(row.get("tools"), where)
+    said = [_said(item, tools, f"{where}, message {number}") for number, item in enumerate(entries, start=1)]
+    if row.get("system"):
+        said.insert(0, (Message(role="system", content=chat.text_of(row["system"], where)), False))
+    if any(message.role == "system" and "<tools>" in message.content for message, _ in said):
+        tools = ()
+    return replace(assemble(said, where, tools=tools), **chat.told(row, where))
+
+
+def _said(item: Any, tools: tuple[ToolSpec, ...], where: str) -> Said:
+    if not isinstance(item, Mapping):
+        raise TaskError(f"{where}: an entry is an object with from and value, this is {type(item).__name__}")
+    speaker = str(item.get("from", item.get("role")))
+    role = _ROLES.get(speaker)
+    if role is None:
+        raise TaskError(f"{where}: nobody is known who speaks as {speaker!r}; known: {', '.join(_ROLES)}")
+    text = chat.text_of(item.get("value", item.get("content")), where)
+    if speaker == "function_call":
+        calls = chat.calls_of(_functions(text, where), where)
+        return Message(role="assistant", tool_calls=calls), chat.taught(item, where)
+    if role == "assistant":
+        called = HermesParser().parse(text, tools)
+        return called if called.tool_calls else chat.thoughtful(text), chat.taught(item, where)
+    if role == "tool" and (inner := _RESPONSE.fullmatch(text)):
+        text = inner[1]
+    return Message(role=role, content=text), False
+
+
+def _functions(text: str, where: str) -> list[dict[str, Any]]:
+    """The calls in the text of a `function_call`, wrapped as in a chat message."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TaskError(f"{where}: the value of a function_call is no JSON ({error.msg})") from error
+    return [{"function": one} for one in (value if isinstance(value, list) else [value])]

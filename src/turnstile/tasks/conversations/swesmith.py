@@ -1,0 +1,22 @@
+"""SWE-smith's trajectories: rows of SWE-bench/SWE-smith-trajectories, and what its scripts collect of SWE-agent's.
+
+Columns: messages (JSON in a text, or a list), instance_id, traj_id, resolved, model, patch. The splits `xml` and
+`ticks` have actions in the assistant's text, the split `tool` has tool calls, without the tools that were offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from turnstile.tasks.conversations import chat
+from turnstile.tasks.conversations.conversation import Conversation
+
+
+def read(row: Mapping[str, Any], where: str) -> Conversation:
+    """A row as a conversation; demonstrations that the prompt shows (`is_demo`) are not taught."""
+    messages = chat.listed(row.get("messages"), "messages", where)
+    shown = [{**item, "weight": 0} if isinstance(item, Mapping) and item.get("is_demo") else item for item in messages]
+    found = chat.read({**row, "messages": shown}, where)
+    return replace(found, id=str(row.get("traj_id") or found.id), task_id=str(row.get("instance_id") or found.task_id))

@@ -1,0 +1,101 @@
+"""Rows of data sets, read from JSON, JSON lines and Parquet, in a file, a folder or on the hub, and lines written."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from turnstile.errors import MissingExtraError, TaskError
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+def files_of(source: str | Path, split: str = "") -> list[Path]:
+    """The files of a source: itself, those below a folder, or those of a data set on the hub (OWNER/NAME), which are
+    downloaded or found in its cache. `split` chooses among several by name or folder.
+
+    Raises TaskError where there is none.
+    """
+    path = Path(source)
+    if path.is_file():
+        return [path]
+    folder = path if path.is_dir() else _downloaded(str(source))
+    files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES and file.stem != "dataset_infos")
+    chosen = [file for file in files if not split or file.name.startswith(split) or split in file.parent.parts]
+    if not chosen:
+        hint = f" of the split {split!r}" if split else ""
+        raise TaskError(f"{source}: there is no {', '.join(SUFFIXES)} file{hint} in it")
+    return chosen
+
+
+def read_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows of a file one after the other, each with where it stands. Raises TaskError naming file and row for what
+    cannot be read, MissingExtraError for a Parquet file without its extra."""
+    rows = _parquet(file) if file.suffix == ".parquet" else _json(file)
+    number = 0
+    while True:
+        number += 1
+        where = f"{file}, row {number}"
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except (OSError, ValueError) as error:  # ValueError: no UTF-8, no JSON, no Parquet
+            raise TaskError(f"{where}: it cannot be read ({error})") from error
+        if not isinstance(row, Mapping):
+            raise TaskError(f"{where}: a row is an object with named fields, this is {type(row).__name__}")
+        yield where, row
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> int:
+    """Writes a file of these lines in one step (a reader sees the old file or the new one, whatever goes wrong with the
+    lines meanwhile); gives their number."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    number = 0
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            for line in lines:
+                file.write(line + "\n")
+                number += 1
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return number
+
+
+def _downloaded(name: str) -> Path:
+    """A data set's files from the hub, or from its cache."""
+    if name.count("/") != 1 or name.startswith((".", "/")):
+        raise TaskError(f"{name}: there is no such file or folder, and a data set on the hub is OWNER/NAME")
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        return Path(hub.snapshot_download(name, repo_type="dataset", allow_patterns=[f"*{end}" for end in SUFFIXES]))
+    except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError, ValueError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise TaskError(f"{name}: no such file, and the data set cannot be had from the hub: {first}") from error
+
+
+def _json(file: Path) -> Iterator[Any]:
+    if file.suffix == ".json":
+        whole = json.loads(file.read_text(encoding="utf-8"))
+        yield from whole if isinstance(whole, list) else [whole]
+    else:
+        with file.open(encoding="utf-8", newline="\n") as lines:
+            yield from (json.loads(line) for line in lines if line.strip())
+
+
+def _parquet(file: Path) -> Iterator[Any]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise MissingExtraError("reading Parquet files", "parquet") from None
+    for batch in parquet.ParquetFile(file).iter_batches():
+        yield from batch.to_pylist()
