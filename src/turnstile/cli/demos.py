@@ -80,7 +80,7 @@ def import_demos(
             raise TaskError(f"{source}: no conversation is left to write ({why})")
 
     number = write_lines(out, lines())
-    console.print(Text(f"{out}: {number} conversations, {sum(turns)} messages to learn"))
+    console.print(Text(f"{out}: conversations: {number}, messages to learn: {sum(turns)}"))
     for line in _reasons(left_out, bad):
         console.print(Text(f"  {line}"))
 

@@ -27,7 +27,7 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
     """A row as a conversation. Raises TaskError naming what is wrong with it."""
     messages = listed(row.get("messages"), "messages", where)
     said = [message_of(item, f"{where}, message {number}") for number, item in enumerate(messages, start=1)]
-    found = assemble(said, where, tools=tools_of(row.get("tools"), where))
+    found = assemble(said, tools_of(row.get("tools"), where))
     return replace(found, **told(row, where))
 
 

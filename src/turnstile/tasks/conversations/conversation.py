@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from turnstile.errors import TaskError
 from turnstile.types import Message, ToolSpec
 
 
@@ -13,8 +13,9 @@ from turnstile.types import Message, ToolSpec
 class Conversation:
     """What was said, which of it is to be learned, and what the file says came of it.
 
-    It begins with what the assistant answers and ends with the assistant's last message. `trainable` is one a message,
-    true only for what the assistant said; what is not is shown, never taught. `tools` are those that were offered, as
+    It begins with what the assistant answers and ends with the assistant's last message; where the assistant says
+    nothing it is empty. `trainable` is one a message, true only for what the assistant said; what is not is shown,
+    never taught. `tools` are those that were offered, as
     far as the file tells; calls are numbered in each message as a parser numbers them.
     """
 
@@ -32,29 +33,17 @@ class Conversation:
         if len(self.messages) != len(self.trainable):
             raise ValueError(f"{len(self.messages)} messages but {len(self.trainable)} flags")
 
-    @property
-    def turns(self) -> int:
-        """How many messages are the assistant's."""
-        return sum(message.role == "assistant" for message in self.messages)
-
 
 Said = tuple[Message, bool]
 """A message, and whether it may be taught."""
 
 
-def assemble(said: Iterable[Said], where: str, *, tools: Sequence[ToolSpec] = ()) -> Conversation:
-    """The messages of one conversation, in order. What follows the assistant's last message is left out, since nothing
-    is learned from it; an empty message of the assistant is never taught.
-
-    Raises TaskError where the assistant says nothing at all, or speaks before there is anything to answer.
-    """
-    pairs = list(said)
-    speaks = [place for place, (message, _) in enumerate(pairs) if message.role == "assistant"]
-    if not speaks:
-        raise TaskError(f"{where}: the assistant says nothing in it")
-    if speaks[0] == 0:
-        raise TaskError(f"{where}: it begins with the assistant; there is nothing that it answers")
-    pairs = pairs[: speaks[-1] + 1]
+def assemble(said: Iterable[Said], tools: Sequence[ToolSpec] = ()) -> Conversation:
+    """The messages of one conversation, in order. Left out are what the assistant says before there is anything to
+    answer, and what follows its last message; an empty message of the assistant is never taught."""
+    pairs = list(itertools.dropwhile(lambda pair: pair[0].role == "assistant", said))
+    while pairs and pairs[-1][0].role != "assistant":
+        pairs.pop()
     return Conversation(
         messages=tuple(_numbered([message for message, _ in pairs])),
         trainable=tuple(flag and _speaks(message) for message, flag in pairs),

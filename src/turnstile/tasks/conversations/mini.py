@@ -41,7 +41,7 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
     tools = (BASH,) if any(message.tool_calls for message, _ in said) else ()
     name = str(row.get("instance_id") or "")
     return replace(
-        assemble(said, where, tools=tools),
+        assemble(said, tools),
         id=name,
         task_id=name,
         ended=str(info.get("exit_status") or ""),

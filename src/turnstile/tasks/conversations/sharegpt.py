@@ -35,23 +35,22 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
     the text that it is.
     """
     entries = chat.listed(row.get("conversations", row.get("conversation")), "conversations", where)
-    tools = chat.tools_of(row.get("tools"), where)
-    said = [_said(item, tools, f"{where}, message {number}") for number, item in enumerate(entries, start=1)]
     if row.get("system"):
-        said.insert(0, (Message(role="system", content=chat.text_of(row["system"], where)), False))
-    if any(message.role == "system" and "<tools>" in message.content for message, _ in said):
-        tools = ()
-    return replace(assemble(said, where, tools=tools), **chat.told(row, where))
+        entries = [{"from": "system", "value": row["system"]}, *entries]
+    listed = any(_speaker(item) == "system" and "<tools>" in str(_value(item)) for item in entries)
+    tools = () if listed else chat.tools_of(row.get("tools"), where)
+    said = [_said(item, tools, f"{where}, message {number}") for number, item in enumerate(entries, start=1)]
+    return replace(assemble(said, tools), **chat.told(row, where))
 
 
 def _said(item: Any, tools: tuple[ToolSpec, ...], where: str) -> Said:
     if not isinstance(item, Mapping):
         raise TaskError(f"{where}: an entry is an object with from and value, this is {type(item).__name__}")
-    speaker = str(item.get("from", item.get("role")))
+    speaker = _speaker(item)
     role = _ROLES.get(speaker)
     if role is None:
         raise TaskError(f"{where}: nobody is known who speaks as {speaker!r}; known: {', '.join(_ROLES)}")
-    text = chat.text_of(item.get("value", item.get("content")), where)
+    text = chat.text_of(_value(item), where)
     if speaker == "function_call":
         calls = chat.calls_of(_functions(text, where), where)
         return Message(role="assistant", tool_calls=calls), chat.taught(item, where)
@@ -61,6 +60,14 @@ def _said(item: Any, tools: tuple[ToolSpec, ...], where: str) -> Said:
     if role == "tool" and (inner := _RESPONSE.fullmatch(text)):
         text = inner[1]
     return Message(role=role, content=text), False
+
+
+def _speaker(item: Any) -> str:
+    return str(item.get("from", item.get("role"))) if isinstance(item, Mapping) else ""
+
+
+def _value(item: Any) -> Any:
+    return item.get("value", item.get("content")) if isinstance(item, Mapping) else None
 
 
 def _functions(text: str, where: str) -> list[dict[str, Any]]:
