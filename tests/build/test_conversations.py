@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -106,17 +105,12 @@ def test_a_dry_run_counts_them(recipe: Recipe) -> None:
     assert dry_run(recipe)["conversations to learn from"].startswith("23 conversations, ")
 
 
-def refuse(*arguments: Any, **more: Any) -> None:
-    raise AssertionError("the model was loaded")
-
-
-def test_a_bad_file_is_refused_before_a_model_is_loaded(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("turnstile.build.train.make_agent", refuse)
+def test_a_bad_file_is_refused_before_a_model_is_loaded(recipe: Recipe, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"messages": []}\n{"messages": [{"role": "usr"}]}\n')
-    wrong = recipe.model_copy(update={"warmstart": recipe.warmstart.model_copy(update={"conversations": str(file)})})
+    warm = recipe.warmstart.model_copy(update={"conversations": str(file)})
+    nowhere = recipe.model.model_copy(update={"id": str(tmp_path / "nowhere")})
+    wrong = recipe.model_copy(update={"warmstart": warm, "model": nowhere})
     with pytest.raises(TaskError, match=r"bad.jsonl, row 2, message 1: the role 'usr' is unknown"):
         turnstile.train(wrong, run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
