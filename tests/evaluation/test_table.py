@@ -125,3 +125,7 @@ def test_html_has_a_cell_for_each_column() -> None:
     rows = re.findall(r"<tr.*?</tr>", html, flags=re.DOTALL)
     assert [row.count("<th") + row.count("<td") for row in rows] == [7] * 5
     assert "<strong>+.500</strong>" in html
+
+
+def test_a_table_of_nothing() -> None:
+    assert to_rich(make_table({})).row_count == 0

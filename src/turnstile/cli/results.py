@@ -14,7 +14,9 @@ COMPARED = (("warmstart", "trained"), ("untouched", "trained"))
 
 
 def print_results(results: Mapping[str, Sequence[EpisodeResult]]) -> None:
-    """Evaluations by name, in their order, and the paired differences."""
+    """Evaluations by name, in their order, and the paired differences; nothing where there was none."""
+    if not results:
+        return
     pairs = [pair for pair in COMPARED if set(pair) <= set(results)]
     console = Console(highlight=False)
     if not console.is_terminal:

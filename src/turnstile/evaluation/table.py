@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 from math import isnan
 
 from rich import box
@@ -97,7 +98,7 @@ def to_rich(table: Table) -> RichTable:
     shown.add_column("policy", min_width=12)
     for name in table.columns:
         shown.add_column(name, justify="right", no_wrap=True)
-    for row, following in zip(table.rows, (*table.rows[1:], None), strict=True):
+    for row, following in zip_longest(table.rows, table.rows[1:]):
         cells = []
         for cell in row.cells:
             text = Text(cell.text, style="bold" if cell.strong or not row.difference else "")
