@@ -98,6 +98,14 @@ def test_a_template_that_strips_reasoning_makes_fresh_rows(scaffolds: dict[str, 
     assert len(kept) == 1  # among the answers of tools it stays
 
 
+def test_a_head_that_closes_reasoning_is_context(scaffolds: dict[str, Scaffold]) -> None:
+    known = scaffolds["qwen3"].renderer
+    silent = ChatRenderer(known.tokenizer, template=known._template, variables={"enable_thinking": False})
+    scaffold = Scaffold(silent, HermesParser())
+    whole = trajectory(talk(USER, SAYS, USER, CALLS), scaffold, group="g")
+    assert [learned(scaffold, row) for row in rows(whole)] == [[SAYS.content + "<|im_end|>"], [WRITTEN + "<|im_end|>"]]
+
+
 def test_actions_as_lines() -> None:
     scaffold = Scaffold(LinesRenderer(byte_tokenizer()), LineParser())
     whole = trajectory(talk(USER, replace(CALLS, content=""), TOLD, CALLS), scaffold, group="g")
