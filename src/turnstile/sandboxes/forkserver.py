@@ -1,4 +1,4 @@
-"""Commands by fork: a client of one preloaded Python process (`turnstile.sandboxes.server`).
+"""Commands by fork: a client of one preloaded Python process (`turnstile.sandboxes.forker`).
 
 `python -m MODULE ...` costs a fork instead of an interpreter start and its imports; any other command is
 executed by the same wardens under the same limits.
@@ -25,7 +25,7 @@ from turnstile.errors import SandboxError
 from turnstile.sandboxes.base import ExecResult, Limits
 
 GRACE = 15.0  # seconds past its own limit after which a silent server is given up
-SERVER = Path(__file__).with_name("server.py")
+SERVER = Path(__file__).with_name("forker.py")
 SOURCE = Path(turnstile.__file__).parent.parent
 QUIET = {
     "LANG": "C.UTF-8",
