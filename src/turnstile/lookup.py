@@ -22,6 +22,7 @@ KINDS: dict[str, dict[str, str]] = {
         "local": "turnstile.sandboxes.local:LocalSandboxes",
         "bubblewrap": "turnstile.sandboxes.bubblewrap:BubblewrapSandboxes",
         "container": "turnstile.sandboxes.container:ContainerSandboxes",
+        "remote": "turnstile.sandboxes.remote:RemoteSandboxes",
     },
     "engine": {
         "transformers": "turnstile.engines.transformers:TransformersEngine",

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.agents.base import Scaffold
 from turnstile.build.kinds import bind, takes
-from turnstile.cache import cache_dir
+from turnstile.build.sandboxes import make_sandboxes
 from turnstile.config import Kind, Recipe, TermConfig
 from turnstile.engines.base import Engine
 from turnstile.engines.transformers import TransformersEngine
@@ -28,7 +28,6 @@ from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.ends import Ends
 from turnstile.rollout.episode import Limits
 from turnstile.rollout.group import Player
-from turnstile.sandboxes.base import Sandboxes
 from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.fanout import Trackers
@@ -60,17 +59,11 @@ def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
     maker = functools.partial(env, **recipe.env.knobs) if env is not None else bind("env", recipe.env, given=SHARED)
     if not any(takes(maker, name) for name in SHARED):
         return World(make_env=maker)
-    make_sandboxes = bind("sandbox", recipe.sandbox)
-    offers: dict[str, Any] = {"readable": (cache_dir(),), "run": recipe.name}
-    if takes(maker, "grader"):
-        from turnstile.tasks.swe.grading.grader import Grader  # what repository tasks need is loaded for them alone
-        from turnstile.tasks.swe.grading.testrun import PRELOAD
-
-        offers |= {"preload": PRELOAD, "carry": ("turnstile",)}
-    offers = {name: value for name, value in offers.items() if takes(make_sandboxes, name)}
-    sandboxes: Sandboxes = make_sandboxes(**{**offers, **recipe.sandbox.knobs})
+    sandboxes = make_sandboxes(recipe.sandbox, run=recipe.name, grading=takes(maker, "grader"))
     shared: dict[str, Any] = {"sandboxes": sandboxes}
     if takes(maker, "grader"):
+        from turnstile.tasks.swe.grading.grader import Grader  # what repository tasks need is loaded for them alone
+
         shared["grader"] = Grader(sandboxes)
     given = {name: value for name, value in shared.items() if takes(maker, name)}
     return World(make_env=functools.partial(maker, **given), shared=tuple(shared.values()))

@@ -32,6 +32,7 @@ from turnstile.sandboxes.base import Sandboxes
 GIB = 1024**3
 EXTRAS = {
     "container": ("docker", "sandboxes in containers"),
+    "remote": ("aiohttp", "sandboxes on another machine"),
     "lora": ("peft", "training low-rank adapters: model.train = 'lora'"),
     "tensorboard": ("tensorboard", "curves in TensorBoard"),
     "smollm2": ("gguf", "reading the packaged model"),
@@ -136,6 +137,8 @@ def _sandboxes() -> Iterator[Finding]:
     for name in KINDS["sandbox"]:
         if name == "container":  # which image to start is for the recipe to say
             yield _container_engine()
+            continue
+        if name == "remote":  # and so is which server to ask
             continue
         broken = asyncio.run(_try_sandbox(name))
         if broken is None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
 from turnstile.build.kinds import bind
-from turnstile.config import make_recipe
-from turnstile.errors import SandboxError, TurnstileError
+from turnstile.build.sandboxes import make_sandboxes
+from turnstile.config import Kind, make_recipe
+from turnstile.errors import ConfigError, SandboxError, TurnstileError
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.folder import default_parent, sweep
 
@@ -27,13 +35,107 @@ def check(kind: str, knobs: tuple[str, ...]) -> None:
 
     Knobs are those of the recipe's section, as in: turnstile sandbox check container image=python:3.12
     """
-    section = make_recipe({"sandbox": {"kind": kind}}, [f"sandbox.{knob}" for knob in knobs]).sandbox
-    found = asyncio.run(check_sandboxes(bind("sandbox", section)()))
+    found = asyncio.run(check_sandboxes(bind("sandbox", section_of(kind, knobs))()))
     for line in found:
         click.echo(f"wrong: {line}")
     if found:
         raise SandboxError(f"sandbox kind {kind!r} breaks {len(found)} of the promises that a sandbox makes")
     click.echo(f"sandbox kind {kind!r} does what a sandbox must do")
+
+
+@sandbox.command()
+@click.argument("kind", default="local")
+@click.argument("knobs", nargs=-1, metavar="[KNOB=VALUE]...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", default=8850, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Holds the token that clients must have; made, with a new one, where it does not exist.",
+)
+@click.option(
+    "--lease",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=1),
+    help="Seconds after which a client that is not heard of is gone, and its sandboxes are closed.",
+)
+@click.option("--clients", default=16, show_default=True, type=click.IntRange(min=1), help="Clients at once.")
+@click.option("--most-mb", default=512, show_default=True, type=click.IntRange(min=1), help="One request or answer.")
+@click.option(
+    "--templates-mb",
+    default=4096,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Templates that are kept.",
+)
+def serve(
+    kind: str,
+    knobs: tuple[str, ...],
+    host: str,
+    port: int,
+    token_file: Path | None,
+    lease: float,
+    clients: int,
+    most_mb: int,
+    templates_mb: int,
+) -> None:
+    """Serves sandboxes of KIND to other machines, until it is interrupted or terminated.
+
+    There a recipe says: sandbox = { kind = "remote", url = "http://HOST:PORT" }. Knobs are those of the recipe's
+    section, as in: turnstile sandbox serve container image=python:3.12. The token is that of --token-file or of the
+    environment variable TURNSTILE_SANDBOX_TOKEN; without either one is made up, and only this machine is served.
+    What goes over the network is not encrypted: put TLS or an SSH tunnel in front.
+    """
+    module = importlib.import_module("turnstile.sandboxes.server")  # needs an extra
+    section = section_of(kind, knobs)
+    token, told = find_token(token_file)
+    if told is None and not module.is_loopback(host):
+        raise ConfigError(
+            f"other machines can reach {host}, so a token must be given: --token-file FILE, or {module.TOKEN}"
+        )
+    server = module.SandboxServer(
+        lambda run: make_sandboxes(section, run=run, grading=True),
+        token=token,
+        lease=lease,
+        clients=clients,
+        most_mb=most_mb,
+        templates_mb=templates_mb,
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    asyncio.run(serve_until_told(server, host, port, kind, told or f"token: {token}"))
+
+
+async def serve_until_told(server: Any, host: str, port: int, kind: str, told: str) -> None:
+    """Until the process is interrupted or terminated."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with server.listening(host, port) as url:
+        click.echo(f"sandboxes of kind {kind!r} are served at {url}\n{told}")
+        await stop.wait()
+        click.echo("closing all sandboxes")
+
+
+def find_token(file: Path | None) -> tuple[str, str | None]:
+    """The token of a server, and words that say where it is from; None where it was made up now, for this once."""
+    if file is not None and not file.exists():
+        token = secrets.token_urlsafe(32)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+            made.write(token + "\n")
+        return token, f"token: a new one, written to {file}"
+    remote = importlib.import_module("turnstile.sandboxes.remote")
+    if file is not None:
+        return remote.read_token(str(file)), f"token: that of {file}"
+    if os.environ.get(remote.TOKEN):
+        return os.environ[remote.TOKEN], f"token: that of {remote.TOKEN}"
+    return secrets.token_urlsafe(32), None
+
+
+def section_of(kind: str, knobs: Sequence[str]) -> Kind:
+    """The section of a recipe that command line arguments stand for."""
+    return make_recipe({"sandbox": {"kind": kind}}, [f"sandbox.{knob}" for knob in knobs]).sandbox
 
 
 @sandbox.command()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from turnstile.errors import ConfigError
-from turnstile.sandboxes.folder import may_be_stale, walk_tree
+from turnstile.sandboxes.folder import is_inside, may_be_stale, walk_tree
 from turnstile.sandboxes.runner import HEAD
 
 IN_MEMORY = 16 << 20  # bytes; larger archives are kept in a temporary file
@@ -45,7 +45,7 @@ def pack_modules(names: Sequence[str]) -> bytes:
 
 
 def add_tree(made: IO[bytes], source: Path, prefix: str) -> None:
-    for kind, path, inner in walk_tree(source):
+    for kind, path, inner in sorted(walk_tree(source), key=lambda found: found[2]):  # equal trees, equal archives
         name = prefix + inner
         if kind == "file":
             add_file(made, path, name)
@@ -65,3 +65,46 @@ def add(made: IO[bytes], entry: dict[str, Any], data: bytes = b"") -> None:
     body = json.dumps(entry).encode()
     made.write(HEAD.pack(len(body), len(data)) + body)
     made.write(data)
+
+
+def unpack_tree(archive: IO[bytes], folder: Path) -> None:
+    """Put what an archive holds into `folder`, which is empty, and nothing anywhere else.
+
+    Raises ValueError for an archive that would, or that is none. Links are made last, so no file goes through one.
+    """
+    made = {""}
+    links: list[tuple[str, str]] = []
+    while head := archive.read(HEAD.size):
+        size, data_size = HEAD.unpack(head) if len(head) == HEAD.size else (0, 0)
+        try:
+            entry = json.loads(archive.read(size))
+            kind, name = entry["kind"], entry["name"]
+            if name in made or os.path.dirname(name) not in made or os.path.basename(name) in ("", ".", ".."):
+                raise ValueError("it is no plain name in a folder before it")
+            if kind == "folder":
+                (folder / name).mkdir()
+                made.add(name)
+            elif kind == "file":
+                _unpack_file(archive, os.path.join(folder, name), int(entry["mode"]), data_size)
+            elif kind == "link":
+                links.append((os.path.join(folder, name), str(entry["to"])))
+        except (ValueError, KeyError, TypeError, FileExistsError) as error:
+            raise ValueError(f"this is no archive of a template: {error}") from None
+    top = os.path.realpath(folder)
+    for path, to in links:
+        if os.path.lexists(path):
+            raise ValueError(f"{os.path.relpath(path, folder)!r} is twice in an archive")
+        os.symlink(to, path)
+    for path, to in links:
+        if os.path.isabs(to) or not is_inside(top, os.path.realpath(path)):
+            raise ValueError(f"the link {os.path.relpath(path, folder)!r} of an archive leaves it")
+
+
+def _unpack_file(archive: IO[bytes], path: str, mode: int, size: int) -> None:
+    with open(path, "xb", opener=lambda path, flags: os.open(path, flags, mode & 0o777)) as file:
+        while size:
+            data = archive.read(min(size, IN_MEMORY))
+            if not data:
+                raise ValueError("it ends too soon")
+            size -= len(data)
+            file.write(data)

@@ -1,0 +1,24 @@
+"""A recipe's sandboxes: the provider that it names, with what a run or a grader needs of the kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turnstile.build.kinds import bind, takes
+from turnstile.cache import cache_dir
+from turnstile.config import Kind
+from turnstile.sandboxes.base import Sandboxes
+
+
+def make_sandboxes(kind: Kind, *, run: str = "", grading: bool = False) -> Sandboxes:
+    """The provider. Where it takes them, it is given the name of the run, the cache as a folder to be read and, for
+    `grading`, what the verifier imports; the knobs of `kind` go before these."""
+    make = bind("sandbox", kind)
+    offers: dict[str, Any] = {"readable": (cache_dir(),), "run": run}
+    if grading:
+        from turnstile.tasks.swe.grading.testrun import PRELOAD  # what repository tasks need is loaded for them alone
+
+        offers |= {"preload": PRELOAD, "carry": ("turnstile",)}
+    given = {name: value for name, value in offers.items() if takes(make, name) and name not in kind.knobs}
+    sandboxes: Sandboxes = make(**given)
+    return sandboxes

@@ -1,0 +1,93 @@
+"""A client's stay at a sandbox server: it lasts as long as the server hears of the client."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+from turnstile import __version__
+from turnstile.errors import ConfigError, SandboxError
+from turnstile.sandboxes.line import Answer, Line
+from turnstile.sandboxes.wire import WIRE, GarbageError, part
+
+BEATS = 4  # in the time of a lease
+
+
+class Lease:
+    """Everything is awaited in the thread of `line`. `lost` says why this one is over; another can then be had."""
+
+    def __init__(self, line: Line, name: str) -> None:
+        self.client = secrets.token_hex(16)
+        self.lost: SandboxError | None = None
+        self._line = line
+        self._name = name
+        self._seconds = 0.0
+        self._got: list[str] = []  # requests whose answers the server need not keep any more
+        self._beating: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        hello = {"client": self.client, "wire": WIRE, "turnstile": __version__, "run": self._name}
+        answer, _ = await self._line.post("open", hello)
+        try:
+            self._seconds = float(part(answer, "lease", float | int))  # type: ignore[arg-type]
+        except GarbageError as error:
+            raise SandboxError(f"what is at {self._line.url} is no sandbox server: {error}") from None
+        self._beating = asyncio.create_task(self._beat())
+
+    async def ask(self, verb: str, told: dict[str, Any], data: bytes = b"", *, identity: str | None = None) -> Answer:
+        """What comes of one request, however long that takes. Where this is cancelled, so is what the server does.
+
+        Raises SandboxError when the lease is over or the server silent, and whatever error the server found.
+        """
+        if self.lost is not None:
+            raise self.lost
+        identity = identity or secrets.token_hex(8)
+        try:
+            answer, found = await self._post("do", {**told, "verb": verb, "id": identity}, data)
+            while "wait" in answer:
+                answer, found = await self._post("wait", {"id": identity})
+        except asyncio.CancelledError:
+            if not self._line.ending:
+                await self._cancel(identity)
+            raise
+        finally:
+            self._got.append(identity)
+        return answer, found
+
+    async def close(self) -> None:
+        """Have everything closed that the server has of ours."""
+        if self._beating is not None and self.lost is None:
+            self._beating.cancel()
+            await self._line.post("close", {"client": self.client}, tries=2)
+        self.lost = SandboxError("these sandboxes were closed")
+
+    async def _post(self, path: str, told: dict[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
+        got, self._got = self._got, []
+        answer, found = await self._line.post(path, {**told, "client": self.client, "got": got}, data, tries=tries)
+        if "gone" in answer:
+            self.lost = SandboxError(
+                f"the sandbox server at {self._line.url} does not know us any more, and has closed what was ours: it "
+                f"was started again, or it did not hear of us for {answer['gone']} s"
+            )
+            raise self.lost
+        return answer, found
+
+    async def _cancel(self, identity: str) -> None:
+        """End a request at the server, if that can be reached; otherwise it ends with the lease."""
+        try:
+            async with asyncio.timeout(self._line.silence):
+                while "wait" in (await self._post("cancel", {"id": identity}, tries=2))[0]:
+                    pass
+        except (SandboxError, ConfigError, TimeoutError):
+            return
+
+    async def _beat(self) -> None:
+        pause = self._seconds / BEATS
+        while self.lost is None:
+            await asyncio.sleep(pause)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._post("beat", {}, tries=1)
+            except (SandboxError, ConfigError, TimeoutError):
+                continue  # the next one may get through; whoever asks for something is told

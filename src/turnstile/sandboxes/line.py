@@ -1,0 +1,197 @@
+"""The line to a sandbox server: requests over HTTP, from a thread of its own.
+
+The thread keeps a lease alive while its owner's event loop is busy with something else, or between two event loops,
+and has one pool of connections for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from typing import IO, Any, TypeVar
+
+from turnstile.errors import ConfigError, MissingExtraError, SandboxError
+from turnstile.sandboxes.runner import CHUNK
+from turnstile.sandboxes.wire import POLL, GarbageError, frame, raise_told, unframe
+
+try:
+    import aiohttp
+except ModuleNotFoundError as error:
+    raise MissingExtraError("sandbox kind 'remote'", "remote") from error
+
+T = TypeVar("T")
+Answer = tuple[dict[str, Any], bytes]
+PAUSES = (0.1, 0.4, 1.5)  # seconds before a request is sent again
+SLOW = 1 << 20  # bytes a second that a network carries at least
+CONNECT = 10.0  # seconds
+BUSY = (502, 503, 504)  # what stands in front of a server says so while that is started again
+ENDING = 10.0  # seconds to tell the server that we go
+
+
+class Line:
+    """Speaks to the server at `url` with `token`; one that is silent for `patience` seconds is given up.
+
+    `farewell` is awaited at the end.
+    """
+
+    def __init__(self, url: str, token: str, *, patience: float) -> None:
+        self.url = url.rstrip("/")
+        self.silence = POLL + patience  # seconds without a word of the server's
+        self.farewell: Callable[[], Awaitable[object]] | None = None
+        self.ending = False
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/octet-stream"}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="turnstile-remote", daemon=True)
+        self._door = threading.Lock()
+        self._http: aiohttp.ClientSession | None = None
+        self._closed = False
+        self._pid = os.getpid()
+
+    async def run(self, job: Coroutine[Any, Any, T]) -> T:
+        """Run `job` in the line's thread. Where the caller is cancelled so is the job, and its end is waited for."""
+        done: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(job))
+            tasks[0].add_done_callback(lambda task: settle(task, done))
+
+        with self._door:
+            if self._closed:
+                job.close()
+                raise SandboxError("these sandboxes were closed")
+            if not self._thread.is_alive():
+                self._thread.start()
+            self._loop.call_soon_threadsafe(begin)
+        waiting = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            if not waiting.done():
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                await asyncio.wait([waiting])
+            waiting.exception()  # nobody else looks at it
+            raise
+
+    async def post(self, path: str, told: Mapping[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
+        """One request, and its answer; only what `run` runs may await it, and `put`.
+
+        It is sent again where no answer comes, so it must be one that may come twice. Raises SandboxError when there is
+        no server, or not one of ours, ConfigError when that refuses us, and the error that the answer stands for.
+        """
+        body = frame(told, data)
+        return self._read(*await self._send("POST", path, io.BytesIO(body), len(body), tries))
+
+    async def put(self, path: str, file: IO[bytes]) -> None:
+        """Send a file; errors as those of `post`."""
+        self._read(*await self._send("PUT", path, file, file.seek(0, os.SEEK_END), 4))
+
+    def close(self) -> None:
+        """Say farewell, and end what is under way with SandboxError. Blocks for a while; twice does nothing."""
+        if os.getpid() != self._pid:
+            return  # a fork of its process, which has no such thread
+        with self._door:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
+        if not self._thread.is_alive():
+            self._loop.close()
+            return
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        if threading.current_thread() is not self._thread:  # as where it is forgotten, and found in that thread
+            self._thread.join()
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            self._loop.close()
+
+    async def _end(self) -> None:
+        try:
+            if self.farewell is not None:
+                async with asyncio.timeout(ENDING):
+                    await self.farewell()
+        except (SandboxError, ConfigError, TimeoutError):
+            pass  # then the server closes everything as the lease runs out
+        finally:
+            self.ending = True
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            if self._http is not None:
+                await self._http.close()
+            self._loop.stop()
+
+    async def _send(self, method: str, path: str, body: IO[bytes], size: int, tries: int) -> tuple[int, bytes]:
+        """The status and the body of the answer."""
+        pauses = PAUSES[: tries - 1]
+        while True:
+            body.seek(0)
+            try:
+                return await self._exchange(method, path, body, size)
+            except TimeoutError:
+                pauses = pauses[2:]  # it has cost time enough
+                why = "does not answer in time"
+            except (aiohttp.ClientError, OSError) as error:
+                why = f"does not answer ({error or type(error).__name__})"
+            if not pauses:
+                raise SandboxError(f"the sandbox server at {self.url} {why}; is it running, and the way to it open?")
+            await asyncio.sleep(pauses[0])
+            pauses = pauses[1:]
+
+    async def _exchange(self, method: str, path: str, body: IO[bytes], size: int) -> tuple[int, bytes]:
+        if self._http is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
+            self._http = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=self.silence + size / SLOW)
+        asking = self._http.request(
+            method,
+            f"{self.url}/{path}",
+            data=body.read() if size <= CHUNK else pieces(body),
+            headers={"Content-Length": str(size)},
+            timeout=timeout,
+            allow_redirects=False,
+        )
+        async with asking as answer:
+            found = await answer.read()
+            if answer.status in BUSY:
+                raise aiohttp.ClientConnectionError(f"{answer.status} {answer.reason}")
+            return answer.status, found
+
+    def _read(self, status: int, found: bytes) -> Answer:
+        if status == 401:
+            raise ConfigError(f"the sandbox server at {self.url} does not take this token; give it the server's own")
+        if status == 413:
+            raise OSError(errno.EFBIG, f"more than the sandbox server at {self.url} takes at once (its --most-mb)")
+        try:
+            if status != 200:
+                raise GarbageError(f"status {status}, {found[:200].decode(errors='replace').strip()!r}")
+            told, data = unframe(found)
+            raise_told(told)
+        except GarbageError as error:
+            raise SandboxError(f"what is at {self.url} does not answer as a sandbox server does: {error}") from None
+        return told, data
+
+
+async def pieces(body: IO[bytes]) -> AsyncIterator[bytes]:
+    while data := body.read(CHUNK):
+        yield data
+
+
+def settle(task: asyncio.Task[T], done: Future[T]) -> None:
+    """Pass on what came of a task. One that was cancelled, which is so as its line closes, has failed."""
+    if task.cancelled():
+        done.set_exception(SandboxError("the sandbox was closed while it was in use"))
+    elif (error := task.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(task.result())

@@ -1,0 +1,186 @@
+"""Sandboxes on another machine, of whatever kind its server serves (`turnstile sandbox serve`), over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from turnstile.errors import ConfigError, SandboxError
+from turnstile.sandboxes.archive import pack_tree
+from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
+from turnstile.sandboxes.folder import as_folder
+from turnstile.sandboxes.lease import Lease
+from turnstile.sandboxes.line import Answer, Line
+from turnstile.sandboxes.wire import TOKEN, part
+
+SENDINGS = 3  # of one template for one start, should the server need its room for others
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteSnapshot(Image):
+    """A snapshot that a server keeps for one client."""
+
+    client: str
+
+
+class RemoteSandbox:
+    """One sandbox at a server; everything as the tier there has it."""
+
+    def __init__(self, line: Line, lease: Lease, identity: str) -> None:
+        self._line = line
+        self._lease = lease
+        self._identity = identity
+        self._closed = False
+
+    async def exec(
+        self, argv: Sequence[str], *, limits: Limits | None = None, env: Mapping[str, str] | None = None
+    ) -> ExecResult:
+        """Run a command. Sent again after a broken connection, it is still run once. A cancelled one ends there too."""
+        told = {"argv": list(argv), "env": dict(env or {}), "limits": None if limits is None else asdict(limits)}
+        answer, _ = await self._ask("exec", told)
+        try:
+            return ExecResult(**part(answer, "result", dict))
+        except (TypeError, ValueError) as error:
+            raise SandboxError(f"what is at {self._line.url} gives no result of a command: {error}") from None
+
+    async def read(self, path: str) -> bytes:
+        """A file's bytes. Raises ValueError outside the root, FileNotFoundError, IsADirectoryError; OSError for one of
+        more bytes than the server sends."""
+        _, data = await self._ask("read", {"path": path})
+        return data
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Create or replace a file, with its folders. Raises ValueError outside the root."""
+        await self._ask("write", {"path": path}, data)
+
+    async def snapshot(self) -> RemoteSnapshot:
+        """The state of the files, kept at the server until the provider closes or the lease is lost."""
+        identity = secrets.token_hex(8)
+        await self._ask("snapshot", {}, identity=identity)
+        return RemoteSnapshot(name=identity, root="", client=self._lease.client)
+
+    async def close(self) -> None:
+        """End what runs here. Where the server cannot be reached, it does that by itself as the lease runs out."""
+        if self._closed:
+            return
+        try:
+            await self._ask("close", {})
+        except (SandboxError, ConfigError):
+            return
+        finally:
+            self._closed = True
+
+    async def _ask(self, verb: str, told: dict[str, Any], data: bytes = b"", *, identity: str | None = None) -> Answer:
+        if self._closed:
+            raise SandboxError("the sandbox was closed")
+        told["sandbox"] = self._identity
+        return await self._line.run(self._lease.ask(verb, told, data, identity=identity))
+
+
+class RemoteSandboxes:
+    """Sandboxes of the server at `url`, which gives them to who has its token.
+
+    The token is `token`, or what stands in the file `token_file`, or in the environment variable
+    TURNSTILE_SANDBOX_TOKEN: a token that is written into a recipe is in its run folder too. The server is told that the
+    client is `run`; one that is silent for `patience` seconds, where it should speak, is given up. A template folder is
+    sent once, and known by its content from then on. What the sandboxes may do and use is set at the server.
+    """
+
+    def __init__(
+        self, *, url: str = "", token: str = "", token_file: str = "", run: str = "", patience: float = 15.0
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"sandbox kind 'remote' needs the URL of a server, not {url!r}: sandbox = "
+                '{ kind = "remote", url = "http://127.0.0.1:8850" }; turnstile sandbox serve starts one'
+            )
+        self._line = Line(url, token or read_token(token_file), patience=patience)
+        self._run = run
+        self._lease: Lease | None = None
+        self._opening = asyncio.Lock()
+        self._sending = asyncio.Lock()
+        self._finalizer = weakref.finalize(self, self._line.close)
+
+    async def start(self, template: Template) -> RemoteSandbox:
+        """A sandbox with a copy of a folder, or of an image that the server's tier has, or of a snapshot.
+
+        Raises SandboxError when there is no such template, or no sandbox to be had, ConfigError when none ever can.
+        """
+        if isinstance(template, RemoteSnapshot):
+            return await self._line.run(self._start({"snapshot": template.name}, client=template.client))
+        if isinstance(template, Image):
+            return await self._line.run(self._start({"image": template.name, "root": template.root}))
+        archive, digest = await asyncio.to_thread(packed, template)
+        with archive:
+            return await self._line.run(self._start({"tree": digest}, archive))
+
+    async def close(self) -> None:
+        """End every command and remove every file that is ours at the server."""
+        await asyncio.to_thread(self._finalizer)
+
+    async def _start(
+        self, template: dict[str, Any], archive: IO[bytes] | None = None, *, client: str | None = None
+    ) -> RemoteSandbox:
+        for _ in range(SENDINGS + 1):
+            lease = await self._leased()
+            if client not in (None, lease.client):
+                raise SandboxError(f"the snapshot went with an earlier stay at the sandbox server at {self._line.url}")
+            identity = secrets.token_hex(8)
+            try:
+                answer, _ = await lease.ask("start", {"template": template}, identity=identity)
+            except SandboxError as error:
+                if error is not lease.lost:
+                    raise
+                continue  # nothing has been started there, and we may be welcome again
+            if "unknown" not in answer:
+                return RemoteSandbox(self._line, lease, identity)
+            if archive is not None:
+                await self._send(template["tree"], archive)
+        raise SandboxError(f"the sandbox server at {self._line.url} keeps no template; give it more --templates-mb")
+
+    async def _leased(self) -> Lease:
+        async with self._opening:
+            if self._lease is None or self._lease.lost is not None:
+                lease = Lease(self._line, self._run)
+                await lease.open()
+                self._line.farewell = lease.close
+                self._lease = lease
+            return self._lease
+
+    async def _send(self, digest: str, archive: IO[bytes]) -> None:
+        async with self._sending:  # another start of the same template may have been quicker
+            answer, _ = await self._line.post("known", {"digest": digest})
+            if not answer.get("known"):
+                await self._line.put(f"templates/{digest}", archive)
+
+
+def packed(template: Template) -> tuple[IO[bytes], str]:
+    """The archive of a folder, and its digest. Raises SandboxError where there is no such folder."""
+    archive = pack_tree(as_folder(template))
+    found = hashlib.sha256()
+    while data := archive.read(1 << 20):
+        found.update(data)
+    return archive, found.hexdigest()
+
+
+def read_token(file: str) -> str:
+    """The token of a file, or of the environment. Raises ConfigError where there is none."""
+    if file:
+        try:
+            token = Path(file).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the token file {file!r} cannot be read: {error}") from None
+        if not token:
+            raise ConfigError(f"the token file {file!r} is empty")
+        return token
+    token = os.environ.get(TOKEN, "")
+    if not token:
+        raise ConfigError(f"no token for the sandbox server; set {TOKEN}, or name a file with sandbox.token_file")
+    return token

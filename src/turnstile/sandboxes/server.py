@@ -1,0 +1,237 @@
+"""Sandboxes of this machine for others, over HTTP: the other end of `remote`. Run by `turnstile sandbox serve`.
+
+Who has the token may do with the provider's sandboxes what it likes, and nothing else here: a request names no file of
+this machine. Each client has a provider of its own, which is closed when the client says so, when it has not been
+heard of for the time of a lease, and when the server stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from turnstile import __version__
+from turnstile.errors import ConfigError, MissingExtraError, SandboxError
+from turnstile.sandboxes.base import Sandboxes
+from turnstile.sandboxes.tenant import Tenant, name_of
+from turnstile.sandboxes.uploads import Uploads
+from turnstile.sandboxes.wire import POLL, TOKEN, WIRE, GarbageError, error_told, frame, part, unframe
+
+try:
+    from aiohttp import web
+except ModuleNotFoundError as error:
+    raise MissingExtraError("a sandbox server", "remote") from error
+
+_log = logging.getLogger(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class SandboxServer:
+    """Serves what `make`, given a client's name, makes, to at most `clients` at once.
+
+    A client that was not heard of for `lease` seconds is gone. At most `most_mb` go in one request or answer, and
+    `templates_mb` of template folders are kept. Raises ConfigError where there is no token.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[str], Sandboxes],
+        *,
+        token: str,
+        lease: float = 60.0,
+        clients: int = 16,
+        most_mb: int = 512,
+        templates_mb: int = 4096,
+    ) -> None:
+        if not token:
+            raise ConfigError(f"a sandbox server needs a token; give it --token-file, or set {TOKEN}")
+        self._make = make
+        self._token = f"Bearer {token}".encode()
+        self._lease = lease
+        self._clients = clients
+        self._most = most_mb << 20
+        self._uploads = Uploads(most_mb=templates_mb)
+        self._tenants: dict[str, asyncio.Task[Tenant]] = {}
+        self._heard: dict[str, float] = {}
+        self._going: dict[str, asyncio.Task[None]] = {}  # clients that are being closed
+        self._reaper: asyncio.Task[None] | None = None
+        self.app = web.Application(client_max_size=self._most, middlewares=[self._guard])
+        self.app.add_routes(
+            [
+                web.post("/open", self._open),
+                web.post("/beat", self._with_tenant(self._beat)),
+                web.post("/do", self._with_tenant(self._do)),
+                web.post("/wait", self._with_tenant(self._wait)),
+                web.post("/cancel", self._with_tenant(self._cancel)),
+                web.post("/close", self._close),
+                web.post("/known", self._known),
+                web.put("/templates/{digest}", self._template),
+            ]
+        )
+
+    @asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[str]:
+        """Serve at an address, which this gives (port 0: a free one), and close everything at the end."""
+        trial = await asyncio.to_thread(self._make, "trial")  # what is wrong with its knobs is wrong now
+        await trial.close()
+        runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, host, port)
+            try:
+                await site.start()
+            except OSError as error:
+                raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
+            self._reaper = asyncio.ensure_future(self._reap())
+            found = runner.addresses[0]
+            name = f"[{found[0]}]" if ":" in found[0] else found[0]
+            yield f"http://{name}:{found[1]}"
+        finally:
+            await self._stop()
+            await runner.cleanup()
+            await self._uploads.close()
+
+    async def _stop(self) -> None:
+        self._clients = 0  # nobody new
+        if self._reaper is not None:
+            self._reaper.cancel()
+        for name in tuple(self._tenants):
+            self._dismiss(name, "the server stops")
+        await asyncio.gather(*self._going.values())
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease / 10)
+            now = asyncio.get_running_loop().time()
+            for name in [name for name, heard in self._heard.items() if now - heard > self._lease]:
+                self._dismiss(name, f"it was not heard of for {self._lease:g} s")
+
+    def _dismiss(self, name: str, why: str) -> None:
+        """Take a client off the list, and close what is its."""
+        self._heard.pop(name, None)
+        task = self._going[name] = asyncio.ensure_future(self._end(self._tenants.pop(name), why))
+        task.add_done_callback(lambda _: self._going.pop(name))
+
+    async def _end(self, opening: asyncio.Task[Tenant], why: str) -> None:
+        await asyncio.wait([opening])
+        if not opening.cancelled() and opening.exception() is None:
+            tenant = opening.result()
+            await tenant.close()
+            _log.info("client %s: closed, as %s", tenant.name, why)
+
+    # What is asked
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._token):
+            _log.warning("a request from %s without the right token was refused", request.remote)
+            return web.Response(status=401)
+        try:
+            return await handler(request)
+        except GarbageError as error:
+            return web.Response(status=400, text=str(error))
+        except (SandboxError, ConfigError, ValueError) as error:
+            return answered(frame(error_told(error)))
+
+    async def _open(self, request: web.Request) -> web.StreamResponse:
+        told, _ = unframe(await request.read())
+        theirs = (told.get("wire"), told.get("turnstile"))
+        if theirs != (WIRE, __version__):
+            raise ConfigError(
+                f"the sandbox server runs Turnstile {__version__} (protocol {WIRE}) and this client {theirs[1]} "
+                f"(protocol {theirs[0]}); install the same version on both machines"
+            )
+        client = part(told, "client", str)
+        if client not in self._tenants:
+            if len(self._tenants) >= self._clients:
+                raise SandboxError(f"the sandbox server serves {self._clients} clients already; give it more --clients")
+            self._tenants[client] = asyncio.ensure_future(self._welcome(name_of(told)))
+        self._hear(client)
+        try:
+            await asyncio.shield(self._tenants[client])
+        except BaseException:
+            self._tenants.pop(client, None)
+            self._heard.pop(client, None)
+            raise
+        return answered(frame({"lease": self._lease}))
+
+    async def _welcome(self, name: str) -> Tenant:
+        provider = await asyncio.to_thread(self._make, name)
+        _log.info("client %s: opened", name)
+        return Tenant(name, provider, self._uploads, most=self._most)
+
+    async def _beat(self, tenant: Tenant, told: dict[str, Any], data: bytes) -> bytes:
+        tenant.received(told)
+        return frame({})
+
+    async def _do(self, tenant: Tenant, told: dict[str, Any], data: bytes) -> bytes:
+        return await result(tenant.begin(told, data))
+
+    async def _wait(self, tenant: Tenant, told: dict[str, Any], data: bytes) -> bytes:
+        tenant.received(told)
+        return await result(tenant.job(part(told, "id", str)))
+
+    async def _cancel(self, tenant: Tenant, told: dict[str, Any], data: bytes) -> bytes:
+        ended = await tenant.cancel(part(told, "id", str))
+        return frame({} if ended else {"wait": True})
+
+    async def _close(self, request: web.Request) -> web.StreamResponse:
+        told, _ = unframe(await request.read())
+        client = part(told, "client", str)
+        if client in self._tenants:
+            self._dismiss(client, "it said so")
+        if client in self._going:  # also where it says so again
+            await asyncio.wait([self._going[client]])
+        return answered(frame({}))
+
+    async def _known(self, request: web.Request) -> web.StreamResponse:
+        told, _ = unframe(await request.read())
+        return answered(frame({"known": part(told, "digest", str) in self._uploads}))
+
+    async def _template(self, request: web.Request) -> web.StreamResponse:
+        await self._uploads.receive(request.match_info["digest"], request.content.iter_any())
+        return answered(frame({}))
+
+    def _with_tenant(self, inner: Callable[[Tenant, dict[str, Any], bytes], Awaitable[bytes]]) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            told, data = unframe(await request.read())
+            client = part(told, "client", str)
+            if client not in self._tenants:
+                return answered(frame({"gone": self._lease}))
+            self._hear(client)
+            return answered(await inner(await asyncio.shield(self._tenants[client]), told, data))
+
+        return handler
+
+    def _hear(self, client: str) -> None:
+        self._heard[client] = asyncio.get_running_loop().time()
+
+
+async def result(job: asyncio.Task[bytes]) -> bytes:
+    """The answer of a request, or that it is still to be waited for."""
+    await asyncio.wait([job], timeout=POLL)
+    if not job.done():
+        return frame({"wait": True})
+    if job.cancelled():
+        return frame(error_told(SandboxError("the sandbox was closed, or the request cancelled, while it was in use")))
+    return job.result()
+
+
+def answered(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/octet-stream")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there. Raises ConfigError for a name that is unknown."""
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise ConfigError(f"the host {host!r} is not known here: {error.strerror or error}") from None
+    return all(ipaddress.ip_address(str(address[4][0]).partition("%")[0]).is_loopback for address in found)

@@ -1,0 +1,198 @@
+"""One client of a sandbox server: its provider, its sandboxes and what it has asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from turnstile.errors import SandboxError, TurnstileError
+from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes, Template
+from turnstile.sandboxes.uploads import UnknownUploadError, Uploads
+from turnstile.sandboxes.wire import KEPT, POLL, GarbageError, error_told, frame, part
+
+_log = logging.getLogger(__name__)
+
+Answer = tuple[dict[str, Any], bytes]
+STUBBORN = 60.0  # seconds for what is under way to end when its client goes
+CHARS = 100_000_000  # of a command's output that may be asked for
+
+
+class Tenant:
+    """What is begun for a client ends with it: its commands, its sandboxes, its snapshots.
+
+    A request has an id of the client's making. One that comes again is not carried out again, but gets the answer of
+    the first. A cancelled one that has not come yet will not be carried out.
+    """
+
+    def __init__(self, name: str, provider: Sandboxes, uploads: Uploads, *, most: int) -> None:
+        self.name = name
+        self._provider = provider
+        self._uploads = uploads
+        self._most = most  # bytes of an answer
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._snapshots: dict[str, Template] = {}
+        self._jobs: dict[str, asyncio.Task[bytes] | None] = {}  # None: was answered, or cancelled before it came
+        self._closed = False
+
+    def begin(self, told: Mapping[str, Any], data: bytes) -> asyncio.Task[bytes]:
+        """The task that carries a request out. Raises SandboxError where that is over, GarbageError for no request."""
+        identity = part(told, "id", str)
+        self.received(told)
+        if self._closed:
+            raise SandboxError("the sandbox server has closed this client's sandboxes")
+        if identity not in self._jobs:
+            verb = _VERBS.get(part(told, "verb", str))
+            if verb is None:
+                raise GarbageError(f"there is no verb {told['verb']!r:.40}")
+            self._remember(identity, asyncio.ensure_future(self._carry_out(verb, told, data)))
+        return self.job(identity)
+
+    def job(self, identity: str) -> asyncio.Task[bytes]:
+        """The task of a request that came before. Raises SandboxError when there is none."""
+        found = self._jobs.get(identity)
+        if found is None:
+            raise SandboxError("the sandbox server knows no such request, or has answered or cancelled it before")
+        return found
+
+    def received(self, told: Mapping[str, Any]) -> None:
+        """The client has these answers, and will not ask for them again."""
+        for identity in words(told, "got"):
+            job = self._jobs.get(identity)
+            if job is not None and job.done():
+                self._jobs[identity] = None
+
+    async def cancel(self, identity: str) -> bool:
+        """End a request; False when it has not ended yet. A sandbox that came of it is closed."""
+        job = self._jobs.get(identity)
+        if job is None:
+            self._remember(identity, None)
+        else:
+            end(job)
+            await asyncio.wait([job], timeout=POLL)
+            if not job.done():
+                return False
+        await self._close_sandbox(identity)
+        return True
+
+    async def close(self) -> None:
+        """End everything. Never fails: what cannot be ended is said in the log."""
+        self._closed = True
+        running = [job for job in self._jobs.values() if job is not None and not job.done()]
+        for job in running:
+            end(job)
+        if running:
+            await asyncio.wait(running, timeout=STUBBORN)
+        self._jobs.clear()
+        try:
+            await self._provider.close()
+        except (TurnstileError, OSError) as error:
+            _log.warning("client %s: its sandboxes may not be closed: %s", self.name, error)
+
+    def _remember(self, identity: str, job: asyncio.Task[bytes] | None) -> None:
+        self._jobs[identity] = job
+        asyncio.get_running_loop().call_later(KEPT, self._jobs.pop, identity, None)
+
+    async def _carry_out(self, verb: Verb, told: Mapping[str, Any], data: bytes) -> bytes:
+        try:
+            answer, found = await verb(self, told, data)
+            if len(found) > self._most:
+                raise OSError(errno.EFBIG, f"more than the {self._most >> 20} MiB that a sandbox server sends at once")
+            return frame(answer, found)
+        except UnknownUploadError:
+            return frame({"unknown": True})
+        except Exception as error:  # the client's to raise
+            if not isinstance(error, TurnstileError | OSError | ValueError):
+                _log.exception("client %s: %s failed", self.name, told["verb"])
+            return frame(error_told(error))
+
+    async def _start(self, told: Mapping[str, Any], data: bytes) -> Answer:
+        identity = part(told, "id", str)
+        given = part(told, "template", dict)
+        if "tree" in given:
+            async with self._uploads.held(part(given, "tree", str)) as folder:
+                sandbox = await self._provider.start(folder)
+        elif "snapshot" in given:
+            snapshot = self._snapshots.get(part(given, "snapshot", str))
+            if snapshot is None:
+                raise SandboxError("the sandbox server has no such snapshot of this client")
+            sandbox = await self._provider.start(snapshot)
+        else:
+            sandbox = await self._provider.start(Image(name=part(given, "image", str), root=part(given, "root", str)))
+        self._sandboxes[identity] = sandbox
+        return {}, b""
+
+    async def _exec(self, told: Mapping[str, Any], data: bytes) -> Answer:
+        argv, env = words(told, "argv"), part(told, "env", dict)
+        limits = None if told.get("limits") is None else read_limits(part(told, "limits", dict))
+        if not all(isinstance(value, str) for value in env.values()):
+            raise GarbageError("env has a value that is no string")
+        return {"result": asdict(await self._sandbox(told).exec(argv, limits=limits, env=env))}, b""
+
+    async def _read(self, told: Mapping[str, Any], data: bytes) -> Answer:
+        return {}, await self._sandbox(told).read(part(told, "path", str))
+
+    async def _write(self, told: Mapping[str, Any], data: bytes) -> Answer:
+        await self._sandbox(told).write(part(told, "path", str), data)
+        return {}, b""
+
+    async def _snapshot(self, told: Mapping[str, Any], data: bytes) -> Answer:
+        self._snapshots[part(told, "id", str)] = await self._sandbox(told).snapshot()
+        return {}, b""
+
+    async def _close(self, told: Mapping[str, Any], data: bytes) -> Answer:
+        await self._close_sandbox(part(told, "sandbox", str))
+        return {}, b""
+
+    async def _close_sandbox(self, identity: str) -> None:
+        sandbox = self._sandboxes.pop(identity, None)
+        if sandbox is not None:
+            await sandbox.close()
+
+    def _sandbox(self, told: Mapping[str, Any]) -> Sandbox:
+        sandbox = self._sandboxes.get(part(told, "sandbox", str))
+        if sandbox is None:
+            raise SandboxError("the sandbox was closed")
+        return sandbox
+
+
+Verb = Callable[[Tenant, Mapping[str, Any], bytes], Awaitable[Answer]]
+_VERBS: Mapping[str, Verb] = {
+    "start": Tenant._start,
+    "exec": Tenant._exec,
+    "read": Tenant._read,
+    "write": Tenant._write,
+    "snapshot": Tenant._snapshot,
+    "close": Tenant._close,
+}
+
+
+def end(job: asyncio.Task[bytes]) -> None:
+    """Cancel it, once: a second time would cut short what the first has set going."""
+    if not job.cancelling():
+        job.cancel()
+
+
+def words(told: Mapping[str, Any], name: str) -> list[str]:
+    found = part(told, name, list)
+    if not all(isinstance(word, str) for word in found):
+        raise GarbageError(f"{name} has a word that is no string")
+    return found
+
+
+def read_limits(told: Mapping[str, Any]) -> Limits:
+    """Raises GarbageError for what are no limits."""
+    wanted = asdict(Limits())
+    if told.keys() != wanted.keys() or not all(type(value) in (int, float) for value in told.values()):
+        raise GarbageError(f"no limits of a command: {told!r:.200}")
+    if told["output_chars"] > CHARS:
+        raise GarbageError(f"output_chars may be at most {CHARS}")
+    return Limits(**told)
+
+
+def name_of(told: Mapping[str, Any]) -> str:
+    """How a client calls itself, in words that may go into a log."""
+    return "".join(letter for letter in str(told.get("run") or "")[:80] if letter.isprintable()) or "no name"

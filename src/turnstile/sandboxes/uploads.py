@@ -1,0 +1,103 @@
+"""Template folders that came over the network, kept on a server's disk and known by the digest of their archive."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO
+
+from turnstile.errors import SandboxError
+from turnstile.sandboxes.archive import unpack_tree
+from turnstile.sandboxes.folder import Home, remove_tree, short_machine
+
+
+class UnknownUploadError(Exception):
+    """There is no template with this digest here, or no more."""
+
+
+class Uploads:
+    """At most `most_mb` of archives; the ones that were not used for longest make room for others."""
+
+    def __init__(self, *, most_mb: int, root: Path | None = None) -> None:
+        self._home = Home(root)
+        self._most = most_mb << 20
+        self._there: OrderedDict[str, tuple[Path, int]] = OrderedDict()  # digest -> folder and bytes; oldest use first
+        self._held: Counter[str] = Counter()
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._there
+
+    async def receive(self, digest: str, parts: AsyncIterator[bytes]) -> None:
+        """Keep the archive with this digest (SHA-256, in hexadecimal digits).
+
+        Raises ValueError when it has another digest, is too large or no archive, SandboxError where there is no room.
+        """
+        with tempfile.TemporaryFile(dir=self._home.path) as archive:
+            size = await self._spool(digest, parts, archive)
+            folder = self._home.new_snapshot()
+            try:
+                await asyncio.to_thread(_unpack, archive, folder)
+            except BaseException:
+                await asyncio.to_thread(remove_tree, folder)
+                raise
+        if digest in self._there:  # somebody else was quicker
+            await asyncio.to_thread(remove_tree, folder)
+            return
+        self._there[digest] = folder, size
+        await self._make_room()
+
+    @asynccontextmanager
+    async def held(self, digest: str) -> AsyncIterator[Path]:
+        """The folder, which stays as long as this lasts. Raises UnknownUploadError."""
+        if digest not in self._there:
+            raise UnknownUploadError
+        self._there.move_to_end(digest)
+        self._held[digest] += 1
+        try:
+            yield self._there[digest][0]
+        finally:
+            self._held[digest] -= 1
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._home.remove)
+
+    async def _spool(self, digest: str, parts: AsyncIterator[bytes], archive: IO[bytes]) -> int:
+        found, size = hashlib.sha256(), 0
+        async for data in parts:
+            found.update(data)
+            size += len(data)
+            if size > self._most:
+                raise ValueError(
+                    f"a template of more than {self._most >> 20} MiB; give the sandbox server a larger --templates-mb"
+                )
+            with short_machine(self._home.path):
+                await asyncio.to_thread(archive.write, data)
+        if found.hexdigest() != digest:
+            raise ValueError(f"what was sent as template {digest[:12]} has the digest {found.hexdigest()[:12]}")
+        archive.seek(0)
+        return size
+
+    async def _make_room(self) -> None:
+        """Remove the oldest that nobody holds, but never the newest."""
+        total = sum(size for _, size in self._there.values())
+        for digest in list(self._there)[:-1]:
+            if total <= self._most:
+                return
+            if not self._held[digest]:
+                folder, size = self._there.pop(digest)
+                total -= size
+                await asyncio.to_thread(remove_tree, folder)
+
+
+def _unpack(archive: IO[bytes], folder: Path) -> None:
+    with short_machine(folder):
+        folder.mkdir()
+        try:
+            unpack_tree(archive, folder)
+        except PermissionError as error:
+            raise SandboxError(f"the template cannot be unpacked: {error}") from None

@@ -1,0 +1,102 @@
+"""What `remote` and `server` say to each other: frames, as a container's runner takes them, and errors with types.
+
+Every request is a POST, and its body and its answer are one frame: JSON, then bytes. Names of files and words of
+commands are JSON strings in which what is no UTF-8 is escaped, so nothing is lost on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from turnstile.errors import (
+    ConfigError,
+    ContainerDiedError,
+    DaemonError,
+    DiskFullError,
+    OutOfMemoryError,
+    SandboxError,
+)
+from turnstile.sandboxes.runner import HEAD
+
+WIRE = 1  # of both ends the same
+TOKEN = "TURNSTILE_SANDBOX_TOKEN"
+"""The environment variable that holds the token, at both ends."""
+POLL = 10.0  # seconds after which a request under way is answered with "wait", so that no answer takes long
+KEPT = 300.0  # seconds for which a request is known again: longer than a client goes on sending it
+
+T = TypeVar("T")
+_KNOWN: Mapping[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        SandboxError,
+        ContainerDiedError,
+        DaemonError,
+        DiskFullError,
+        OutOfMemoryError,
+        ConfigError,
+        ValueError,
+    )
+}
+
+
+class GarbageError(ValueError):
+    """What came is no frame, or lacks what it should have."""
+
+
+def frame(told: Mapping[str, Any], data: bytes = b"") -> bytes:
+    body = json.dumps(told).encode()
+    return b"".join((HEAD.pack(len(body), len(data)), body, data))
+
+
+def unframe(found: bytes) -> tuple[dict[str, Any], bytes]:
+    """Raises GarbageError."""
+    if len(found) < HEAD.size:
+        raise GarbageError(f"{len(found)} bytes are no frame")
+    size, data_size = HEAD.unpack_from(found)
+    if len(found) != HEAD.size + size + data_size:
+        raise GarbageError(f"{len(found)} bytes instead of the {HEAD.size + size + data_size} that are announced")
+    middle = HEAD.size + size
+    try:
+        told = json.loads(found[HEAD.size : middle])
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise GarbageError("no JSON object at its beginning")
+    return told, found[middle:]
+
+
+def part(told: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """A value of what was told. Raises GarbageError where it is missing or of another type."""
+    value = told.get(name)
+    if not isinstance(value, kind):
+        raise GarbageError(f"{name} is {value!r:.80} instead of a {kind.__name__}")
+    return value
+
+
+def error_told(error: Exception) -> dict[str, Any]:
+    """An answer that stands for an error."""
+    if isinstance(error, OSError):
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+        return {"errno": error.errno, "error": error.strerror or str(error), "name": name}
+    kind = next((known.__name__ for known in type(error).__mro__ if known.__name__ in _KNOWN), None)
+    if kind is None:
+        return {"type": "SandboxError", "error": f"the sandbox server failed: {type(error).__name__}: {error}"}
+    return {"type": kind, "error": str(error)}
+
+
+def raise_told(told: Mapping[str, Any]) -> None:
+    """Raise the error that an answer stands for, if it does. Raises GarbageError for one of no known type."""
+    if "error" not in told:
+        return
+    text = part(told, "error", str)
+    if "errno" in told:
+        if not isinstance(told["errno"], int):
+            raise OSError(text)
+        raise OSError(told["errno"], text, *([told["name"]] if isinstance(told.get("name"), str) else []))
+    kind = _KNOWN.get(part(told, "type", str))
+    if kind is None:
+        raise GarbageError(f"an error of the unknown type {told['type']!r:.80}")
+    raise kind(text)
