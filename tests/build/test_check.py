@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from turnstile.build import train
 from turnstile.build.check import refuse_failed
+from turnstile.build.train import train
 from turnstile.config import Recipe, make_recipe
 from turnstile.errors import TaskError
 from turnstile.tasks.base import load_tasks, write_tasks

@@ -9,7 +9,7 @@ import pytest
 
 import guess_run
 import turnstile
-from turnstile.build import evaluate
+from turnstile.build.evaluate import evaluate
 from turnstile.build.run_folder import open_run, read_recipe, read_results, write_results
 from turnstile.build.scripts import check_scripts
 from turnstile.config import Recipe, make_recipe

@@ -9,7 +9,7 @@ import pytest
 
 import guess_run
 import turnstile
-from turnstile.build import dry_run
+from turnstile.build.dry_run import dry_run
 from turnstile.build.session import read_costs
 from turnstile.config import Recipe
 from turnstile.envs.base import Step

@@ -158,6 +158,15 @@ async def test_an_image_is_worked_in_as_it_is(engine: Dockerd, containers: Make)
     assert snapshot.name not in engine.images()
 
 
+async def test_what_is_carried_is_put_into_a_copy_of_a_snapshot_anew(containers: Make, template: Path) -> None:
+    provider = containers(read_only=False, carry=["json"])
+    sandbox = await provider.start(template)
+    await sandbox.exec(["sh", "-c", "echo stale > /sandbox/carried/json/__init__.py; mkdir /sandbox/carried/more"])
+    copy = await provider.start(await sandbox.snapshot())
+    assert (await copy.exec(["python3", "-m", "json.tool", "--help"])).exit_code == 0
+    assert (await copy.exec(["ls", "/sandbox/carried"])).stdout == "json\n"
+
+
 async def test_volumes_go_with_their_container(engine: Dockerd, containers: Make, template: Path) -> None:
     with engine.client() as client:
         made = client.create_container(image=IMAGE, command=["true"])["Id"]

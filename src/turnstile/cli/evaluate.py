@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from turnstile.build import evaluate as evaluate_policy
+from turnstile.build.evaluate import evaluate as evaluate_policy
 from turnstile.build.run_folder import read_recipe
 from turnstile.cli.results import print_results
 from turnstile.cli.runs import find_run

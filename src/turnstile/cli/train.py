@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.build import dry_run
-from turnstile.build import train as train_run
+from turnstile.build.dry_run import dry_run
+from turnstile.build.train import train as train_run
 from turnstile.cli.results import print_results
 from turnstile.cli.runs import run_folder
 from turnstile.config import load_recipe

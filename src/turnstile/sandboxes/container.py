@@ -436,9 +436,10 @@ class ContainerSandboxes:
             raise
         container = Container(self.daemon, identity, Channel(attached), spec)
         try:
-            folders = [WORK, CARRIED] if self._carried else [WORK]
-            await container.ask({"op": "begin", "root": root, "make": folders}, seconds=BEGIN)
-            if self._carried:
+            carried = [CARRIED] if self._carried else []
+            folders = {"make": [WORK, *carried], "empty": carried}
+            await container.ask({"op": "begin", "root": root, **folders}, seconds=BEGIN)
+            if carried:
                 await container.ask({"op": "unpack", "root": CARRIED}, io.BytesIO(self._carried), seconds=FILES)
         except BaseException as error:
             await container.end()

@@ -102,8 +102,8 @@ class Home:
     that was killed.
     """
 
-    def __init__(self, root: Path | None) -> None:
-        parent = default_parent() if root is None else root
+    def __init__(self, root: Path | str | None) -> None:
+        parent = default_parent() if root is None else Path(root)  # from a recipe it is a string
         parent.mkdir(parents=True, exist_ok=True)
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).resolve()

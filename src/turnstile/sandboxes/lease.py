@@ -30,7 +30,7 @@ class Lease:
         hello = {"client": self.client, "wire": WIRE, "turnstile": __version__, "run": self._name}
         answer, _ = await self._line.post("open", hello)
         try:
-            self._seconds = float(part(answer, "lease", float | int))  # type: ignore[arg-type]
+            self._seconds = part(answer, "lease", float)
         except GarbageError as error:
             raise SandboxError(f"what is at {self._line.url} is no sandbox server: {error}") from None
         self._beating = asyncio.create_task(self._beat())

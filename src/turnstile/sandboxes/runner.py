@@ -200,11 +200,23 @@ class GoneError(Exception):
 def begin(request: dict[str, Any]) -> dict[str, Any]:
     """Make the folders; say who we are."""
     os.umask(0o022)
+    for folder in request["empty"]:
+        remove_inside(folder)
     for folder in request["make"]:
         os.makedirs(folder, mode=0o755, exist_ok=True)
     if not os.path.isdir(request["root"]):
         raise NotADirectoryError(errno.ENOTDIR, "there is no such root folder", request["root"])
     return {"python": sys.version.split()[0], "pid": os.getpid(), "uid": os.getuid()}
+
+
+def remove_inside(folder: str) -> None:
+    """What a snapshot brought along, and is to be put here anew."""
+    for top, folders, files in os.walk(folder, topdown=False):
+        for name in files:
+            os.unlink(os.path.join(top, name))
+        for name in folders:
+            path = os.path.join(top, name)
+            os.unlink(path) if os.path.islink(path) else os.rmdir(path)
 
 
 def check_root(root: str) -> None:

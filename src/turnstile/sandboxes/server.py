@@ -53,7 +53,7 @@ class SandboxServer:
             raise ConfigError(f"a sandbox server needs a token; give it --token-file, or set {TOKEN}")
         self._make = make
         self._token = f"Bearer {token}".encode()
-        self._lease = lease
+        self._lease = float(lease)
         self._clients = clients
         self._most = most_mb << 20
         self._uploads = Uploads(most_mb=templates_mb)

@@ -1,0 +1,214 @@
+"""What a sandbox server makes of what goes wrong in the tier that it serves, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from served import TOKEN
+from turnstile.errors import (
+    ConfigError,
+    ContainerDiedError,
+    DaemonError,
+    DiskFullError,
+    OutOfMemoryError,
+    SandboxError,
+)
+from turnstile.sandboxes import server
+from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
+from turnstile.sandboxes.remote import RemoteSandboxes
+from turnstile.sandboxes.server import SandboxServer, is_loopback
+
+DONE = ExecResult(exit_code=0, stdout="", stderr="", seconds=0.0)
+
+
+class Odd:
+    """A tier whose commands do what their words say, and which knows what became of it."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.seen: list[object] = []
+        self.open = 0
+
+    async def start(self, template: Template) -> OddSandbox:
+        self.seen.append(template if isinstance(template, Image) else sorted(path.name for path in template.iterdir()))
+        if self.failure is not None:
+            self.begun.set()
+            await self.go_on.wait()
+            raise self.failure
+        self.open += 1
+        return OddSandbox(self)
+
+    async def close(self) -> None:
+        self.seen.append("closed")
+
+
+class OddSandbox:
+    def __init__(self, tier: Odd) -> None:
+        self.tier = tier
+
+    async def exec(
+        self, argv: Sequence[str], *, limits: Limits | None = None, env: Mapping[str, str] | None = None
+    ) -> ExecResult:
+        self.tier.seen.append((list(argv), limits, env))
+        if self.tier.failure is not None:
+            raise self.tier.failure
+        if argv == ["wait"]:
+            self.tier.begun.set()
+            await self.tier.go_on.wait()
+        return DONE
+
+    async def read(self, path: str) -> bytes:
+        return b""
+
+    async def write(self, path: str, data: bytes) -> None:
+        self.tier.seen.append((path, data))
+
+    async def snapshot(self) -> Template:
+        return Image(name="a snapshot", root="/")
+
+    async def close(self) -> None:
+        self.tier.open -= 1
+
+
+@pytest.fixture
+async def tier() -> Odd:
+    return Odd()
+
+
+@pytest.fixture
+async def remote(tier: Odd) -> AsyncIterator[RemoteSandboxes]:
+    serving = SandboxServer(lambda run: tier, token=TOKEN, templates_mb=1)
+    async with serving.listening("127.0.0.1", 0) as url:
+        provider = RemoteSandboxes(url=url, token=TOKEN)
+        yield provider
+        await provider.close()
+    assert tier.seen[-1] == "closed"
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        SandboxError("it is broken"),
+        ContainerDiedError("it ended"),
+        DaemonError("no answer"),
+        DiskFullError("full"),
+        OutOfMemoryError("no memory; raise sandbox.memory_mb"),
+        ConfigError("no such image"),
+        ValueError("it leaves the sandbox"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "there/caf\udce9"),
+        IsADirectoryError(errno.EISDIR, "Is a directory", "x"),
+        NotADirectoryError(errno.ENOTDIR, "Not a directory", "x"),
+        PermissionError(errno.EACCES, "Permission denied", "x"),
+        OSError("some other"),
+    ],
+)
+async def test_errors_keep_their_types(tier: Odd, remote: RemoteSandboxes, template: Path, failure: Exception) -> None:
+    sandbox = await remote.start(template)
+    tier.failure = failure
+    with pytest.raises(type(failure)) as told:
+        await sandbox.exec(["true"])
+    assert type(told.value) is type(failure)
+    assert str(told.value) == str(failure)
+
+
+async def test_a_fault_of_the_tier_is_no_verdict(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:
+    sandbox = await remote.start(template)
+    tier.failure = KeyError("oh")
+    with pytest.raises(SandboxError, match="the sandbox server failed: KeyError: 'oh'"):
+        await sandbox.exec(["true"])
+
+
+async def test_what_is_asked_for_arrives_as_it_was_said(tier: Odd, remote: RemoteSandboxes) -> None:
+    sandbox = await remote.start(Image(name="an image", root="/somewhere"))
+    limits = Limits(seconds=1.5, output_chars=7)
+    assert await sandbox.exec(["a", "b\udce9\0"], limits=limits, env={"X": "\udce9"}) == DONE
+    await sandbox.exec(["c"])
+    await sandbox.write("caf\udce9", b"\0\xff")
+    snapshot = await sandbox.snapshot()
+    await remote.start(snapshot)
+    assert tier.seen[1:] == [
+        Image(name="an image", root="/somewhere"),
+        (["a", "b\udce9\0"], limits, {"X": "\udce9"}),
+        (["c"], None, {}),
+        ("caf\udce9", b"\0\xff"),
+        Image(name="a snapshot", root="/"),
+    ]
+
+
+async def test_what_takes_longer_than_an_answer_may_is_waited_for(
+    tier: Odd, remote: RemoteSandboxes, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "POLL", 0.01)
+    sandbox = await remote.start(template)
+    task = asyncio.ensure_future(sandbox.exec(["wait"]))
+    await tier.begun.wait()
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    tier.go_on.set()
+    assert await task == DONE
+
+
+async def test_a_cancelled_start_leaves_no_sandbox(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:
+    await remote.start(template)
+    tier.failure = SandboxError("not reached")
+    starting = asyncio.ensure_future(remote.start(template))
+    await tier.begun.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert tier.open == 1
+
+
+async def test_templates_make_room_for_others(tier: Odd, remote: RemoteSandboxes, tmp_path: Path) -> None:
+    for name in ("one", "two", "three", "one"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / name).write_bytes(name.encode() * 200_000)
+        await remote.start(tmp_path / name)
+    assert tier.seen[1:] == [["one"], ["two"], ["three"], ["one"]]
+    (tmp_path / "one" / "more").write_bytes(bytes(1 << 20))
+    with pytest.raises(ValueError, match="--templates-mb"):
+        await remote.start(tmp_path / "one")
+
+
+async def test_many_starts_of_one_template(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:
+    await asyncio.gather(*(remote.start(template) for _ in range(8)))
+    assert tier.seen[1:] == [["pkg", "run.sh"]] * 8
+
+
+async def test_what_does_not_know_its_manners(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:
+    sandbox = await remote.start(template)
+    with pytest.raises(SandboxError, match="status 400"):
+        await sandbox._ask("fly", {})
+    for verb, told in {
+        "exec": {"argv": [1], "env": {}},
+        "write": {"path": 3},
+        "start": {"template": {"tree": "../../etc"}},
+    }.items():
+        if verb == "start":
+            answer, _ = await sandbox._ask(verb, told)
+            assert answer == {"unknown": True}
+        else:
+            with pytest.raises(ValueError):
+                await sandbox._ask(verb, told)
+    with pytest.raises(ValueError, match="output_chars"):
+        await sandbox.exec(["x"], limits=Limits(output_chars=1 << 40))
+
+
+async def test_no_token_no_service() -> None:
+    with pytest.raises(ConfigError, match="needs a token"):
+        SandboxServer(lambda run: Odd(), token="")
+
+
+def test_where_only_this_machine_can_reach() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert not is_loopback("0.0.0.0")
+    with pytest.raises(ConfigError, match="not known"):
+        is_loopback("there.is.no.such.host.invalid")
