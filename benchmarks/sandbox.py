@@ -1,10 +1,13 @@
-"""What container sandboxes cost beside the engine they run on, measured in one run on one machine.
+"""What container sandboxes cost beside the engine they run on, and remote ones beside the tier that is served,
+measured in one run on one machine.
 
     python benchmarks/sandbox.py --image python:3.12
 
 Prints the round trip of a command through the runner and, for comparison, through the engine's own exec; the time
 from asking for a sandbox with a template to having it, when one is ready; and how many containers a second go through
-create, start and remove, by Turnstile and by the bare engine with the same settings.
+create, start and remove, by Turnstile and by the bare engine with the same settings. Last, the round trip through a
+server in a process of its own (`turnstile sandbox serve`) beside the same tier without one, in turns; `--local` prints
+that for the local tier too, and without an image for that alone.
 """
 
 from __future__ import annotations
@@ -12,7 +15,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import secrets
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,14 +27,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from turnstile.sandboxes.base import Sandbox, Sandboxes
 from turnstile.sandboxes.container import ContainerSandbox, ContainerSandboxes
+from turnstile.sandboxes.local import LocalSandboxes
+from turnstile.sandboxes.remote import RemoteSandboxes
+from turnstile.sandboxes.wire import TOKEN
 
 Make = Callable[..., ContainerSandboxes]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--image", required=True, help="an image with Python 3.7 or newer")
+    parser.add_argument("--image", help="an image with Python 3.7 or newer")
+    parser.add_argument("--local", action="store_true", help="what a server adds to local sandboxes")
     parser.add_argument("--daemon", help="the engine's socket (default: DOCKER_HOST or the usual one)")
     parser.add_argument("--ulimit", action="append", default=[], metavar="NAME=N", help="as the engine needs them")
     parser.add_argument("--at-once", type=int, default=32)
@@ -36,6 +48,8 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=4, help="containers started at once")
     parser.add_argument("--memory-mb", type=int, default=256)
     args = parser.parse_args()
+    if not (args.image or args.local):
+        parser.error("give --image, --local or both")
     ulimits = {name: int(number) for name, _, number in (each.partition("=") for each in args.ulimit)}
 
     def make(**knobs: Any) -> ContainerSandboxes:
@@ -45,7 +59,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder)
         (template / "file.txt").write_text("content\n")
-        report = asyncio.run(measure(make, template, args.at_once, args.commands, args.lifecycles))
+        report: dict[str, Any] = {}
+        if args.image:
+            report = asyncio.run(measure(make, template, args.at_once, args.commands, args.lifecycles))
+            knobs = {"image": args.image, "daemon": args.daemon, "ulimits": ulimits, "memory_mb": args.memory_mb}
+            direct = make(most=args.at_once)
+            report["remote, container"] = beside(direct, "container", knobs, template, args.at_once, args.commands)
+        if args.local:
+            direct = LocalSandboxes(workers=args.at_once)
+            knobs = {"workers": args.at_once}
+            report["remote, local"] = beside(direct, "local", knobs, template, args.at_once, args.commands)
     print(json.dumps(report, indent=2))
 
 
@@ -85,7 +108,50 @@ async def measure(make: Make, template: Path, at_once: int, commands: int, lifec
     return report
 
 
-async def round_trips(sandbox: ContainerSandbox, count: int) -> list[float]:
+def beside(
+    direct: Sandboxes, kind: str, knobs: dict[str, Any], template: Path, at_once: int, commands: int
+) -> dict[str, Any]:
+    """Round trips in sandboxes of a tier, and in those of a server of the same."""
+    os.environ[TOKEN] = secrets.token_urlsafe()
+    words = [f"{name}={toml(value)}" for name, value in knobs.items() if value is not None]
+    command = [sys.executable, "-u", "-m", "turnstile", "sandbox", "serve", kind, *words, "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        return asyncio.run(compared(direct, RemoteSandboxes(url=url), template, at_once, commands))
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+async def compared(direct: Sandboxes, remote: Sandboxes, template: Path, at_once: int, commands: int) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    for count in (1, at_once):
+        found: dict[str, list[float]] = {"direct": [], "remote": []}
+        rooms = {"direct": direct, "remote": remote}
+        there = {name: [await room.start(template) for _ in range(count)] for name, room in rooms.items()}
+        for _ in range(4):  # in turns, so that what else the machine does falls on both
+            for name, sandboxes in there.items():
+                together = await asyncio.gather(*(round_trips(each, -(-commands // 4)) for each in sandboxes))
+                found[name] += [seconds for each in together for seconds in each]
+        for sandboxes in there.values():
+            await asyncio.gather(*(each.close() for each in sandboxes))
+        spreads = {name: spread(seconds) for name, seconds in found.items()}
+        ratio = statistics.median(found["remote"]) / statistics.median(found["direct"])
+        report[f"round trip, {count} at once"] = {**spreads, "remote / direct": round(ratio, 2)}
+    await direct.close()
+    await remote.close()
+    return report
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml(inner)}" for name, inner in value.items()) + "}"
+    return json.dumps(value)
+
+
+async def round_trips(sandbox: Sandbox, count: int) -> list[float]:
     return [await timed(sandbox.exec(["true"])) for _ in range(count)]
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from dockerd import IMAGE, Dockerd
+from served import served
+from turnstile.cli.sandbox import find_token
 from turnstile.sandboxes import folder
 from turnstile.sandboxes.owner import PID, STARTED, owner_labels
 
@@ -43,6 +47,43 @@ def test_a_container_needs_an_image_and_an_engine(cli: Cli) -> None:
     done = cli("sandbox", "check", "container", "image=x", "daemon=unix:///there/is/none.sock")
     assert (done.code, "DOCKER_HOST" in done.error) == (2, True)
     assert cli("sandbox", "prune", "--daemon", "unix:///there/is/none.sock").code == 2
+
+
+def test_what_is_served_elsewhere_is_checked_like_any_other(tmp_path: Path, cli: Cli) -> None:
+    with served(tmp_path / "served", "local") as server:
+        assert server.log.startswith("sandboxes of kind 'local' are served at http://127.0.0.1:")
+        token_file = f"token_file={server.token_file}"
+        done = cli("sandbox", "check", "remote", f"url={server.url}", token_file)
+        assert (done.code, done.err) == (0, "")
+        assert done.out == "sandbox kind 'remote' does what a sandbox must do\n"
+
+
+def test_a_token_file_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    token, told = find_token(tmp_path / "token")
+    assert told == f"token: a new one, written to {tmp_path / 'token'}"
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert find_token(tmp_path / "token") == (token, f"token: that of {tmp_path / 'token'}")
+    assert len(token) > 40
+
+
+def test_where_a_token_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> None:
+    monkeypatch.delenv("TURNSTILE_SANDBOX_TOKEN", raising=False)
+    assert find_token(None)[1] is None
+    done = cli("sandbox", "serve", "local", "--host", "0.0.0.0")
+    assert (done.code, "--token-file" in done.error) == (2, True)
+    monkeypatch.setenv("TURNSTILE_SANDBOX_TOKEN", "given")
+    assert find_token(None) == ("given", "token: that of TURNSTILE_SANDBOX_TOKEN")
+    (tmp_path / "empty").write_text("\n")
+    assert "is empty" in cli("sandbox", "serve", "local", "--token-file", str(tmp_path / "empty")).error
+
+
+def test_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    monkeypatch.setenv("TURNSTILE_SANDBOX_TOKEN", "given")
+    assert "needs an image" in cli("sandbox", "serve", "container", "--port", "0").error
+    assert "no knob 'wrokers'; did you mean 'workers'?" in cli("sandbox", "serve", "local", "wrokers=1").error
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = cli("sandbox", "serve", "local", "--port", str(taken.getsockname()[1]))
+    assert (done.code, "cannot listen at 127.0.0.1:" in done.error) == (2, True)
 
 
 def test_prune_removes_what_killed_runs_left(

@@ -78,11 +78,11 @@ class SandboxServer:
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
         """Serve at an address, which this gives (port 0: a free one), and close everything at the end."""
-        trial = await asyncio.to_thread(self._make, "trial")  # what is wrong with its knobs is wrong now
-        await trial.close()
         runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
         try:
+            trial = await asyncio.to_thread(self._make, "trial")  # what is wrong with its knobs is wrong now
+            await trial.close()
+            await runner.setup()
             site = web.TCPSite(runner, host, port)
             try:
                 await site.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ class Uploads:
         self._most = most_mb << 20
         self._there: OrderedDict[str, tuple[Path, int]] = OrderedDict()  # digest -> folder and bytes; oldest use first
         self._held: Counter[str] = Counter()
+        self._finalizer = weakref.finalize(self, self._home.remove)
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._there
@@ -64,7 +66,7 @@ class Uploads:
             self._held[digest] -= 1
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._home.remove)
+        await asyncio.to_thread(self._finalizer)
 
     async def _spool(self, digest: str, parts: AsyncIterator[bytes], archive: IO[bytes]) -> int:
         found, size = hashlib.sha256(), 0

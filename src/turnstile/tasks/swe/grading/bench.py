@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from turnstile.errors import SandboxError, VerifierError
-from turnstile.sandboxes.base import Limits, Sandboxes, Template
+from turnstile.sandboxes.base import Limits, Sandbox, Sandboxes, Template
 from turnstile.tasks.swe.grading.testrun import TEST_LIMITS, Report, run_tests
 from turnstile.tasks.swe.tree import inside
 
@@ -48,7 +48,7 @@ class Bench:
 
         Raises VerifierError and SandboxError as that does, and ValueError when a path leaves the template.
         """
-        sandbox = await self.sandboxes.start(await self._compile(template))
+        sandbox = await self._start(template)
         try:
             for path, data in files.items():
                 if data is not None:
@@ -70,6 +70,18 @@ class Bench:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+    async def _start(self, template: Path) -> Sandbox:
+        """A sandbox with a compiled copy. A snapshot that cannot be started from is forgotten: it may have gone with
+        the server that kept it, and the next one asks for another."""
+        compiled = await self._compile(template)
+        task = self._compiled.get(template)
+        try:
+            return await self.sandboxes.start(compiled)
+        except SandboxError:
+            if task is not None and self._compiled.get(template) is task:
+                del self._compiled[template]
+            raise
 
     async def _compile(self, template: Path) -> Template:
         """A copy of the template with its byte code, made when first asked for."""
