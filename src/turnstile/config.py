@@ -232,7 +232,13 @@ def make_recipe(
         raise ConfigError(f"{where}: {_explain(error)}") from None
 
 
-PATHS = (("tasks", "train"), ("tasks", "heldout"), ("model", "id"), ("warmstart", "conversations"))
+PATHS = (
+    ("tasks", "train"),
+    ("tasks", "heldout"),
+    ("model", "id"),
+    ("warmstart", "conversations"),
+    ("sandbox", "token_file"),
+)
 """The keys of a recipe that hold a path, or may."""
 
 

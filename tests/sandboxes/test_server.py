@@ -173,7 +173,7 @@ async def test_templates_make_room_for_others(tier: Odd, remote: RemoteSandboxes
         await remote.start(tmp_path / name)
     assert tier.seen[1:] == [["one"], ["two"], ["three"], ["one"]]
     (tmp_path / "one" / "more").write_bytes(bytes(1 << 20))
-    with pytest.raises(ValueError, match="--templates-mb"):
+    with pytest.raises(ConfigError, match="--templates-mb"):
         await remote.start(tmp_path / "one")
 
 

@@ -22,7 +22,7 @@ from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.folder import default_parent, sweep
 
 
-@click.group(short_help="Check a kind of sandbox; remove what killed runs left.")
+@click.group(short_help="Check or serve a kind of sandbox; remove what killed runs left.")
 def sandbox() -> None:
     """Sandboxes are where the code of tasks and of agents runs."""
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO
 
-from turnstile.errors import SandboxError
+from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.archive import unpack_tree
 from turnstile.sandboxes.folder import Home, remove_tree, short_machine
 
@@ -37,7 +37,8 @@ class Uploads:
     async def receive(self, digest: str, parts: AsyncIterator[bytes]) -> None:
         """Keep the archive with this digest (SHA-256, in hexadecimal digits).
 
-        Raises ValueError when it has another digest, is too large or no archive, SandboxError where there is no room.
+        Raises ConfigError when it is too large, SandboxError when it has another digest or there is no room for it, and
+        ValueError for what is no archive.
         """
         with tempfile.TemporaryFile(dir=self._home.path) as archive:
             size = await self._spool(digest, parts, archive)
@@ -74,13 +75,13 @@ class Uploads:
             found.update(data)
             size += len(data)
             if size > self._most:
-                raise ValueError(
+                raise ConfigError(
                     f"a template of more than {self._most >> 20} MiB; give the sandbox server a larger --templates-mb"
                 )
             with short_machine(self._home.path):
                 await asyncio.to_thread(archive.write, data)
         if found.hexdigest() != digest:
-            raise ValueError(f"what was sent as template {digest[:12]} has the digest {found.hexdigest()[:12]}")
+            raise SandboxError(f"what was sent as template {digest[:12]} has the digest {found.hexdigest()[:12]}")
         archive.seek(0)
         return size
 
