@@ -152,3 +152,11 @@ def test_the_recipes_that_ship_are_valid_and_short(path: Path) -> None:
     assert Path(recipe.tasks.train).is_file() or not recipe.tasks.train
     lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     assert len(lines) <= 30
+
+
+def test_a_token_file_is_looked_for_where_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = {"sandbox": {"kind": "remote", "token_file": "token"}}
+    assert make_recipe(data, folder="there").sandbox.knobs["token_file"] == str(tmp_path / "there" / "token")
+    found = make_recipe(data, ["sandbox.token_file=token"], folder="there")
+    assert found.sandbox.knobs["token_file"] == str(tmp_path / "token")
