@@ -11,7 +11,7 @@ import pytest
 
 import guess_run
 import turnstile
-from turnstile.build import dry_run
+from turnstile.build.dry_run import dry_run
 from turnstile.cli.main import run as run_command
 from turnstile.config import Recipe
 from turnstile.envs.guess import GuessEnv, guess_tasks, oracle
