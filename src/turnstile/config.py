@@ -224,7 +224,7 @@ def make_recipe(
         raise ConfigError(f"{where}: {_explain(error)}") from None
 
 
-PATHS = (("tasks", "train"), ("tasks", "heldout"), ("model", "id"))
+PATHS = (("tasks", "train"), ("tasks", "heldout"), ("model", "id"), ("sandbox", "dockerfile"), ("sandbox", "rootfs"))
 """The keys of a recipe that hold a path, or may."""
 
 

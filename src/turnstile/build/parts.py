@@ -14,7 +14,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.agents.base import Scaffold
 from turnstile.build.kinds import bind, takes
-from turnstile.cache import cache_dir
 from turnstile.config import Kind, Recipe, TermConfig
 from turnstile.engines.base import Engine
 from turnstile.engines.transformers import TransformersEngine
@@ -61,12 +60,14 @@ def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
     if not any(takes(maker, name) for name in SHARED):
         return World(make_env=maker)
     make_sandboxes = bind("sandbox", recipe.sandbox)
-    offers: dict[str, Any] = {"readable": (cache_dir(),), "run": recipe.name}
+    offers: dict[str, Any] = {"run": recipe.name}
     if takes(maker, "grader"):
         from turnstile.tasks.swe.grading.grader import Grader  # what repository tasks need is loaded for them alone
         from turnstile.tasks.swe.grading.testrun import PRELOAD
+        from turnstile.tasks.swe.packages.source import deps_home
 
-        offers |= {"preload": PRELOAD, "carry": ("turnstile",)}
+        deps_home().mkdir(parents=True, exist_ok=True)
+        offers |= {"preload": PRELOAD, "carry": ("turnstile",), "readable": (deps_home(),)}
     offers = {name: value for name, value in offers.items() if takes(make_sandboxes, name)}
     sandboxes: Sandboxes = make_sandboxes(**{**offers, **recipe.sandbox.knobs})
     shared: dict[str, Any] = {"sandboxes": sandboxes}

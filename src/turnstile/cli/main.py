@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("turnstile.cli.evaluate:evaluate", "Evaluate a model, a run or a baseline on held-out tasks."),
     "rollout": ("turnstile.cli.rollout:rollout", "Read the recorded episodes of a run."),
     "tasks": ("turnstile.cli.tasks:tasks", "Make, check, prepare and list task files."),
-    "sandbox": ("turnstile.cli.sandbox:sandbox", "Check a kind of sandbox; remove what killed runs left."),
+    "sandbox": ("turnstile.cli.sandbox:sandbox", "Check a kind of sandbox; make images; remove what killed runs left."),
     "config": ("turnstile.cli.config:config", "Print a recipe with every default filled in."),
     "doctor": ("turnstile.cli.doctor:doctor", "Say what this machine can do, and how to mend what is missing."),
 }

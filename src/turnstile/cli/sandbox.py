@@ -8,15 +8,19 @@ import importlib
 import click
 
 from turnstile.build.kinds import bind
+from turnstile.cli.images import image, remove_kept
 from turnstile.config import make_recipe
 from turnstile.errors import SandboxError, TurnstileError
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.folder import default_parent, sweep
 
 
-@click.group(short_help="Check a kind of sandbox; remove what killed runs left.")
+@click.group(short_help="Check a kind of sandbox; make images; remove what killed runs left.")
 def sandbox() -> None:
     """Sandboxes are where the code of tasks and of agents runs."""
+
+
+sandbox.add_command(image)
 
 
 @sandbox.command()
@@ -41,7 +45,8 @@ def check(kind: str, knobs: tuple[str, ...]) -> None:
 @click.option(
     "--all", "everybodys", is_flag=True, help="Also those of runs that are still going, or of other machines."
 )
-def prune(daemon: str | None, everybodys: bool) -> None:
+@click.option("--images", is_flag=True, help="Also images that were made here; they are made again when needed.")
+def prune(daemon: str | None, everybodys: bool, images: bool) -> None:
     """Removes containers, snapshots and folders that runs left behind which were killed.
 
     Every run does so when it first starts a sandbox; this is for when there is no next run.
@@ -58,8 +63,10 @@ def prune(daemon: str | None, everybodys: bool) -> None:
     try:
         found = engine.find(everybodys=everybodys)
         engine.clear(found)
+        click.echo(
+            f"containers: {len(found.containers)} removed, {len(found.images)} snapshots, {len(found.volumes)} volumes"
+        )
+        if images:
+            remove_kept(engine)
     finally:
         engine.close()
-    click.echo(
-        f"containers: {len(found.containers)} removed, {len(found.images)} snapshots, {len(found.volumes)} volumes"
-    )

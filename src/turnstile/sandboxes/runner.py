@@ -396,7 +396,7 @@ def spawn(request: dict[str, Any], out: int, err: int) -> int | None:
             stdout=out,
             stderr=err,
             cwd=request["cwd"],
-            env={os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, **request["env"]}.items()},
+            env=environment(request["env"]),
             start_new_session=True,
             close_fds=False,  # Python opens none that would be inherited
         )
@@ -416,6 +416,14 @@ def spawn(request: dict[str, Any], out: int, err: int) -> int | None:
     with contextlib.suppress(OSError), open(f"/proc/{process.pid}/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, it is the command that goes, and not the runner
     return process.pid
+
+
+def environment(given: dict[str, str]) -> dict[bytes, bytes]:
+    """The image's environment with what a command is given; of import paths the image's stays, after the given."""
+    found = {**os.environ, **given}
+    if "PYTHONPATH" in given and os.environ.get("PYTHONPATH"):
+        found["PYTHONPATH"] = ":".join((given["PYTHONPATH"], os.environ["PYTHONPATH"]))
+    return {os.fsencode(name): os.fsencode(value) for name, value in found.items()}
 
 
 def cap(pid: int, what: int, soft: int, hard: int | None = None) -> None:
