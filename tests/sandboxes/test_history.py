@@ -38,8 +38,7 @@ def test_whatever_is_left_of_a_past_is_found(tree: Path, tmp_path: Path) -> None
     assert past(made) == ["1 files that differ from the commit"]
     git(made, "stash", "--quiet")
     git(made, "stash", "drop", "--quiet")
-    (found,) = past(made)
-    assert "objects that the commit does not name" in found
+    assert any("objects that the commit does not name" in line for line in past(made))
     git(made, "commit", "--allow-empty", "--quiet", "-m", "later")
     git(made, "tag", "v2")
     git(made, "remote", "add", "origin", str(tree))
