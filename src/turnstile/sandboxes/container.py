@@ -16,7 +16,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -203,7 +203,14 @@ class ContainerSandbox:
             "argv": list(argv),
             "cwd": self.root,
             "env": self._environment(env or {}),
-            "limits": {**asdict(limits), "address_mb": limits.memory_mb if narrow else 0},
+            "limits": {
+                "seconds": limits.seconds,
+                "cpu_seconds": limits.cpu_seconds,
+                "processes": limits.processes,
+                "file_mb": limits.file_mb,
+                "output_chars": limits.output_chars,
+                "address_mb": limits.memory_mb if narrow else 0,
+            },
             "disks": [self.root, SCRATCH],
         }
         where = f"{argv[0]!r} in container {self.container.identity[:12]}"

@@ -43,6 +43,8 @@ except ModuleNotFoundError as error:
 T = TypeVar("T")
 TIMEOUT = 120.0  # seconds for one call
 UNIX = "unix://"
+AGAIN = 2.0  # seconds after which a removal is asked for once more
+ENDING = (409, 500)  # what Docker and Podman say of a container that is just ending
 GOING = 30.0  # seconds for a container to be gone after its removal has begun
 NEEDED = "sandbox kind 'container' needs a running Docker or Podman"
 ADVICE = "start one (systemctl start docker, or podman system service), or name its socket in DOCKER_HOST"
@@ -183,18 +185,27 @@ class Daemon:
     def remove(self, identity: str) -> None:
         """End a container and remove it with its unnamed volumes; one that is gone already is no error."""
         with self.asking("a container's removal"):
-            try:
-                self.client.remove_container(identity, v=True, force=True)
-            except docker.errors.NotFound:
-                return
-            except docker.errors.APIError as error:
-                if error.status_code != 409:  # somebody else is at it
-                    raise
             deadline = time.monotonic() + GOING
-            while self._exists(identity):
+            while not self._removed(identity):
+                again = time.monotonic() + AGAIN
+                while time.monotonic() < again:
+                    if not self._exists(identity):
+                        return
+                    time.sleep(0.02)
                 if time.monotonic() > deadline:
                     raise DaemonError(f"container {identity[:12]} is still there {GOING:.0f} s after its removal began")
-                time.sleep(0.02)
+
+    def _removed(self, identity: str) -> bool:
+        """Ask for a removal; False where it is the engine's own that is under way, for the end of the stream."""
+        try:
+            self.client.remove_container(identity, v=True, force=True)
+        except docker.errors.NotFound:
+            return True
+        except docker.errors.APIError as error:
+            if error.status_code not in ENDING:
+                raise
+            return False
+        return True
 
     def _exists(self, identity: str) -> bool:
         try:
