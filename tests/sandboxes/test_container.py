@@ -12,7 +12,7 @@ import pytest
 from dockerd import BARE, IMAGE, ULIMITS, Dockerd
 from turnstile.build.parts import make_world
 from turnstile.config import make_recipe
-from turnstile.errors import ConfigError, ContainerDiedError, DiskFullError, OutOfMemoryError, SandboxError
+from turnstile.errors import ConfigError, ContainerDiedError, DaemonError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.container import ContainerSandboxes
@@ -145,6 +145,8 @@ async def test_a_root_that_is_gone_breaks_the_sandbox(containers: Make, template
 
 async def test_an_image_is_worked_in_as_it_is(engine: Dockerd, containers: Make) -> None:
     provider = containers(user="0:0")
+    with pytest.raises(DaemonError, match="docker pull"):
+        await provider.start(Image(name="localhost:1/there-is-none", root="/"))
     sandbox = await provider.start(Image(name=IMAGE, root="/etc"))
     await sandbox.write("motto", b"one")
     snapshot = await sandbox.snapshot()
@@ -174,8 +176,8 @@ async def test_volumes_go_with_their_container(engine: Dockerd, containers: Make
 async def test_what_can_never_start_says_why(engine: Dockerd, containers: Make, template: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such Python.*sandbox\.python"):
         await containers(image=BARE).start(template)
-    with pytest.raises(ConfigError, match="docker pull"):
-        await containers(image="turnstile-there-is-none").start(template)
+    with pytest.raises(DaemonError, match="docker pull"):
+        containers(image="localhost:1/there-is-none")
     with pytest.raises(ConfigError, match=r"sandbox\.ulimits = "):
         await containers(ulimits={"nofile": 1 << 30}).start(template)
     with pytest.raises(ConfigError, match=r"sandbox\.user"):

@@ -96,7 +96,7 @@ def _movable(recipe: dict[str, Any], run: Path) -> dict[str, Any]:
     here, run = Path.cwd(), run.resolve()
     moved = {**recipe}
     for section, key in PATHS:
-        path = Path(recipe[section][key])
+        path = Path(recipe[section].get(key) or "")
         if path.is_absolute() and path.is_relative_to(here) and run.is_relative_to(here):
             moved[section] = {**moved[section], key: _dotted(os.path.relpath(path, run))}
     return moved

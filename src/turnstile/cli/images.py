@@ -41,7 +41,7 @@ def image() -> None:
 )
 @click.option(
     "--rootfs",
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Start from a root file system: a folder, or a tar archive of one.",
 )
 @click.option(
