@@ -43,7 +43,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 F_SETPIPE_SZ = 1031
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
-EVENTS = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]  # wherever it is told
+GROUPS = "/sys/fs/cgroup"
+EVENTS = [f"{GROUPS}/memory.events", f"{GROUPS}/memory/memory.oom_control"]  # wherever it is told
 
 
 class Input:
@@ -200,6 +201,7 @@ class GoneError(Exception):
 def begin(request: dict[str, Any]) -> dict[str, Any]:
     """Make the folders; say who we are."""
     os.umask(0o022)
+    EVENTS.insert(0, f"{GROUPS}{own_group('/proc/self/cgroup')}/memory.events")
     for folder in request["make"]:
         os.makedirs(folder, mode=0o755, exist_ok=True)
     if not os.path.isdir(request["root"]):
@@ -375,6 +377,15 @@ def out_of_memory_kills() -> int:
             EVENTS.remove(path)  # the other version of control groups
             return out_of_memory_kills()
     return 0
+
+
+def own_group(told: str) -> str:
+    """Our control group of version 2 as we see it: empty where we have a view of our own, or where it is version 1."""
+    try:
+        with open(told) as file:
+            return next((line[3:].strip().rstrip("/") for line in file if line.startswith("0::")), "")
+    except FileNotFoundError:
+        return ""
 
 
 def is_full(folder: str) -> bool:
