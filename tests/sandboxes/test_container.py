@@ -18,6 +18,7 @@ from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.container import ContainerSandboxes
 from turnstile.sandboxes.owner import PID, STARTED, started
 from turnstile.tasks.swe.grading.grader import Grader
+from turnstile.tasks.swe.packages.source import deps_home
 
 Make = Callable[..., ContainerSandboxes]
 
@@ -223,7 +224,13 @@ async def test_closing_ends_the_starts_that_are_under_way(engine: Dockerd, conta
     assert engine.containers() == []
 
 
-async def test_tests_are_run_in_containers_where_a_recipe_says_so(engine: Dockerd, tmp_path: Path) -> None:
+async def test_tests_are_run_in_containers_where_a_recipe_says_so(
+    engine: Dockerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURNSTILE_CACHE", str(tmp_path / "cache"))
+    answer = tmp_path / "cache" / "swe" / "ten-1.0" / "tree" / "ten.py"
+    answer.parent.mkdir(parents=True)
+    answer.write_text("TEN = 10\n")
     carry = ["turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"]
     knobs = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, "carry": carry}
     world = make_world(make_recipe({"env": {"kind": "swe"}, "sandbox": {"kind": "container", **knobs}}))
@@ -236,6 +243,12 @@ async def test_tests_are_run_in_containers_where_a_recipe_says_so(engine: Docker
         grader = next(part for part in world.shared if isinstance(part, Grader))
         assert not (await grader.grade(package, {}, fail_to_pass=[test])).resolved
         assert (await grader.grade(package, {"ten.py": b"TEN = 10\n"}, fail_to_pass=[test])).resolved
+        (deps_home() / "helper.py").write_text("help = 'given'\n")
+        sandbox = await grader.bench.sandboxes.start(package)
+        assert (await sandbox.exec(["ls", str(deps_home())])).stdout == "helper.py\n"
+        assert (await sandbox.exec(["touch", str(deps_home() / "mine")])).exit_code != 0
+        assert (await sandbox.exec(["cat", str(answer)])).exit_code != 0
+        assert (await sandbox.exec(["ls", str(tmp_path / "cache")])).stdout == "swe-deps\n"
     finally:
         await world.close()
     assert engine.containers() == []
