@@ -3,11 +3,13 @@ measured in one run on one machine.
 
     python benchmarks/sandbox.py --image python:3.12
 
-Prints the round trip of a command through the runner and, for comparison, through the engine's own exec; the time
-from asking for a sandbox with a template to having it, when one is ready; and how many containers a second go through
-create, start and remove, by Turnstile and by the bare engine with the same settings. Last, the round trip through a
-server in a process of its own (`turnstile sandbox serve`) beside the same tier without one, in turns; `--local` prints
-that for the local tier too, and without an image for that alone.
+Prints the round trip of a command through the runner and, for comparison, through the engine's own exec and without
+anything between: a program in the container that starts the same command over and over. Then the time from asking for a
+sandbox with a template to having it, when one is ready; what grading takes beside the tests themselves; and how many
+containers a second go through create, start and remove, by Turnstile and by the bare engine with the same settings.
+Last, the round trip through a server in a process of its own (`turnstile sandbox serve`) beside the same tier without
+one, in turns; `--local` prints that for the local tier too, and without an image for that alone.
+The load of the machine stands beside, since all of this waits for processors.
 """
 
 from __future__ import annotations
@@ -27,11 +29,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from turnstile.sandboxes.base import Sandbox, Sandboxes
+from turnstile.sandboxes.base import Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.container import ContainerSandbox, ContainerSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.sandboxes.remote import RemoteSandboxes
 from turnstile.sandboxes.wire import TOKEN
+from turnstile.tasks.swe.grading.grader import Grader
+
+CARRY = ("turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+TEST_SECONDS = 1.0
+SPAWN = """
+import subprocess, sys, time
+for _ in range(int(sys.argv[1])):
+    started = time.perf_counter()
+    subprocess.run(["true"], stdin=subprocess.DEVNULL, close_fds=False, start_new_session=True)
+    print(time.perf_counter() - started)
+"""
+TEST = f"""
+import time
+from ten import TEN
+
+def test_ten():
+    time.sleep({TEST_SECONDS})
+    assert TEN == 10
+"""
 
 Make = Callable[..., ContainerSandboxes]
 
@@ -57,11 +78,16 @@ def main() -> None:
         return ContainerSandboxes(**{**given, "starts": args.starts, "warm": 0, **knobs})
 
     with tempfile.TemporaryDirectory() as folder:
-        template = Path(folder)
+        template = Path(folder) / "template"
+        template.mkdir()
         (template / "file.txt").write_text("content\n")
+        package = Path(folder) / "package"
+        package.mkdir()
+        (package / "ten.py").write_text("TEN = 10\n")
+        (package / "test_ten.py").write_text(TEST)
         report: dict[str, Any] = {}
         if args.image:
-            report = asyncio.run(measure(make, template, args.at_once, args.commands, args.lifecycles))
+            report = asyncio.run(measure(make, template, package, args.at_once, args.commands, args.lifecycles))
             knobs = {"image": args.image, "daemon": args.daemon, "ulimits": ulimits, "memory_mb": args.memory_mb}
             direct = make(most=args.at_once)
             report["remote, container"] = beside(direct, "container", knobs, template, args.at_once, args.commands)
@@ -72,7 +98,9 @@ def main() -> None:
     print(json.dumps(report, indent=2))
 
 
-async def measure(make: Make, template: Path, at_once: int, commands: int, lifecycles: int) -> dict[str, Any]:
+async def measure(
+    make: Make, template: Path, package: Path, at_once: int, commands: int, lifecycles: int
+) -> dict[str, Any]:
     """Every figure: milliseconds at the median and at the ninetieth of a hundred, lifecycles a second."""
     report: dict[str, Any] = {}
     provider = make(most=at_once)
@@ -83,6 +111,10 @@ async def measure(make: Make, template: Path, at_once: int, commands: int, lifec
     rest = await asyncio.gather(*(provider.start(template) for _ in range(at_once - 1)))
     together = await asyncio.gather(*(round_trips(each, commands) for each in (first, *rest)))
     report[f"round trip, {at_once} at once"] = spread(seconds for each in together for seconds in each)
+    together = await asyncio.gather(*(spawns(each, commands) for each in (first, *rest)))
+    report[f"nothing between, {at_once} at once"] = spread(seconds for each in together for seconds in each)
+    report["nothing between, 1 at once"] = spread(await spawns(first, commands))
+    report["load"] = os.getloadavg()[0]
     await provider.close()
 
     provider = make(warm=4)
@@ -98,13 +130,16 @@ async def measure(make: Make, template: Path, at_once: int, commands: int, lifec
         await sandbox.close()
     report["hand-out of a ready one"] = spread(handed)
     await provider.close()
+    report[f"grading beside {TEST_SECONDS} s of tests"] = spread(await gradings(make, package))
 
     rates: dict[str, list[float]] = {"ours": [], "engine": []}
-    for _ in range(2):  # in turns, so that what else the machine does falls on both
+    for _ in range(5):  # in turns, so that what else the machine does falls on both
         rates["engine"].append(await asyncio.to_thread(bare_rate, make(), lifecycles))
         rates["ours"].append(await our_rate(make(), template, lifecycles))
-    report["lifecycles a second"] = {name: round(statistics.mean(found), 2) for name, found in rates.items()}
-    report["ours / engine"] = round(statistics.mean(rates["ours"]) / statistics.mean(rates["engine"]), 3)
+    report["lifecycles a second"] = {name: round(statistics.median(found), 2) for name, found in rates.items()}
+    ratios = [ours / engine for ours, engine in zip(rates["ours"], rates["engine"], strict=True)]
+    report["ours / engine, median"] = round(statistics.median(ratios), 3)
+    report["ours / engine, each"] = [round(ratio, 2) for ratio in ratios]
     return report
 
 
@@ -153,6 +188,31 @@ def toml(value: Any) -> str:
 
 async def round_trips(sandbox: Sandbox, count: int) -> list[float]:
     return [await timed(sandbox.exec(["true"])) for _ in range(count)]
+
+
+async def spawns(sandbox: ContainerSandbox, count: int) -> list[float]:
+    """Seconds of each start of a command by a program inside."""
+    limits = Limits(seconds=300, cpu_seconds=300, output_chars=10**6)
+    done = await sandbox.exec(["python3", "-I", "-S", "-c", SPAWN, str(count)], limits=limits)
+    return [float(line) for line in done.stdout.split()]
+
+
+async def gradings(make: Make, package: Path) -> list[float]:
+    """Seconds that grading takes beyond those of the tests, in containers that are ready."""
+    provider = make(warm=2, carry=CARRY)
+    grader = Grader(provider)
+    found = []
+    for number in range(7):
+        while number and provider.spares < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        started = time.perf_counter()
+        verdict = await grader.grade(package, {}, fail_to_pass=["test_ten.py::test_ten"], repeat=number)
+        assert verdict.resolved, verdict
+        found.append(time.perf_counter() - started - TEST_SECONDS)
+    await grader.close()
+    await provider.close()
+    return found[1:]  # the first compiles the package
 
 
 async def engine_exec(provider: ContainerSandboxes, sandbox: ContainerSandbox) -> None:

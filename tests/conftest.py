@@ -11,9 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from dockerd import IMAGE, ULIMITS, Dockerd, dockerd, why_not
 from helpers import byte_tokenizer, tiny_tokenizer
 from turnstile.models.load import load_tokenizer
+from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.container import ContainerSandboxes
 
 torch.set_num_threads(1)  # networks of tests are so small that threads would mostly wait for each other
+
+PATIENT = Limits(seconds=120.0, cpu_seconds=60.0)  # a busy machine is no hang
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +50,7 @@ async def containers(engine: Dockerd) -> AsyncIterator[Callable[..., ContainerSa
     made = []
 
     def make(**knobs: object) -> ContainerSandboxes:
-        given = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, **knobs}
+        given = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, "limits": PATIENT, **knobs}
         made.append(ContainerSandboxes(**given))  # type: ignore[arg-type]
         return made[-1]
 

@@ -66,6 +66,15 @@ class Dockerd:
                 return
             time.sleep(0.1)
 
+    def load(self) -> None:
+        """Make both images."""
+        with self.client() as client:
+            for name, python in ((IMAGE, True), (BARE, False)):
+                archive = self.folder / f"{name}.tar"
+                write_root(archive, python)
+                client.import_image(str(archive), repository=name)
+                archive.unlink()
+
     def kill(self) -> None:
         """End it without a chance to clean up. Its containerd, which goes with it, is waited for."""
         assert self._process is not None
@@ -127,12 +136,7 @@ def dockerd() -> Iterator[Dockerd]:
     daemon = Dockerd(folder)
     try:
         daemon.start()
-        with daemon.client() as client:
-            for name, python in ((IMAGE, True), (BARE, False)):
-                archive = folder / f"{name}.tar"
-                write_root(archive, python)
-                client.import_image(str(archive), repository=name)
-                archive.unlink()
+        daemon.load()
         yield daemon
     finally:
         daemon.stop()

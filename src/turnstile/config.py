@@ -238,6 +238,8 @@ PATHS = (
     ("model", "id"),
     ("warmstart", "conversations"),
     ("sandbox", "token_file"),
+    ("sandbox", "dockerfile"),
+    ("sandbox", "rootfs"),
 )
 """The keys of a recipe that hold a path, or may."""
 

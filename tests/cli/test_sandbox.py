@@ -116,6 +116,33 @@ def test_prune_removes_what_killed_runs_left(
     assert os.listdir(tmp_path) == []
 
 
+def test_images_are_made_listed_and_removed(
+    cli: Cli, engine: Dockerd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("turnstile.cli.sandbox.default_parent", lambda: tmp_path / "none")
+    monkeypatch.setenv("TURNSTILE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOCKER_HOST", engine.address)
+    source = tmp_path / "tiny"
+    source.mkdir()
+    (source / "pyproject.toml").write_text('[project]\nname = "tiny"\nversion = "1.0"\n')
+    (source / "tiny.py").write_text("ten = 10\n")
+    (source / "test_tiny.py").write_text("")
+    assert cli("sandbox", "image", "list").out == "no image was made here\n"
+    done = cli("sandbox", "image", "build", "--image", IMAGE, "--repository", str(source))
+    assert done.code == 0, done.err
+    name = done.out.strip()
+    assert name.startswith("localhost/turnstile/tiny-1-0-")
+    assert f"making the image {name}" in done.err.replace("\n", " ")
+    assert cli("sandbox", "image", "build", "--image", IMAGE, "--repository", str(source)).err == ""
+    assert cli("sandbox", "image", "pull", name).out == f"{name}\n"
+    assert name in cli("sandbox", "image", "list").out
+    assert "one of three ways" in cli("sandbox", "image", "build").error
+    assert cli("sandbox", "prune").out.splitlines()[-1].startswith("containers: 0 removed")
+    assert name in cli("sandbox", "image", "list").out
+    assert cli("sandbox", "prune", "--images").out.splitlines()[-1] == "images made here: 1 removed"
+    assert cli("sandbox", "image", "list").out == "no image was made here\n"
+
+
 def test_prune_goes_without_an_engine(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("turnstile.cli.sandbox.default_parent", lambda: tmp_path)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")

@@ -23,14 +23,6 @@ LONG = Limits(seconds=300, cpu_seconds=300)
 CROWD = 32
 
 
-@pytest.fixture
-def template(tmp_path: Path) -> Path:
-    folder = tmp_path / "template"
-    folder.mkdir()
-    (folder / "name").write_text("template\n")
-    return folder
-
-
 async def test_thirty_two_at_once(engine: Dockerd, containers: Make, template: Path) -> None:
     provider = containers(most=CROWD, warm=4, memory_mb=256)
 
@@ -104,7 +96,10 @@ async def test_a_restarted_daemon_is_got_over(engine: Dockerd, containers: Make,
     starting = asyncio.ensure_future(provider.start(template))  # while there is no daemon
     await asyncio.sleep(0.5)
     await asyncio.to_thread(engine.start)
-    again = await starting
+    try:
+        again = await starting
+    except DaemonError:  # it took long to come back, and an episode is played again then
+        again = await provider.start(template)
     assert (await again.exec(["cat", "name"], limits=LONG)).stdout == "template\n"
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from turnstile.build.parts import make_world
+from turnstile.config import make_recipe
 from turnstile.errors import ConfigError
 from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
 from turnstile.sandboxes.check import check_sandboxes
+from turnstile.tasks.swe.packages.source import deps_home
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
@@ -57,6 +60,34 @@ async def test_folders_below_tmp_can_be_made_readable(tmp_path: Path, template: 
     assert (await sandbox.exec(["cat", str(shown / "file")])).stdout == "seen\n"
     assert (await sandbox.exec(["touch", str(shown / "file")])).exit_code != 0
     await provider.close()
+
+
+@needs_bubblewrap
+async def test_of_the_package_cache_only_dependencies_can_be_read(
+    tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TURNSTILE_CACHE", str(cache))
+    monkeypatch.setenv("ANSWER", "42")
+    answer = cache / "swe" / "tiny-1.0" / "tree" / "tiny.py"
+    answer.parent.mkdir(parents=True)
+    answer.write_text("answer = 42\n")
+    world = make_world(make_recipe({"env": {"kind": "swe"}, "sandbox": {"kind": "bubblewrap", "spare": 0}}))
+    try:
+        (sandboxes,) = (part for part in world.shared if isinstance(part, BubblewrapSandboxes))
+        sandbox = await sandboxes.start(template)
+        helper = deps_home() / "tiny-1.0" / "helper.py"  # fetched after the sandbox was started
+        helper.parent.mkdir()
+        helper.write_text("help = 'given'\n")
+        imported = await sandbox.exec(["python", "-c", "import helper"], env={"PYTHONPATH": str(helper.parent)})
+        assert imported.exit_code == 0, imported.stderr
+        assert (await sandbox.exec(["cat", str(answer)])).exit_code != 0
+        seen = await sandbox.exec(["sh", "-c", f"find {tmp_path} -name '*.py'; ls ~ /root /home /etc/shadow; env"])
+        assert seen.stdout.split("\n")[0] == str(helper)
+        assert "tree" not in seen.stdout
+        assert "ANSWER" not in seen.stdout
+    finally:
+        await world.close()
 
 
 def test_missing_bubblewrap_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,13 @@ import pytest
 from dockerd import BARE, IMAGE, ULIMITS, Dockerd
 from turnstile.build.parts import make_world
 from turnstile.config import make_recipe
-from turnstile.errors import ConfigError, ContainerDiedError, DiskFullError, OutOfMemoryError, SandboxError
+from turnstile.errors import ConfigError, ContainerDiedError, DaemonError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.container import ContainerSandboxes
 from turnstile.sandboxes.owner import PID, STARTED, started
 from turnstile.tasks.swe.grading.grader import Grader
+from turnstile.tasks.swe.packages.source import deps_home
 
 Make = Callable[..., ContainerSandboxes]
 
@@ -145,6 +146,8 @@ async def test_a_root_that_is_gone_breaks_the_sandbox(containers: Make, template
 
 async def test_an_image_is_worked_in_as_it_is(engine: Dockerd, containers: Make) -> None:
     provider = containers(user="0:0")
+    with pytest.raises(DaemonError, match="docker pull"):
+        await provider.start(Image(name="localhost:1/there-is-none", root="/"))
     sandbox = await provider.start(Image(name=IMAGE, root="/etc"))
     await sandbox.write("motto", b"one")
     snapshot = await sandbox.snapshot()
@@ -183,8 +186,8 @@ async def test_volumes_go_with_their_container(engine: Dockerd, containers: Make
 async def test_what_can_never_start_says_why(engine: Dockerd, containers: Make, template: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such Python.*sandbox\.python"):
         await containers(image=BARE).start(template)
-    with pytest.raises(ConfigError, match="docker pull"):
-        await containers(image="turnstile-there-is-none").start(template)
+    with pytest.raises(DaemonError, match="docker pull"):
+        containers(image="localhost:1/there-is-none")
     with pytest.raises(ConfigError, match=r"sandbox\.ulimits = "):
         await containers(ulimits={"nofile": 1 << 30}).start(template)
     with pytest.raises(ConfigError, match=r"sandbox\.user"):
@@ -230,7 +233,13 @@ async def test_closing_ends_the_starts_that_are_under_way(engine: Dockerd, conta
     assert engine.containers() == []
 
 
-async def test_tests_are_run_in_containers_where_a_recipe_says_so(engine: Dockerd, tmp_path: Path) -> None:
+async def test_tests_are_run_in_containers_where_a_recipe_says_so(
+    engine: Dockerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURNSTILE_CACHE", str(tmp_path / "cache"))
+    answer = tmp_path / "cache" / "swe" / "ten-1.0" / "tree" / "ten.py"
+    answer.parent.mkdir(parents=True)
+    answer.write_text("TEN = 10\n")
     carry = ["turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"]
     knobs = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, "carry": carry}
     world = make_world(make_recipe({"env": {"kind": "swe"}, "sandbox": {"kind": "container", **knobs}}))
@@ -243,6 +252,12 @@ async def test_tests_are_run_in_containers_where_a_recipe_says_so(engine: Docker
         grader = next(part for part in world.shared if isinstance(part, Grader))
         assert not (await grader.grade(package, {}, fail_to_pass=[test])).resolved
         assert (await grader.grade(package, {"ten.py": b"TEN = 10\n"}, fail_to_pass=[test])).resolved
+        (deps_home() / "helper.py").write_text("help = 'given'\n")
+        sandbox = await grader.bench.sandboxes.start(package)
+        assert (await sandbox.exec(["ls", str(deps_home())])).stdout == "helper.py\n"
+        assert (await sandbox.exec(["touch", str(deps_home() / "mine")])).exit_code != 0
+        assert (await sandbox.exec(["cat", str(answer)])).exit_code != 0
+        assert (await sandbox.exec(["ls", str(tmp_path / "cache")])).stdout == "swe-deps\n"
     finally:
         await world.close()
     assert engine.containers() == []

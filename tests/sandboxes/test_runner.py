@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,29 @@ from turnstile.sandboxes.runner import Cut
 
 def test_an_old_python_can_read_it() -> None:
     ast.parse(inspect.getsource(runner), feature_version=(3, 7))
+
+
+@pytest.mark.parametrize(
+    ("told", "group"),
+    [
+        ("0::/\n", ""),  # version 2, with a view of our own
+        ("0::/system.slice/docker-1.scope\n", "/system.slice/docker-1.scope"),  # version 2, with the machine's
+        ("4:memory:/docker/1\n", ""),
+    ],
+)
+def test_out_of_memory_kills_are_counted_in_either_version(
+    told: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup").write_text(told)
+    assert runner.own_group(str(tmp_path / "cgroup")) == group
+    events = tmp_path / "memory.events"
+    monkeypatch.setattr(runner, "EVENTS", [str(tmp_path / "none"), str(events)])
+    events.write_text("low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
+    assert runner.out_of_memory_kills() == 3
+    events.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert runner.out_of_memory_kills() == 5
+    events.unlink()
+    assert runner.out_of_memory_kills() == 0
 
 
 def cut(data: bytes, limit: int, piece: int) -> str:

@@ -96,7 +96,7 @@ def _movable(recipe: dict[str, Any], run: Path) -> dict[str, Any]:
     here, run = Path.cwd(), run.resolve()
     moved = {**recipe}
     for section, key in PATHS:
-        path = Path(str(recipe[section].get(key, "")))  # one knob of some kinds of sandbox
+        path = Path(str(recipe[section].get(key) or ""))  # one knob of some kinds of sandbox
         if path.is_absolute() and path.is_relative_to(here) and run.is_relative_to(here):
             moved[section] = {**moved[section], key: _dotted(os.path.relpath(path, run))}
     return moved

@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from turnstile.build.kinds import bind, takes
-from turnstile.cache import cache_dir
 from turnstile.config import Kind
 from turnstile.sandboxes.base import Sandboxes
 
 
 def make_sandboxes(kind: Kind, *, run: str = "", grading: bool = False) -> Sandboxes:
-    """The provider. Where it takes them, it is given the name of the run, the cache as a folder to be read and, for
-    `grading`, what the verifier imports; the knobs of `kind` go before these."""
+    """The provider. Where it takes them, it is given the name of the run and, for `grading`, what the verifier imports
+    and the folder of the packages' dependencies, to be read; the knobs of `kind` go before these."""
     make = bind("sandbox", kind)
-    offers: dict[str, Any] = {"readable": (cache_dir(),), "run": run}
+    offers: dict[str, Any] = {"run": run}
     if grading:
         from turnstile.tasks.swe.grading.testrun import PRELOAD  # what repository tasks need is loaded for them alone
+        from turnstile.tasks.swe.packages.source import deps_home
 
-        offers |= {"preload": PRELOAD, "carry": ("turnstile",)}
+        deps_home().mkdir(parents=True, exist_ok=True)
+        offers |= {"preload": PRELOAD, "carry": ("turnstile",), "readable": (deps_home(),)}
     given = {name: value for name, value in offers.items() if takes(make, name) and name not in kind.knobs}
     sandboxes: Sandboxes = make(**given)
     return sandboxes

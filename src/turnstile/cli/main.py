@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("turnstile.cli.rollout:rollout", "Read the recorded episodes of a run."),
     "tasks": ("turnstile.cli.tasks:tasks", "Make, check, prepare and list task files."),
     "demos": ("turnstile.cli.demos:demos", "Conversations to learn from before RL."),
-    "sandbox": ("turnstile.cli.sandbox:sandbox", "Check or serve a kind of sandbox; remove what killed runs left."),
+    "sandbox": ("turnstile.cli.sandbox:sandbox", "Check, serve and prune sandboxes; make images for them."),
     "config": ("turnstile.cli.config:config", "Print a recipe with every default filled in."),
     "doctor": ("turnstile.cli.doctor:doctor", "Say what this machine can do, and how to mend what is missing."),
 }

@@ -16,15 +16,19 @@ import click
 
 from turnstile.build.kinds import bind
 from turnstile.build.sandboxes import make_sandboxes
+from turnstile.cli.images import image, remove_kept
 from turnstile.config import Kind, make_recipe
 from turnstile.errors import ConfigError, SandboxError, TurnstileError
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.folder import default_parent, sweep
 
 
-@click.group(short_help="Check or serve a kind of sandbox; remove what killed runs left.")
+@click.group(short_help="Check, serve and prune sandboxes; make images for them.")
 def sandbox() -> None:
     """Sandboxes are where the code of tasks and of agents runs."""
+
+
+sandbox.add_command(image)
 
 
 @sandbox.command()
@@ -143,7 +147,8 @@ def section_of(kind: str, knobs: Sequence[str]) -> Kind:
 @click.option(
     "--all", "everybodys", is_flag=True, help="Also those of runs that are still going, or of other machines."
 )
-def prune(daemon: str | None, everybodys: bool) -> None:
+@click.option("--images", is_flag=True, help="Also images that were made here; they are made again when needed.")
+def prune(daemon: str | None, everybodys: bool, images: bool) -> None:
     """Removes containers, snapshots and folders that runs left behind which were killed.
 
     Every run does so when it first starts a sandbox; this is for when there is no next run.
@@ -160,8 +165,10 @@ def prune(daemon: str | None, everybodys: bool) -> None:
     try:
         found = engine.find(everybodys=everybodys)
         engine.clear(found)
+        click.echo(
+            f"containers: {len(found.containers)} removed, {len(found.images)} snapshots, {len(found.volumes)} volumes"
+        )
+        if images:
+            remove_kept(engine)
     finally:
         engine.close()
-    click.echo(
-        f"containers: {len(found.containers)} removed, {len(found.images)} snapshots, {len(found.volumes)} volumes"
-    )

@@ -6,13 +6,14 @@ import importlib.util
 import io
 import json
 import os
+import struct
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from turnstile.errors import ConfigError
-from turnstile.sandboxes.folder import is_inside, may_be_stale, walk_tree
+from turnstile.sandboxes.folder import CHECKED_HASH, is_inside, may_be_stale, walk_tree
 from turnstile.sandboxes.runner import HEAD
 
 IN_MEMORY = 16 << 20  # bytes; larger archives are kept in a temporary file
@@ -38,27 +39,47 @@ def pack_modules(names: Sequence[str]) -> bytes:
             raise ConfigError(f"sandbox.carry names {name!r}, and no such module can be imported here")
         if found.submodule_search_locations:
             add(made, {"kind": "folder", "name": name})
-            add_tree(made, Path(found.origin).parent, f"{name}/")
+            add_tree(made, Path(found.origin).parent, f"{name}/", byte_code=True)
         else:
             add_file(made, found.origin, os.path.basename(found.origin))
     return made.getvalue()
 
 
-def add_tree(made: IO[bytes], source: Path, prefix: str) -> None:
+def add_tree(made: IO[bytes], source: Path, prefix: str, *, byte_code: bool = False) -> None:
+    """A folder; with `byte_code` also that of this Python for modules as they are, which spares compiling them."""
     for kind, path, inner in sorted(walk_tree(source), key=lambda found: found[2]):  # equal trees, equal archives
         name = prefix + inner
         if kind == "file":
-            add_file(made, path, name)
+            add_file(made, path, name, byte_code=byte_code)
         else:
             add(made, {"kind": kind, "name": name, **({"to": os.readlink(path)} if kind == "link" else {})})
 
 
-def add_file(made: IO[bytes], path: str, name: str) -> None:
+def add_file(made: IO[bytes], path: str, name: str, *, byte_code: bool = False) -> None:
     with open(path, "rb", buffering=0) as file:
         data = file.read()
         mode = os.fstat(file.fileno()).st_mode
+    if byte_code and may_be_stale(path, data):
+        data = checked_by_hash(path, data)
     if not may_be_stale(path, data):
         add(made, {"kind": "file", "name": name, "mode": mode}, data)
+
+
+def checked_by_hash(path: str, data: bytes) -> bytes:
+    """Byte code as one that Python checks against its source's hash, which a copy keeps, and not against its time.
+
+    What is not of this Python, or not current, is given back as it is.
+    """
+    try:
+        source = importlib.util.source_from_cache(path)
+        status = os.stat(source)
+    except (ValueError, FileNotFoundError):
+        return data
+    current = struct.pack("<III", 0, int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+    if data[:16] != importlib.util.MAGIC_NUMBER + current:
+        return data
+    with open(source, "rb") as file:
+        return data[:4] + CHECKED_HASH + importlib.util.source_hash(file.read()) + data[16:]
 
 
 def add(made: IO[bytes], entry: dict[str, Any], data: bytes = b"") -> None:

@@ -1,14 +1,15 @@
 """Sandboxes in namespaces of their own, by bubblewrap: quick, on one Linux machine, without a daemon.
 
-Inside, the file system is read-only but for the sandbox's own folder and a private /tmp, there is no network,
-and only the sandbox's own processes are there. Everything that this user may read can still be read. Run as
-root, bubblewrap keeps root's user id, so it is no boundary against files that root owns should code find
-a way out of its mount namespace; use an ordinary user, or a container, where that matters.
+Inside, there are the system's folders, this Python and Turnstile, to be read and not written, the sandbox's own
+folder, a private /tmp and nothing else of this machine's files; there is no network, and only the sandbox's own
+processes. Run as root, bubblewrap keeps root's user id, so it is no boundary against files that root owns should code
+find a way out of its mount namespace; use an ordinary user, or a container, where that matters.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 import weakref
@@ -20,6 +21,13 @@ from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.base import Limits, Template
 from turnstile.sandboxes.folder import FolderSandbox, Home, copy_whole, remove_tree
 from turnstile.sandboxes.forkserver import ForkServer
+
+SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store"),
+    *("/etc/alternatives", "/etc/group", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/etc/nsswitch.conf"),
+    *("/etc/passwd", "/etc/pki", "/etc/protocols", "/etc/services", "/etc/ssl/certs"),
+)
+"""What programs are made of and need to run, and no secrets."""
 
 
 def find_bubblewrap() -> str:
@@ -33,13 +41,24 @@ def find_bubblewrap() -> str:
     return program
 
 
+def bound(paths: Sequence[str]) -> list[str]:
+    """Arguments that show folders read-only, where they are and as they are: a link stays one."""
+    found = []
+    for path in paths:
+        if os.path.islink(path):
+            found += ["--symlink", os.readlink(path), path]
+        elif os.path.exists(path):
+            found += ["--ro-bind", path, path]
+    return found
+
+
 class BubblewrapSandboxes:
     """Private copies of a template, each with namespaces and a fork server of its own.
 
     At most `workers` commands run at once in one sandbox. `spare` sandboxes are started in advance, as a server
     takes a while to import what `preload` names. `limits` hold for commands that bring none; `root` is where
-    the copies live (shared memory or the temporary folder by default). /tmp is empty inside but for this Python, if
-    it lives there, and the folders of `readable`.
+    the copies live (shared memory or the temporary folder by default). Of this machine's files, commands see the
+    system's, this Python's, Turnstile's and the folders of `readable`, which must be there.
     """
 
     def __init__(
@@ -57,8 +76,8 @@ class BubblewrapSandboxes:
         self._preload = tuple(preload)
         self._workers = workers
         self._spare = spare
-        needed = (Path(sys.prefix), Path(sys.base_prefix), Path(turnstile.__file__).parent, *readable)
-        self._readable = [str(path.resolve()) for path in needed if path.resolve().is_relative_to("/tmp")]
+        needed = (Path(sys.prefix), Path(sys.base_prefix), Path(turnstile.__file__).parent, *map(Path, readable))
+        self._readable = tuple(dict.fromkeys(name for path in needed for name in (str(path), str(path.resolve()))))
         self._home = Home(root)
         self._spares: list[tuple[Path, ForkServer]] = []
         self._open: dict[FolderSandbox, ForkServer] = {}
@@ -102,10 +121,8 @@ class BubblewrapSandboxes:
         work = folder / "work"
         work.mkdir()
         wrapper = [self._bwrap, "--die-with-parent", "--new-session", "--unshare-all", "--cap-drop", "ALL"]
-        wrapper += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
-        for path in self._readable:
-            wrapper += ["--ro-bind", path, path]
-        wrapper += ["--tmpfs", str(self._home.path), "--bind", str(work), str(work), "--chdir", "/", "--"]
+        wrapper += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *bound(SYSTEM), *bound(self._readable)]
+        wrapper += ["--bind", str(work), str(work), "--chdir", "/", "--"]
         server = ForkServer(scratch="/tmp", preload=self._preload, workers=self._workers, wrapper=wrapper)
         server.start()
         return folder, server

@@ -16,7 +16,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +28,7 @@ from turnstile.sandboxes.channel import Channel, ChannelClosedError
 from turnstile.sandboxes.daemon import Daemon, Spec
 from turnstile.sandboxes.folder import Home, as_folder
 from turnstile.sandboxes.forkserver import QUIET
+from turnstile.sandboxes.images import Images
 from turnstile.sandboxes.owner import owner_labels
 from turnstile.sandboxes.pool import Pool
 
@@ -202,7 +203,14 @@ class ContainerSandbox:
             "argv": list(argv),
             "cwd": self.root,
             "env": self._environment(env or {}),
-            "limits": {**asdict(limits), "address_mb": limits.memory_mb if narrow else 0},
+            "limits": {
+                "seconds": limits.seconds,
+                "cpu_seconds": limits.cpu_seconds,
+                "processes": limits.processes,
+                "file_mb": limits.file_mb,
+                "output_chars": limits.output_chars,
+                "address_mb": limits.memory_mb if narrow else 0,
+            },
             "disks": [self.root, SCRATCH],
         }
         where = f"{argv[0]!r} in container {self.container.identity[:12]}"
@@ -275,13 +283,17 @@ class ContainerSandbox:
 
 
 class ContainerSandboxes:
-    """Private copies of a template in containers of `image`, which needs Python 3.7 or newer and no network.
+    """Private copies of a template in containers of an image, which needs Python 3.7 or newer and no network.
+
+    The image is one of a registry, `image`, what a `dockerfile` makes of its folder, or `rootfs`, a folder or tar
+    archive of a root file system; what is not there yet is pulled or made here (`images.Images`).
 
     A container may use `memory_mb`, `cpus`, `processes` and, where it can write, `disk_mb`: with `read_only` that is
     its root and its scratch folder, kept in memory and counting as such; without, its own layer, which `limit_layer`
     asks the storage driver to bound. It runs as `user`, without capabilities and without a network but the one named;
     `ulimits` sets what a daemon cannot raise on its own (nofile, nproc). `python` is the image's interpreter; commands
-    can import the image's modules and those that `carry` names, copied from this Python. `limits` hold for commands
+    can import the image's modules and those that `carry` names, copied from this Python. `readable` folders of this
+    machine can be read at the same place inside, where the engine is one of this machine. `limits` hold for commands
     that bring none: a command's own memory limit counts where it is below the container's.
 
     At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
@@ -294,6 +306,8 @@ class ContainerSandboxes:
         self,
         *,
         image: str = "",
+        dockerfile: Path | str | None = None,
+        rootfs: Path | str | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         memory_mb: int = 2048,
         cpus: float = 1.0,
@@ -306,6 +320,7 @@ class ContainerSandboxes:
         ulimits: Mapping[str, int] | None = None,
         python: str = "python3",
         carry: Sequence[str] = (),
+        readable: Sequence[Path] = (),
         warm: int = 2,
         most: int = 64,
         starts: int = 4,
@@ -313,12 +328,23 @@ class ContainerSandboxes:
         daemon: str | None = None,
         root: Path | None = None,
     ) -> None:
-        if not image:
+        if not image and not dockerfile and not rootfs:
             raise ConfigError(
-                "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = ... }"
+                "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = NAME }, or "
+                "dockerfile = PATH, or rootfs = FOLDER_OR_TAR"
             )
         self._carried = pack_modules(carry) if carry else b""
         self.daemon = Daemon(daemon, threads=starts + 2)
+        self.images = Images(self.daemon)
+        try:
+            image = self.images.base(
+                image=image,
+                dockerfile=Path(dockerfile) if dockerfile else None,
+                rootfs=Path(rootfs) if rootfs else None,
+            )
+        except BaseException:
+            self.daemon.close()
+            raise
         self.home = Home(root)
         self.starts = starts
         self._limits = limits
@@ -336,6 +362,7 @@ class ContainerSandboxes:
             read_only=read_only,
             tmpfs=(TOP, SCRATCH) if read_only else (),
             folders=(TOP, SCRATCH),
+            readable=tuple(str(Path(path).resolve()) for path in readable) if self.daemon.is_here else (),
             ulimits=dict(ulimits or {}),
             limit_layer=limit_layer and not read_only,
         )
@@ -373,6 +400,7 @@ class ContainerSandboxes:
             self._swept = True
             await self.daemon.call(self.daemon.sweep)
         if isinstance(template, Image):
+            await self.daemon.call(self.images.pull, template.name)
             spec = replace(self.spec, image=template.name, read_only=False, tmpfs=())
             return self._opened(await self._pool.take(lambda: self._launch(spec, template.root)), template.root)
         archive = await asyncio.to_thread(self._archive, template)

@@ -43,6 +43,8 @@ except ModuleNotFoundError as error:
 T = TypeVar("T")
 TIMEOUT = 120.0  # seconds for one call
 UNIX = "unix://"
+AGAIN = 2.0  # seconds after which a removal is asked for once more
+ENDING = (409, 500)  # what Docker and Podman say of a container that is just ending
 GOING = 30.0  # seconds for a container to be gone after its removal has begun
 NEEDED = "sandbox kind 'container' needs a running Docker or Podman"
 ADVICE = "start one (systemctl start docker, or podman system service), or name its socket in DOCKER_HOST"
@@ -67,6 +69,7 @@ class Spec:
     read_only: bool
     tmpfs: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()  # folders of the engine's machine, seen at the same place
     ulimits: Mapping[str, int] = field(default_factory=dict)
     limit_layer: bool = False  # the writable layer too; only some storage drivers can
 
@@ -97,7 +100,7 @@ class Daemon:
         self.address = found
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="turnstile-daemon")
         try:
-            if self.address.startswith(UNIX):
+            if self.is_here:
                 knock(self.address.removeprefix(UNIX))
             given = docker.utils.kwargs_from_env() if self.address == named else {"base_url": self.address}
             self.client = docker.APIClient(**given, version="auto", timeout=TIMEOUT, max_pool_size=threads)
@@ -105,12 +108,17 @@ class Daemon:
             self._threads.shutdown(wait=False)
             raise ConfigError(f"{NEEDED}, and none answers at {self.address} ({short(error)}); {ADVICE}") from None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is one of this machine, as far as its address tells, and so sees the same folders."""
+        return self.address.startswith(UNIX)
+
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """A method of this object, in a thread. It runs to its end also where its caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def version(self) -> str:
-        with self._asking("its version"):
+        with self.asking("its version"):
             found = self.client.version()
             platform = (found.get("Platform") or {}).get("Name") or (found.get("Components") or [{}])[0].get("Name", "")
             return f"{platform} {found['Version']}".strip()
@@ -120,7 +128,7 @@ class Daemon:
 
         Raises ConfigError where no start can succeed (no such image, no such program, limits that cannot be set).
         """
-        with self._asking(f"a container of {spec.image}"):
+        with self.asking(f"a container of {spec.image}"):
             identity: str = self.create(spec)
             attached = None
             try:
@@ -148,6 +156,7 @@ class Daemon:
             network_mode=spec.network,
             read_only=spec.read_only,
             tmpfs=dict.fromkeys(spec.tmpfs, options) or None,
+            mounts=[docker.types.Mount(path, path, type="bind", read_only=True) for path in spec.readable] or None,
             mem_limit=f"{spec.memory_mb}m",
             memswap_limit=f"{spec.memory_mb}m",
             nano_cpus=int(spec.cpus * 1e9),
@@ -175,19 +184,28 @@ class Daemon:
 
     def remove(self, identity: str) -> None:
         """End a container and remove it with its unnamed volumes; one that is gone already is no error."""
-        with self._asking("a container's removal"):
-            try:
-                self.client.remove_container(identity, v=True, force=True)
-            except docker.errors.NotFound:
-                return
-            except docker.errors.APIError as error:
-                if error.status_code != 409:  # somebody else is at it
-                    raise
+        with self.asking("a container's removal"):
             deadline = time.monotonic() + GOING
-            while self._exists(identity):
+            while not self._removed(identity):
+                again = time.monotonic() + AGAIN
+                while time.monotonic() < again:
+                    if not self._exists(identity):
+                        return
+                    time.sleep(0.02)
                 if time.monotonic() > deadline:
                     raise DaemonError(f"container {identity[:12]} is still there {GOING:.0f} s after its removal began")
-                time.sleep(0.02)
+
+    def _removed(self, identity: str) -> bool:
+        """Ask for a removal; False where it is the engine's own that is under way, for the end of the stream."""
+        try:
+            self.client.remove_container(identity, v=True, force=True)
+        except docker.errors.NotFound:
+            return True
+        except docker.errors.APIError as error:
+            if error.status_code not in ENDING:
+                raise
+            return False
+        return True
 
     def _exists(self, identity: str) -> bool:
         try:
@@ -198,7 +216,7 @@ class Daemon:
 
     def commit(self, identity: str) -> str:
         """An image of a container's files, with the container's labels: its id."""
-        with self._asking("a snapshot"):
+        with self.asking("a snapshot"):
             image: str = self.client.commit(identity, pause=False)["Id"]
             return image
 
@@ -206,7 +224,7 @@ class Daemon:
         """Why a container ended that had started at `since` (seconds of the epoch) and last said `said`."""
         short_id = identity[:12]
         try:
-            with self._asking("a container's state"):
+            with self.asking("a container's state"):
                 state = self._state(identity, since)
         except SandboxError as error:
             return error
@@ -242,7 +260,7 @@ class Daemon:
         def ours(labels: Mapping[str, str] | None) -> bool:
             return wanted is not None or everybodys or is_gone(labels or {})
 
-        with self._asking("a list of containers"):
+        with self.asking("a list of containers"):
             containers = self.client.containers(all=True, filters=filters)
             images = self.client.images(filters=filters)
             volumes = self.client.volumes(filters=filters).get("Volumes") or []
@@ -256,7 +274,7 @@ class Daemon:
         """Remove them; what is gone already is no error."""
         for identity in found.containers:
             self.remove(identity)
-        with self._asking("a removal"):
+        with self.asking("a removal"):
             for image in found.images:
                 with contextlib.suppress(docker.errors.NotFound):
                     self.client.remove_image(image, force=True)
@@ -271,10 +289,10 @@ class Daemon:
         return found
 
     @contextlib.contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def asking(self, what: str) -> Iterator[None]:
         """Errors of the SDK as ours. Who does not answer is found out first, as the SDK leaves a socket open then."""
         with translated(what):
-            if self.address.startswith(UNIX):
+            if self.is_here:
                 knock(self.address.removeprefix(UNIX))
             yield
 
@@ -357,6 +375,10 @@ def meaning(what: str, said: str) -> ConfigError | SandboxError:
         return ConfigError(f"{what}: the image does not know that user; give its number in sandbox.user ({said})")
     if "storage-opt" in lowered or "storage opt" in lowered:
         return ConfigError(f"{what}: its storage driver cannot limit a container's disk; sandbox.limit_layer = false")
+    if "bind source path does not exist" in lowered or "mounts denied" in lowered:
+        return ConfigError(
+            f"{what}: the engine does not see a folder of this machine; set sandbox.readable = [] ({said})"
+        )
     if "executable file not found" in lowered or "no such file or directory" in lowered:
         return ConfigError(
             f"{what}: the image has no such Python; use an image with Python 3.7 or newer, or say where it is with "

@@ -53,7 +53,7 @@ class Pool(Generic[M]):
         warm: int,
         most: int,
         starts: int,
-        tries: int = 4,
+        tries: int = 6,
         pause: float = 0.5,
         longest: float = 30.0,
         patience: float = 900.0,

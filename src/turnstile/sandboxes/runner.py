@@ -43,7 +43,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 F_SETPIPE_SZ = 1031
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
-EVENTS = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]  # wherever it is told
+GROUPS = "/sys/fs/cgroup"
+EVENTS = [f"{GROUPS}/memory.events", f"{GROUPS}/memory/memory.oom_control"]  # wherever it is told
 
 
 class Input:
@@ -200,6 +201,7 @@ class GoneError(Exception):
 def begin(request: dict[str, Any]) -> dict[str, Any]:
     """Make the folders; say who we are."""
     os.umask(0o022)
+    EVENTS.insert(0, f"{GROUPS}{own_group('/proc/self/cgroup')}/memory.events")
     for folder in request["empty"]:
         remove_inside(folder)
     for folder in request["make"]:
@@ -389,6 +391,15 @@ def out_of_memory_kills() -> int:
     return 0
 
 
+def own_group(told: str) -> str:
+    """Our control group of version 2 as we see it: empty where we have a view of our own, or where it is version 1."""
+    try:
+        with open(told) as file:
+            return next((line[3:].strip().rstrip("/") for line in file if line.startswith("0::")), "")
+    except FileNotFoundError:
+        return ""
+
+
 def is_full(folder: str) -> bool:
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize < NO_ROOM
@@ -408,7 +419,7 @@ def spawn(request: dict[str, Any], out: int, err: int) -> int | None:
             stdout=out,
             stderr=err,
             cwd=request["cwd"],
-            env={os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, **request["env"]}.items()},
+            env=environment(request["env"]),
             start_new_session=True,
             close_fds=False,  # Python opens none that would be inherited
         )
@@ -428,6 +439,14 @@ def spawn(request: dict[str, Any], out: int, err: int) -> int | None:
     with contextlib.suppress(OSError), open(f"/proc/{process.pid}/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, it is the command that goes, and not the runner
     return process.pid
+
+
+def environment(given: dict[str, str]) -> dict[bytes, bytes]:
+    """The image's environment with what a command is given; of import paths the image's stays, after the given."""
+    found = {**os.environ, **given}
+    if "PYTHONPATH" in given and os.environ.get("PYTHONPATH"):
+        found["PYTHONPATH"] = ":".join((given["PYTHONPATH"], os.environ["PYTHONPATH"]))
+    return {os.fsencode(name): os.fsencode(value) for name, value in found.items()}
 
 
 def cap(pid: int, what: int, soft: int, hard: int | None = None) -> None:

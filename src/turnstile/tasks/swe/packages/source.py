@@ -1,30 +1,28 @@
 """Where packages come from: an unpacked source tree with its dependencies, cached.
 
 The cache holds one folder a package, made beside its final place and renamed into it, so a folder that is
-there is whole:
+there is whole. What it depends on is elsewhere, as code under test may see that and not the package as it should be:
 
-    CACHE/swe/NAME-VERSION/tree/           the source distribution without build products: the pristine template
-    CACHE/swe/NAME-VERSION/deps/           runtime and test dependencies, for the import path only
-    CACHE/swe/NAME-VERSION/package.json    the `Package` record with a digest of the tree
+    CACHE/swe/NAME-VERSION/tree/             the source distribution without build products: the pristine template
+    CACHE/swe/NAME-VERSION/package.json      the `Package` record with a digest of the tree
+    CACHE/swe-deps/NAME-VERSION/             runtime and test dependencies, for the import path only
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from packaging.utils import canonicalize_name
 
-from turnstile.cache import cache_dir
+from turnstile.cache import cache_dir, locked
 from turnstile.errors import TaskError
 from turnstile.lookup import nearest
 from turnstile.tasks.swe.packages import layout, pip
@@ -34,6 +32,11 @@ from turnstile.tasks.swe.tree import tree_digest
 
 Progress = Callable[[str], None]
 _RECORD = "package.json"
+
+
+def deps_home(cache: Path | None = None) -> Path:
+    """The folder of all packages' dependencies: what sandboxes need of the cache, and no package that is a task."""
+    return (cache or cache_dir()) / "swe-deps"
 
 
 class Source(Protocol):
@@ -148,12 +151,11 @@ def fetch(
     """
     source = parse_source(source) if isinstance(source, str) else source
     home = (cache or cache_dir()) / "swe" / f"{source.name}-{source.version}"
-    cached = _load(home)
+    cached = _load(home, cache)
     if cached is not None and _serves(cached, extra, requires):
         return cached
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(home):
-        cached = _load(home)  # another process may have been quicker
+    with locked(home):
+        cached = _load(home, cache)  # another process may have been quicker
         if cached is not None and _serves(cached, extra, requires):
             return cached
         with tempfile.TemporaryDirectory(
@@ -161,8 +163,10 @@ def fetch(
         ) as folder:
             staged = Path(folder) / "package"
             _build(source, staged, extra, requires, progress)
+            deps_home(cache).mkdir(parents=True, exist_ok=True)
+            _put(staged / "deps", deps_home(cache) / home.name)
             _put(staged, home)
-    package = _load(home)
+    package = _load(home, cache)
     if package is None:
         raise TaskError(f"{source.spec}: the cache folder {home} was damaged while it was made; try again")
     return package
@@ -211,30 +215,22 @@ def _build(
     (staged / _RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """One process at a time makes a package; the lock ends with the process that holds it."""
-    with home.with_name(f".{home.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _put(staged: Path, home: Path) -> None:
     """Renames the staged folder into place; an older one is moved away first, and only then deleted."""
     if home.exists():
-        old = staged.with_name("old")
+        old = staged.with_name(f"old-{staged.name}")
         home.rename(old)
         shutil.rmtree(old, ignore_errors=True)
     staged.rename(home)
 
 
-def _load(home: Path) -> Package | None:
+def _load(home: Path, cache: Path | None) -> Package | None:
     """The package in the cache; None where it is missing, half there or changed since it was unpacked."""
     try:
         record = json.loads((home / _RECORD).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
-    tree, deps = home / "tree", home / "deps"
+    tree, deps = home / "tree", deps_home(cache) / home.name
     if not deps.is_dir() or not tree.is_dir() or tree_digest(tree) != record.get("digest"):
         return None
     record.pop("extra", None)

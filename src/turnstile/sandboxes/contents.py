@@ -1,0 +1,89 @@
+"""What an image is made of: digests that name it, and archives that carry it to the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker.utils
+
+from turnstile.sandboxes.folder import walk_tree
+
+PIECE = 1 << 20
+IGNORED = ".dockerignore"
+
+
+def digest_of(*parts: str) -> str:
+    """SHA-256 over texts, each told from the next."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(len(part.encode(errors="surrogateescape")).to_bytes(8, "big"))
+        total.update(part.encode(errors="surrogateescape"))
+    return total.hexdigest()
+
+
+def file_digest(path: Path | str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tree_digest(tree: Path) -> str:
+    """Over what a copy of a source tree holds, byte code left out: names, modes, links and contents."""
+    found = sorted(entry for entry in walk_tree(tree) if not entry[1].endswith(".pyc"))
+    return digest_of(*(part for _, path, name in found for part in (name, entry_digest(path))))
+
+
+def context_digest(folder: Path, dockerfile: str) -> str:
+    """Over what a build of a folder's Dockerfile is given."""
+    ignored = folder / IGNORED
+    lines = ignored.read_text().splitlines() if ignored.is_file() else []
+    patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    names = sorted(docker.utils.exclude_paths(str(folder), patterns, dockerfile=dockerfile))
+    return digest_of("context", dockerfile, *(part for name in names for part in (name, entry_digest(folder / name))))
+
+
+def root_digest(root: Path) -> str:
+    """Over a root file system, with owners."""
+    parts = []
+    for path, status in walk_root(root):
+        parts += [os.path.relpath(path, root), f"{status.st_uid}:{status.st_gid}", entry_digest(path)]
+    return digest_of("root", *parts)
+
+
+def entry_digest(path: Path | str) -> str:
+    """Of one file, link or folder: its kind, its permissions, and what it holds."""
+    status = os.lstat(path)
+    mode = f"{status.st_mode:o}"
+    if stat.S_ISLNK(status.st_mode):
+        return f"{mode} {os.readlink(path)}"
+    if stat.S_ISREG(status.st_mode):
+        return f"{mode} {file_digest(path)}"
+    return f"{mode} {status.st_rdev}"
+
+
+def walk_root(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Everything below a folder in a fixed order, but nothing of what is mounted in it."""
+    device = os.lstat(root).st_dev
+    for folder, folders, files in os.walk(root):
+        folders.sort()
+        kept = []
+        for name in sorted((*folders, *files)):
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            if stat.S_ISSOCK(status.st_mode):
+                continue
+            yield path, status
+            if status.st_dev == device and name in folders:
+                kept.append(name)
+        folders[:] = [name for name in kept if not os.path.islink(os.path.join(folder, name))]
+
+
+def write_root(root: Path, archive: Path) -> None:
+    """An archive of a root file system, owners and devices included."""
+    with tarfile.open(archive, "w") as made:
+        for path, _ in walk_root(root):
+            made.add(path, arcname=os.path.relpath(path, root), recursive=False)

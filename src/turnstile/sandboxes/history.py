@@ -1,0 +1,97 @@
+"""A repository without a past: one commit that holds a tree as it is, and nothing to learn the repair from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from turnstile.errors import ConfigError, SandboxError
+from turnstile.sandboxes.folder import copy_tree
+
+SECONDS = 600
+SOMEBODY = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_AUTHOR_NAME": "Turnstile",
+    "GIT_AUTHOR_EMAIL": "turnstile@localhost",
+    "GIT_AUTHOR_DATE": "2000-01-01T00:00:00+0000",
+    "GIT_COMMITTER_NAME": "Turnstile",
+    "GIT_COMMITTER_EMAIL": "turnstile@localhost",
+    "GIT_COMMITTER_DATE": "2000-01-01T00:00:00+0000",
+    "LC_ALL": "C",
+}
+"""Nothing of this machine's or this user's settings, so that equal trees give equal commits."""
+TRACES = (
+    "logs",
+    "packed-refs",
+    "shallow",
+    "FETCH_HEAD",
+    "ORIG_HEAD",
+    "worktrees",
+    "modules",
+    "objects/info/alternates",
+)
+
+
+def commit_once(tree: Path, into: Path) -> str:
+    """Copy a tree into `into`, as a repository with one commit that holds every file: its id.
+
+    Left out is what sandboxes leave out of every copy (`folder.walk_tree`), older history first of all. Raises
+    ConfigError where git is missing, SandboxError where more than that commit would be in it.
+    """
+    copy_tree(tree, into)
+    git(into, "-c", "init.defaultBranch=main", "init", "--quiet", "--template=")
+    git(into, "config", "core.logAllRefUpdates", "false")
+    git(into, "add", "--all", "--force", ".")  # also what .gitignore names: it is part of the tree
+    git(into, "commit", "--quiet", "--allow-empty", "--no-verify", "-m", "base")
+    found = past(into)
+    if found:
+        raise SandboxError(f"the repository made of {tree} holds more than its one commit: {'; '.join(found)}")
+    return git(into, "rev-parse", "HEAD").strip()
+
+
+def past(repository: Path) -> list[str]:
+    """What a repository tells beside its one commit, a line each: refs, reflogs, objects, changes; [] as it should be.
+
+    Raises ConfigError where it is no repository.
+    """
+    found = []
+    commits = git(repository, "rev-list", "--all", "--reflog").split()
+    if len(commits) != 1:
+        found.append(f"{len(commits)} commits")
+    refs = git(repository, "for-each-ref", "--format=%(refname)").split()
+    if len(refs) != 1:
+        found.append(f"the refs {', '.join(refs)}")
+    stored = set(git(repository, "cat-file", "--batch-all-objects", "--batch-check=%(objectname)").split())
+    reached = {line.split()[0] for line in git(repository, "rev-list", "--objects", "HEAD").splitlines()}
+    if stored != reached:
+        found.append(f"{len(stored - reached)} objects that the commit does not name")
+    if git(repository, "remote").split():
+        found.append("a remote")
+    if changed := git(repository, "status", "--porcelain").splitlines():
+        found.append(f"{len(changed)} files that differ from the commit")
+    found += [f"the file .git/{name}" for name in TRACES if (repository / ".git" / name).exists()]
+    return found
+
+
+def git(repository: Path, *arguments: str) -> str:
+    """What git writes. Raises ConfigError where it is missing or fails."""
+    command = ["git", "-c", f"safe.directory={repository}", "-C", str(repository), *arguments]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            command,
+            env={**inherited, **SOMEBODY},
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            stdin=subprocess.DEVNULL,
+            timeout=SECONDS,
+        )
+    except FileNotFoundError:
+        raise ConfigError("putting a repository into an image needs the program git; install it") from None
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise ConfigError(f"git {arguments[0]} in {repository} failed: {last[0]}")
+    return done.stdout
