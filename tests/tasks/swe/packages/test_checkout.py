@@ -18,7 +18,7 @@ from turnstile.tasks.swe.grading.judge import fault
 from turnstile.tasks.swe.packages.metadata import static_metadata
 from turnstile.tasks.swe.packages.source import fetch, parse_source
 
-from .conftest import TINY, write_tree
+from ..conftest import TINY, write_tree
 
 PROJECT = '[project]\nname = "Tiny_Thing"\nversion = "1.5"\nlicense = "MIT"\n'
 Git = Callable[..., str]

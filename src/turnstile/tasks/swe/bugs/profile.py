@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,9 +74,7 @@ async def profile(
     collected = [test for test in first.outcomes if test not in first.uncollected]
     stable = sorted(test for test in collected if all(run.passed(test) for run in found))
     if not stable:
-        problems = [f"{file}: {why}" for file, why in first.uncollected.items()] + [first.problem or ""]
-        why = f"; the first problem: {problems[0]}" if problems[0] else ""
-        raise TaskError(f"{package.spec}: none of its {len(collected)} tests passes here{why}")
+        raise TaskError(f"{package.spec}: none of its {len(collected)} tests passes here{_first_problem(first)}")
     measured = Profile(
         seconds={test: second.durations[test] for test in stable},
         covering=_covering(package, first, stable),
@@ -85,6 +84,16 @@ async def profile(
     )
     _save(path, package, measured)
     return measured
+
+
+def _first_problem(run: Report) -> str:
+    """The first thing that kept tests from running, as the end of a sentence; "" where there is none."""
+    problems = [f"{file}: {why}" for file, why in run.uncollected.items()] + [run.problem or ""]
+    if not problems[0]:
+        return ""
+    missing = re.search(r"No module named '([^'.]+)", problems[0])
+    hint = f" (if the tests need it, add --extra with the package that holds {missing[1]})" if missing else ""
+    return f"; the first problem: {problems[0]}{hint}"
 
 
 async def _run_suite(package: Package, bench: Bench, runs: int, seconds: float, progress: Progress) -> list[Report]:

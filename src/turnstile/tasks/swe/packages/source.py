@@ -181,7 +181,7 @@ def _build(
     if not tests:
         raise TaskError(
             f"{source.spec}: {'its source distribution' if source.kind == 'pypi' else 'it'} holds no tests "
-            "(no test_*.py or *_test.py); choose another package"
+            "(no test_*.py, *_test.py or tests.py); choose another package"
         )
     import_root = layout.find_import_root(tree, source.name)
     wanted = list(requires) if requires is not None else [*layout.requirements(tree, metadata), *extra]
