@@ -16,7 +16,7 @@ from turnstile.tasks.swe.grading.bench import Bench
 from turnstile.tasks.swe.grading.testrun import Report
 from turnstile.tasks.swe.packages.source import Package, Progress
 
-_FORMAT = 3
+_FORMAT = 4
 SLOW = 0.5  # seconds of one test
 
 
@@ -31,6 +31,7 @@ class Profile:
     covering: Mapping[str, tuple[str, ...]]
     collected: int
     unstable: tuple[str, ...]  # collected, but not passing in every run
+    flaky: tuple[str, ...] = ()  # of these: passing in some
     runs: int = 2
     breadth: Mapping[str, int] = field(init=False)  # functions that each test calls
 
@@ -80,6 +81,7 @@ async def profile(
         covering=_covering(package, first, stable),
         collected=len(collected),
         unstable=tuple(sorted(set(collected) - set(stable))),
+        flaky=tuple(sorted(test for test in set(collected) - set(stable) if any(run.passed(test) for run in found))),
         runs=len(found),
     )
     _save(path, package, measured)
@@ -145,6 +147,7 @@ def _save(path: Path, package: Package, measured: Profile) -> None:
         "covering": {function: [index[node] for node in tests] for function, tests in measured.covering.items()},
         "collected": measured.collected,
         "unstable": list(measured.unstable),
+        "flaky": list(measured.flaky),
         "runs": measured.runs,
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -166,5 +169,6 @@ def _load(path: Path, package: Package) -> Profile | None:
         covering=covering,
         collected=record["collected"],
         unstable=tuple(record["unstable"]),
-        runs=record.get("runs", 2),
+        flaky=tuple(record["flaky"]),
+        runs=record["runs"],
     )
