@@ -111,12 +111,25 @@ async def play_scripts(
 
     def speak(session: str, turn: int, prompt_ids: Any) -> str:
         place = int(session.partition("/")[2].partition("/")[0])
-        return scaffold.parser.write(acts[place](()), tools)
+        message = acts[place](())
+        text = scaffold.parser.write(message, tools)
+        if _calls(scaffold.parser.parse(text, tools)) != _calls(message):
+            raise TaskError(
+                f"task {tasks[place].id}: its script's action {text!r} cannot be said in the syntax of this agent; for "
+                "actions of several lines take agent.renderer=chat and agent.parser=hermes, or leave such tasks out, "
+                "for repository tasks with tasks.where={unique=true}"
+            )
+        return text
 
     engine = ScriptedEngine(scaffold.renderer, speak)
     player = make_player(recipe, world, scaffold, engine, recipe.episode.context)
     player = replace(player, retries=0)  # a script that was read cannot be read again
     return await player.groups(tasks, 1, label=label, seed=recipe.seed, done=done)
+
+
+def _calls(message: Message) -> list[tuple[str, dict[str, str]]]:
+    """What a message asks for, compared as text."""
+    return [(call.name, {key: str(value) for key, value in call.arguments.items()}) for call in message.tool_calls]
 
 
 async def _tools(world: World, task: Task) -> Any:
