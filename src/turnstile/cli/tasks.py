@@ -30,6 +30,7 @@ tasks = LazyGroup(
     name="tasks",
     lazy={
         "make": ("turnstile.cli.tasks:make", "Make bugs in a package, and keep those that its tests notice."),
+        "describe": ("turnstile.cli.describe:describe", "Let a model word the problem statements of FILE's tasks."),
         "check": ("turnstile.cli.check:check", "Check that the rewards of FILE's tasks mean what they say."),
         "prepare": ("turnstile.cli.tasks:prepare", "Fetch the packages of FILES, and try a sample of their tasks."),
         "split": ("turnstile.cli.tasks:split", "Split FILE into training and held-out tasks."),
