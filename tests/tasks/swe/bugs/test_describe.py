@@ -112,6 +112,24 @@ def test_statements_are_written_refused_and_remembered(tasks: list[Task], tmp_pa
     assert len(asked) == 5
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("No.", "it is no report: it has 3 characters of prose"),
+        (f"```python\n{GOOD}\n```", "it is no report: it has 0 characters of prose"),
+        ("I was to write the bug report, in two to six plain sentences: so here.", "it repeats what it was asked"),
+    ],
+)
+async def test_what_is_no_report_is_refused(tasks: list[Task], tmp_path: Path, text: str, why: str) -> None:
+    async def write(messages: Sequence[Message], seed: int) -> str:
+        return text
+
+    write_tasks(tmp_path / "t.jsonl", tasks[:1])
+    (found,) = await describe(tmp_path / "t.jsonl", write, model="m", tries=1)
+    assert str(found.why).startswith(why)
+    assert load_tasks(tmp_path / "t.jsonl") == tasks[:1]
+
+
 async def test_a_file_without_repository_tasks_is_refused(tmp_path: Path) -> None:
     async def never(messages: Sequence[Message], seed: int) -> str:
         raise AssertionError("nothing is to be written")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ Write = Callable[[Sequence[Message], int], Awaitable[str]]
 
 SHORTEST, LONGEST = 40, 2000  # characters of a statement
 _DOCSTRING = 1500  # characters of it that are shown
+_ECHO = 5  # words in a row that are taken for a repetition of the request
 
 _ASK = """\
 You use the Python package {package} and found a fault in it. Write the bug report, in two to six plain sentences: \
@@ -145,6 +147,12 @@ async def _written(bug: Bug, write: Write, tries: int) -> tuple[str, str | None]
 
 
 def _refusal(text: str, bug: Bug, asked: str) -> str | None:
-    if not SHORTEST <= len(text) <= LONGEST:
-        return f"it has {len(text)} characters, not {SHORTEST} to {LONGEST}"
+    """Why a text is no statement, in a clause; None if it may be one."""
+    prose = re.sub(r"```.*?(```|\Z)", " ", text, flags=re.DOTALL).split()
+    size = len(" ".join(prose))
+    if not SHORTEST <= size <= LONGEST:
+        return f"it is no report: it has {size} characters of prose, not {SHORTEST} to {LONGEST}"
+    instructions = " ".join(_ASK.partition("\n\n")[0].split())
+    if any(" ".join(prose[at : at + _ECHO]) in instructions for at in range(len(prose) - _ECHO + 1)):
+        return "it repeats what it was asked"
     return leak(text, bug, asked)
