@@ -83,7 +83,6 @@ SUBJECTS = (
     Subject(source="pypi:cssselect==1.6.0", layout="tests need an undeclared package", extra=("lxml",)),
     Subject(source="pypi:funcy==2.1", layout="package and tests"),
     Subject(source="pypi:natsort==8.4.0", layout="package and tests"),
-    Subject(source="pypi:more-itertools==11.2.1", layout="package and tests"),
     Subject(source="pypi:docopt==0.6.2", layout="one module"),
     Subject(source="pypi:jsonpointer==3.12", layout="one module, tests.py"),
     Subject(source="pypi:jmespath==1.1.0", layout="tests import a file that is not shipped"),
