@@ -193,8 +193,7 @@ def keep(subject: Subject, body: Body) -> None:
 
 def write_page() -> None:
     """Replaces what stands below the mark of the page."""
-    order = [subject.name for subject in SUBJECTS]
-    files = sorted(KEPT.glob("*.json"), key=lambda file: order.index(file.stem))
+    files = [file for subject in SUBJECTS if (file := KEPT / f"{subject.name}.json").exists()]
     kept = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
     done = {name: body for name, body in kept.items() if "refused" not in body}
     parts = [sources_table(done), refusals(kept), kinds_table(done), reasons_table(done), gate_tables(done)]

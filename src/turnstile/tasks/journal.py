@@ -52,7 +52,10 @@ def read(path: Path) -> Iterator[Any]:
 
 
 def _cut(path: Path) -> None:
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole != len(content):
-        os.truncate(path, whole)
+    with path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":  # only then is the whole of it looked at
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
