@@ -193,12 +193,17 @@ def keep(subject: Subject, body: Body) -> None:
 
 def write_page() -> None:
     """Replaces what stands below the mark of the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """The page with the tables of what is kept."""
     files = [file for subject in SUBJECTS if (file := KEPT / f"{subject.name}.json").exists()]
     kept = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
     done = {name: body for name, body in kept.items() if "refused" not in body}
     parts = [sources_table(done), refusals(kept), kinds_table(done), reasons_table(done), gate_tables(done)]
     text = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-    PAGE.write_text(f"{text}{MARK}\n\n" + "\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    return f"{text}{MARK}\n\n" + "\n\n".join(part for part in parts if part) + "\n"
 
 
 def sources_table(done: Mapping[str, Body]) -> str:
