@@ -69,3 +69,10 @@ class EngineError(InfrastructureError):
 
 class VerifierError(InfrastructureError):
     """The verdict could not be had: the verifier crashed, was killed or wrote nothing."""
+
+
+class VerifierKilledError(VerifierError):
+    """The process that judged got SIGKILL: the machine is short of memory, or the code under test did it itself.
+
+    Nobody can tell which, so it is no score of 0; that it keeps happening to a task or a policy is counted and shown.
+    """

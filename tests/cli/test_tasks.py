@@ -99,7 +99,7 @@ def test_prepare_names_the_task_that_is_off(cli: Cli, tmp_path: Path, bug: Task)
     assert done.code == 0
     assert done.out.splitlines()[-1] == "1 package is ready; 2 tasks were tried: 1 is as it should be, 1 is not"
     assert done.err.splitlines() == [
-        f"warning: task off: {OTHER} passes with the bug",
+        f"warning: task off: no change scores 1: {OTHER} passes",
         "a task that is off can never be solved: remove its line from the file, or make it again",
     ]
 
@@ -133,9 +133,9 @@ def test_check_prints_a_table_and_keeps_what_passed(cli: Cli, tmp_path: Path, bu
     done = cli("tasks", "check", "t.jsonl", "--repeats", "1", "--keep", "good.jsonl")
     assert done.code == 1
     head, row, *rest = [line.split() for line in done.out.splitlines()]
-    assert head == ["package", "tasks", "gold", "empty", "flaky", "random", "cheats", "won"]
-    assert row[:5] == ["tinyrange", "2", "1.00", "0.50", "0"]
-    assert int(row[7]) > 0  # on the task that any change solves, which is none
+    assert head == ["package", "tasks", "gold", "empty", "flaky", "killed", "random", "cheats", "won"]
+    assert row[:6] == ["tinyrange-1.0", "2", "1.00", "0.50", "0", "0"]
+    assert int(row[8]) > 0  # on the task that any change solves, which is none
     assert [" ".join(line) for line in rest[1:]] == [
         f"failed: off: no change scores 1: {OTHER} passes",
         "t.jsonl: 1 of 2 tasks passed",
@@ -143,7 +143,10 @@ def test_check_prints_a_table_and_keeps_what_passed(cli: Cli, tmp_path: Path, bu
     ]
     assert [task.id for task in load_tasks(tmp_path / "good.jsonl")] == ["clamp", "g"]
     again = cli("tasks", "check", "good.jsonl", "--repeats", "1", "--probes", "0")
-    assert (again.code, again.out.splitlines()[-1]) == (0, "good.jsonl: 1 of 1 tasks passed")
+    said = "good.jsonl: 1 of 1 tasks passed, 1 of them by what was found before"
+    assert (again.code, again.out.splitlines()[-1]) == (0, said)
+    anew = cli("tasks", "check", "good.jsonl", "--repeats", "1", "--probes", "0", "--again")
+    assert (anew.code, anew.out.splitlines()[-1]) == (0, "good.jsonl: 1 of 1 tasks passed")
 
 
 def test_check_wants_repository_tasks(cli: Cli, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from turnstile.credit.check import sample_trajectory
@@ -42,10 +44,21 @@ def test_rates_of_five_episodes_of_which_infrastructure_broke_one() -> None:
     assert result["reward/step_granted"] == pytest.approx(0.05)
     assert result["reward/step_withheld"] == pytest.approx(0.05)
     assert result["count/trajectories"] == 5
-    assert result["count/errors"] == 1
+    assert (result["count/errors"], result["count/killed"]) == (1, 0)
     assert result["ends/error"] == pytest.approx(0.2)
     assert result["ends/submitted"] == pytest.approx(0.6)
     assert result["turns"] == 2
+
+
+def test_attempts_whose_judge_was_killed_are_counted() -> None:
+    errors = ["VerifierKilledError: exit code 137", "SandboxError: it died", None]
+    trajectories = [
+        replace(sample_trajectory([1], attempt=i, stop=Stop.ERROR if error else Stop.TURNS), error=error)
+        for i, error in enumerate(errors)
+    ]
+    group = Group(id="g", task=TASK, trajectories=tuple(trajectories))
+    result = rates([group], Scorer(terms=(make_term("outcome", lambda task, trajectory: 1.0),))([group]))
+    assert (result["count/errors"], result["count/killed"]) == (2, 1)
 
 
 def test_rates_say_nothing_about_what_was_not_recorded() -> None:
@@ -77,6 +90,6 @@ def test_an_environment_need_not_record_everything(
 def test_rates_of_failures_only_and_of_nothing() -> None:
     group = Group(id="g", task=TASK, trajectories=(sample_trajectory([1], stop=Stop.ERROR),))
     result = rates([group], Scorer(terms=(make_term("outcome", "signal"),))([group]))
-    assert result["count/errors"] == 1
+    assert (result["count/errors"], result["count/killed"]) == (1, 0)
     assert "reward/total" not in result
-    assert rates([], []) == {"count/trajectories": 0.0, "count/errors": 0.0}
+    assert rates([], []) == {"count/trajectories": 0.0, "count/errors": 0.0, "count/killed": 0.0}

@@ -17,6 +17,7 @@ from turnstile.tracking.alarms import (
     CollapseAlarm,
     EntropyAlarm,
     GradientAlarm,
+    KilledAlarm,
     RatioAlarm,
     slope,
     standard_alarms,
@@ -88,6 +89,21 @@ def test_entropy() -> None:
     assert "of the first 2 steps' 2" in str(said[5])
     assert alarm.update(10, {"policy/entropy": 0.1}) is not None
     assert alarm.update(11, {}) is None
+
+
+def test_killed() -> None:
+    alarm = KilledAlarm(share=0.1, window=3)
+    series = [0, 1, 1, 2, 3, 0, 0, 0]
+    said = [alarm.update(step, {"count/killed": n, "count/trajectories": 10}) for step, n in enumerate(series)]
+    # of thirty: 2, 4 (above 3), 6, 5, 3, 0
+    assert [step for step, line in enumerate(said) if line] == [3]
+    assert "the judge of 4 of 30 attempts of the last 3 steps got SIGKILL" in str(said[3])
+    other = KilledAlarm(share=0.1, window=3)
+    other.restore(json.loads(json.dumps(alarm.state())))
+    assert other.update(8, {"count/killed": 4, "count/trajectories": 10}) is not None
+    assert alarm.update(8, {}) is None
+    with pytest.raises(ConfigError):
+        KilledAlarm(share=1.5)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ from turnstile.config import Kind, Recipe
 from turnstile.envs.base import Env
 from turnstile.errors import TaskError
 from turnstile.tasks.swe.bug import ENV
-from turnstile.tasks.swe.grading.gate import CheckedTask, check, failed_before
+from turnstile.tasks.swe.grading.cases import BugCases
+from turnstile.tasks.swe.grading.findings import CheckedTask
+from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader
+from turnstile.tasks.swe.grading.notes import Notes, failed_before
 from turnstile.tasks.swe.oracle import random_agent
 from turnstile.types import Task
 
@@ -26,16 +29,19 @@ def check_tasks(
     probed: int | None = 2,
     sandbox: str = "local",
     workers: int = 2,
+    again: bool = False,
     done: Callable[[CheckedTask], None] = lambda checked: None,
 ) -> list[CheckedTask]:
-    """Checks the repository tasks among `tasks` (see `tasks.swe.check.check`) in sandboxes of the kind named.
+    """Checks the repository tasks among `tasks` (see `tasks.swe.grading.gate.check`) in sandboxes of the kind named.
 
-    Raises TaskError when there is none, and ConfigError for an unknown kind of sandbox.
+    What was found before is not looked for again, unless `again`. Raises TaskError when there is none, and
+    ConfigError for an unknown kind of sandbox.
     """
     mine = [task for task in tasks if task.env == ENV]
     if not mine:
         raise TaskError(f"there is no repository task to check: no task has env = {ENV!r}")
-    return asyncio.run(_check(mine, repeats, probed, sandbox, workers, done))
+    notes = Notes(sandbox, known=not again)
+    return asyncio.run(_check(mine, repeats, probed, sandbox, workers, notes, done))
 
 
 async def _check(
@@ -44,6 +50,7 @@ async def _check(
     probed: int | None,
     sandbox: str,
     workers: int,
+    notes: Notes,
     done: Callable[[CheckedTask], None],
 ) -> list[CheckedTask]:
     world = make_world(Recipe(env=Kind(kind=ENV), sandbox=Kind.model_validate({"kind": sandbox, "workers": workers})))
@@ -55,12 +62,12 @@ async def _check(
 
         return await check(
             tasks,
-            grader=grader,
-            sandboxes=grader.bench.sandboxes,
+            BugCases(grader=grader),
             repeats=repeats,
             probed=probed,
             play=play,
             workers=workers,
+            notes=notes,
             done=done,
         )
     finally:
@@ -87,7 +94,7 @@ def refuse_failed(recipe: Recipe, train: Sequence[Task], heldout: Sequence[Task]
     if recipe.tasks.allow_failed:
         return
     for file, tasks in ((recipe.tasks.train, train), (recipe.tasks.heldout, heldout)):
-        failed = failed_before(file, tasks) if file else {}
+        failed = failed_before(tasks) if file else {}
         if failed:
             name, why = next(iter(failed.items()))
             raise TaskError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from turnstile.agents.base import Scaffold
+from turnstile.agents.base import Parser, Scaffold
 from turnstile.build.kinds import bind, takes
 from turnstile.build.parts import World, make_player
 from turnstile.build.run_folder import FINAL, UNTOUCHED, WARM
@@ -16,7 +16,7 @@ from turnstile.config import Kind, Recipe
 from turnstile.engines.scripted import ScriptedEngine
 from turnstile.errors import ConfigError, TaskError
 from turnstile.rollout.record import label_of
-from turnstile.types import Group, Message, Stop, Task, Trajectory
+from turnstile.types import Group, Message, Stop, Task, ToolSpec, Trajectory
 
 Act = Callable[[Sequence[Message]], Message]
 
@@ -111,12 +111,29 @@ async def play_scripts(
 
     def speak(session: str, turn: int, prompt_ids: Any) -> str:
         place = int(session.partition("/")[2].partition("/")[0])
-        return scaffold.parser.write(acts[place](()), tools)
+        return said(tasks[place], acts[place](()), scaffold.parser, tools)
 
     engine = ScriptedEngine(scaffold.renderer, speak)
     player = make_player(recipe, world, scaffold, engine, recipe.episode.context)
     player = replace(player, retries=0)  # a script that was read cannot be read again
     return await player.groups(tasks, 1, label=label, seed=recipe.seed, done=done)
+
+
+def said(task: Task, message: Message, parser: Parser, tools: Sequence[ToolSpec]) -> str:
+    """A script's action in an agent's syntax. Raises TaskError for one that would be read as another."""
+    text = parser.write(message, tools)
+    if _calls(parser.parse(text, tools)) != _calls(message):
+        raise TaskError(
+            f"task {task.id}: its script's action {text!r} cannot be said in the syntax of this agent; for actions of "
+            "several lines take agent.renderer=chat and agent.parser=hermes, or leave such tasks out, for repository "
+            "tasks with tasks.where={unique=true}"
+        )
+    return text
+
+
+def _calls(message: Message) -> list[tuple[str, dict[str, str]]]:
+    """What a message asks for, compared as text."""
+    return [(call.name, {key: str(value) for key, value in call.arguments.items()}) for call in message.tool_calls]
 
 
 async def _tools(world: World, task: Task) -> Any:

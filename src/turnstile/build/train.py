@@ -158,7 +158,8 @@ class _Kept:
         self.progress = Progress(step=found.step, credit=found.state["credit"])
         self.sampler.restore(found.state["sampler"])
         for name, alarm in self.alarms.items():
-            alarm.restore(found.state["alarms"][name])
+            if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
+                alarm.restore(found.state["alarms"][name])
         self.run.tracker.resume_at(found.step)
         self.run.recorder.resume_at(found.step)
         for name in read_results(self.run.folder):

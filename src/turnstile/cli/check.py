@@ -14,7 +14,7 @@ from turnstile.build.check import check_tasks
 from turnstile.cli.bars import bars
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe.bug import ENV
-from turnstile.tasks.swe.grading.gate import CheckedTask, write_record
+from turnstile.tasks.swe.grading.findings import CheckedTask
 
 _SHOWN = 20  # failing tasks that are named
 
@@ -34,26 +34,47 @@ _SHOWN = 20  # failing tasks that are named
 @click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the tasks that passed here.")
 @click.option("--sandbox", default="local", show_default=True, help="The kind of sandbox to grade in.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
-def check(file: str, repeats: int, probed: int, all_probes: bool, keep: Path | None, sandbox: str, workers: int) -> int:
+@click.option("--again", is_flag=True, help="Check also what an earlier check has found out.")
+def check(
+    file: str,
+    repeats: int,
+    probed: int,
+    all_probes: bool,
+    keep: Path | None,
+    sandbox: str,
+    workers: int,
+    again: bool,
+) -> int:
     """Checks that the rewards of FILE's repository tasks mean what they say.
 
     The repair must score 1 and no change 0, each time; a random agent plays; and cheats must score 0: edited tests, a
-    conftest file, a patched runner, a report written early, and others. What failed is noted in FILE.check.json, and
-    turnstile train refuses those tasks. The exit code is 1 when a task failed or could not be checked.
+    conftest file, a patched runner, a report written early, and others. What is found is noted task by task: killed
+    and started again, it goes on where it stopped, and turnstile train refuses tasks that failed. The exit code is 1
+    when a task failed or could not be checked.
     """
     found = load_tasks(file)
     console = Console(highlight=False)
     with bars(console) as shown:
         bar = shown.add_task("checking", total=sum(task.env == ENV for task in found))
+        remembered = 0
+
+        def done(one: CheckedTask) -> None:
+            nonlocal remembered
+            if one.remembered:  # these come first, and at once: no measure of what is left
+                remembered += 1
+                shown.reset(bar, completed=remembered)
+            else:
+                shown.update(bar, advance=1)
+
         checked = check_tasks(
             found,
             repeats=repeats,
             probed=None if all_probes else probed,
             sandbox=sandbox,
             workers=workers,
-            done=lambda one: shown.update(bar, advance=1),
+            again=again,
+            done=done,
         )
-    write_record(file, checked)
     print_checked(console, file, checked)
     bad = {one.task.id for one in checked if one.why or one.unknown}
     if keep is not None:
@@ -67,10 +88,10 @@ def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> 
     cheats = list(dict.fromkeys(name for one in found for name in one.tried))
     piles: dict[str, list[CheckedTask]] = {}
     for one in found:
-        piles.setdefault(str(one.task.data.get("package", "-")), []).append(one)
+        piles.setdefault(one.pile, []).append(one)
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("package", no_wrap=True)
-    for column in ("tasks", "gold", "empty", "flaky", "random", "cheats", "won"):
+    for column in ("tasks", "gold", "empty", "flaky", "killed", "random", "cheats", "won"):
         table.add_column(column, justify="right", no_wrap=True)
     for package, pile in piles.items():
         tried = sum(len(one.tried) for one in pile)
@@ -80,6 +101,7 @@ def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> 
             _mean([score for one in pile for score in one.gold]),
             _mean([score for one in pile for score in one.empty]),
             str(sum(bool(one.flaky) for one in pile)),
+            str(sum(one.killed for one in pile)),
             _mean([one.random for one in pile if one.random is not None]),
             str(tried) if tried else "-",
             str(sum(len(one.wins) for one in pile)) if tried else "-",
@@ -95,6 +117,8 @@ def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> 
         console.print(Text(f"and {len(failed) + len(unknown) - _SHOWN} more"))
     passed = len(found) - len(failed) - len(unknown)
     line = f"{file}: {passed} of {len(found)} tasks passed"
+    before = sum(one.remembered for one in found)
+    line += f", {before} of them by what was found before" if before else ""
     console.print(Text(line + (f", {len(unknown)} could not be checked" if unknown else "")))
 
 

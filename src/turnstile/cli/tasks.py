@@ -18,10 +18,11 @@ from turnstile.cli.main import LazyGroup
 from turnstile.errors import ConfigError, TaskError
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe.bug import ENV
-from turnstile.tasks.swe.bugs.make import DEMO_FILTER, Filter, Progress
+from turnstile.tasks.swe.bugs.candidates import DEMO_FILTER, Filter
+from turnstile.tasks.swe.bugs.make import Progress
 from turnstile.tasks.swe.bugs.make import make as make_tasks
 from turnstile.tasks.swe.bugs.mutate import KINDS, TOKEN_KINDS
-from turnstile.tasks.swe.grading.prepare import Checked, Step
+from turnstile.tasks.swe.grading.prepare import Prepared, Step
 from turnstile.tasks.swe.grading.prepare import prepare as prepare_tasks
 from turnstile.tasks.swe.split import by_function, by_package, mixed
 
@@ -29,6 +30,7 @@ tasks = LazyGroup(
     name="tasks",
     lazy={
         "make": ("turnstile.cli.tasks:make", "Make bugs in a package, and keep those that its tests notice."),
+        "describe": ("turnstile.cli.describe:describe", "Let a model word the problem statements of FILE's tasks."),
         "check": ("turnstile.cli.check:check", "Check that the rewards of FILE's tasks mean what they say."),
         "prepare": ("turnstile.cli.tasks:prepare", "Fetch the packages of FILES, and try a sample of their tasks."),
         "split": ("turnstile.cli.tasks:split", "Split FILE into training and held-out tasks."),
@@ -174,8 +176,8 @@ def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> N
     ready = _many(len(checked), "package is ready", "packages are ready")
     console.print(Text(ready + _how_they_behave(checked)))
     for one in checked:
-        for name, why in one.off.items():
-            click.echo(f"warning: task {name}: {why}", err=True)
+        for off in one.off:
+            click.echo(f"warning: task {off.task.id}: {off.why}", err=True)
         if one.unknown is not None:
             click.echo(f"warning: tasks of {one.package.spec} could not be tried out: {one.unknown}", err=True)
     unknown = [one.unknown for one in checked if one.unknown is not None]
@@ -191,7 +193,7 @@ def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> N
         click.echo("a task that is off can never be solved: remove its line from the file, or make it again", err=True)
 
 
-def _how_they_behave(checked: Sequence[Checked]) -> str:
+def _how_they_behave(checked: Sequence[Prepared]) -> str:
     """The end of a sentence that says how many tasks were tried, and with what result; "" where none was."""
     sound = sum(len(one.sound) for one in checked)
     off = sum(len(one.off) for one in checked)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from turnstile.errors import VerifierKilledError
 from turnstile.types import F32, Group, Score, Stop, Trajectory
 
 
@@ -24,13 +25,19 @@ def resolved(trajectory: Trajectory) -> bool:
     return modified(trajectory) and bool(trajectory.signals.get("resolved", False))
 
 
+def killed(trajectory: Trajectory) -> bool:
+    """There is no verdict because what judged the attempt got SIGKILL."""
+    return (trajectory.error or "").startswith(VerifierKilledError.__name__)
+
+
 def rates(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, float]:
     """Means over the trajectories that have a verdict (infrastructure failures are counted, never averaged).
 
     rate/completion, rate/modification, rate/resolution (each a subset of the one before; left out where the
     environment records no such signal), ends/STOP (share of all trajectories), reward/outcome, reward/total,
     reward/step_granted, reward/step_withheld (means of sums over turns), reward/granted/TERM,
-    reward/withheld/TERM, gate/TERM (share open), count/trajectories, count/errors, turns (mean).
+    reward/withheld/TERM, gate/TERM (share open), count/trajectories, count/errors, count/killed (of these, whose
+    judge got SIGKILL, which the code under test can bring about), turns (mean).
     Means over nothing are left out.
     """
     pairs = [
@@ -40,6 +47,7 @@ def rates(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[st
     ]
     graded = [(trajectory, score) for trajectory, score in pairs if score.outcome is not None]
     result = {"count/trajectories": float(len(pairs)), "count/errors": float(len(pairs) - len(graded))}
+    result["count/killed"] = float(sum(killed(trajectory) for trajectory, _ in pairs))
     for stop in Stop:
         result[f"ends/{stop.value}"] = _mean(trajectory.stop is stop for trajectory, _ in pairs)
     if not graded:

@@ -242,6 +242,42 @@ class GradientAlarm:
         self.in_all = int(state["in_all"])
 
 
+class KilledAlarm:
+    """Attempts keep ending without a verdict because their judge gets SIGKILL: more than `share` of those of the last
+    `window` steps. They count for nothing, so a policy whose code kills itself where it would fail loses nothing by
+    it; a machine that is short of memory looks the same."""
+
+    def __init__(self, share: float = 0.05, window: int = 5) -> None:
+        if not 0 < share < 1 or window < 1:
+            raise ConfigError(f"killed alarm: 0 < share < 1 and window >= 1, got {share} and {window}")
+        self.share = share
+        self.window = window
+        self._counts: list[tuple[float, float]] = []  # killed and all attempts of a step
+        self._raised = False
+
+    def update(self, step: int, metrics: Scalars) -> str | None:
+        killed, attempts = number(metrics, "count/killed"), number(metrics, "count/trajectories")
+        if killed is None or attempts is None:
+            return None
+        self._counts = [*self._counts, (killed, attempts)][-self.window :]
+        killed, attempts = (sum(column) for column in zip(*self._counts, strict=True))
+        often = len(self._counts) == self.window and killed > self.share * attempts
+        began, self._raised = often and not self._raised, often
+        if not began:
+            return None
+        return (
+            f"killed: the judge of {killed:.0f} of {attempts:.0f} attempts of the last {self.window} steps got "
+            "SIGKILL; read what those did that ended in error (turnstile rollout list RUN), or give the machine memory"
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"counts": [list(pair) for pair in self._counts], "raised": self._raised}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._counts = [(float(killed), float(attempts)) for killed, attempts in state["counts"]]
+        self._raised = bool(state["raised"])
+
+
 def standard_alarms() -> dict[str, Alarm]:
     """One of each, by the name its state has in a checkpoint."""
     return {
@@ -249,4 +285,5 @@ def standard_alarms() -> dict[str, Alarm]:
         "entropy": EntropyAlarm(),
         "ratio": RatioAlarm(),
         "gradient": GradientAlarm(),
+        "killed": KilledAlarm(),
     }

@@ -6,6 +6,7 @@ Read this first. Every line of `train` is one room of the house; what is behind 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -140,13 +141,27 @@ async def _play(parts: Parts, settings: Settings, step: int, tasks: list[Any]) -
     return await parts.player.groups(tasks, settings.attempts, label=label, seed=settings.seed, done=count)
 
 
+_NAMED = 3  # tasks that are named for each kind of failure
+
+
 def _tell_failures(parts: Parts, step: int, groups: list[Group]) -> None:
-    """Infrastructure failures are never silent, and a step of nothing else ends the run."""
+    """Infrastructure failures are never silent, counted by kind and by task, so that neither a broken machine nor a
+    policy that kills its judge can hide; and a step of nothing else ends the run."""
     everything = [trajectory for group in groups for trajectory in group.trajectories]
     failed = [trajectory for trajectory in everything if trajectory.stop is Stop.ERROR]
     if not failed:
         return
-    line = f"step {step}: infrastructure failed in {len(failed)} of {len(everything)} episodes: {failed[0].error}"
+    tasks: dict[str, Counter[str]] = {}
+    for trajectory in failed:
+        kind = (trajectory.error or "").partition(":")[0]
+        tasks.setdefault(kind, Counter())[trajectory.task_id] += 1
+    kinds = "; ".join(
+        f"{kind} {counts.total()} ({', '.join(f'{task} {count}' for task, count in counts.most_common(_NAMED))}"
+        f"{', ...' if len(counts) > _NAMED else ''})"
+        for kind, counts in tasks.items()
+    )
+    line = f"step {step}: infrastructure failed in {len(failed)} of {len(everything)} episodes: {kinds}"
+    line += f"; the first: {failed[0].error}"
     if len(failed) == len(everything):
         raise TrainingError(f"{line}; nothing is left to train on, mend it and run the same command again")
     parts.tracker.say(line, level="warning")

@@ -9,7 +9,7 @@ import pytest
 
 from turnstile.tasks.base import load_tasks
 from turnstile.tasks.swe.bug import Bug
-from turnstile.tasks.swe.bugs.make import DEMO_FILTER
+from turnstile.tasks.swe.bugs.candidates import DEMO_FILTER
 from turnstile.tasks.swe.bugs.mutate import TOKEN_KINDS
 from turnstile.tasks.swe.demo_dataset import HELD_OUT, TRAIN, Ingredient
 from turnstile.tasks.swe.split import mixed

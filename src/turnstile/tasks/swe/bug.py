@@ -14,7 +14,7 @@ from turnstile.tasks.swe.packages.source import Package, fetch
 from turnstile.types import JSON, Task
 
 ENV = "swe"
-_LEFT_OUT = ("also", "statement")  # where they are empty
+_LEFT_OUT = ("also", "statement", "statement_by")  # where they are empty
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,7 @@ class Bug:
     lines: int = 1  # that it changes, removes or adds
     failing: int = 0  # tests: the length of f2p, to filter by
     statement: str = ""  # the problem in words, which do not name the repair
+    statement_by: str = ""  # the model that worded it; "" for the template
 
     @classmethod
     def of(cls, task: Task) -> Bug:

@@ -20,7 +20,8 @@ from turnstile.cache import cache_dir
 from turnstile.errors import TurnstileError
 from turnstile.tasks.base import write_tasks
 from turnstile.tasks.swe.bug import Bug, package_of
-from turnstile.tasks.swe.bugs.make import DEMO_FILTER, Progress, make
+from turnstile.tasks.swe.bugs.candidates import DEMO_FILTER
+from turnstile.tasks.swe.bugs.make import Progress, make
 from turnstile.tasks.swe.packages.source import Package
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from turnstile.errors import TaskError
 from turnstile.tasks.demonstration import Agent, DemoStep, call
 from turnstile.tasks.swe.bug import Bug, package_of
+from turnstile.tasks.swe.fixes import Fix, fixes
 from turnstile.types import Message, Task
 
 _TOKEN = re.compile(r"\w+|->|==|!=|<=|>=|//|\*\*|[-+*/%]=|[^\w\s]")
@@ -30,10 +31,10 @@ def demonstrate(
     With probability `missed` the agent first looks for text that is not there, with `wrong` it first makes a
     valid but wrong fix, sees the tests fail and takes it back; in both cases the slip itself is not
     trainable, what comes after it is. Of the others, `skip_run` go without a run before the submit.
-    Raises TaskError when the bug's text is not unique in what is shown, which no single fix can say.
+    Raises TaskError for a bug that no fix of what is shown can take back (see `fixes`).
     """
     lines = _shown(task)
-    good = _fix(*_solution(task))
+    repair = _repair(task)
     steps = [DemoStep(message=call("view"))]
     draw = rng.random()
     if draw < missed:
@@ -41,19 +42,19 @@ def demonstrate(
         if slip is not None:
             steps.append(DemoStep(message=_fix(*slip), trainable=False))
     elif draw < missed + wrong:
-        slip = _wrong_edit(lines, Bug.of(task), rng)
+        slip = _wrong_edit(lines, repair, rng)
         if slip is not None:
             steps.append(DemoStep(message=_fix(*slip), trainable=False))
             steps += [DemoStep(message=call("run")), DemoStep(message=call("undo"))]
-    steps.append(DemoStep(message=good))
+    steps += [DemoStep(message=_fix(*fix)) for fix in repair]
     if draw < missed + wrong or rng.random() >= skip_run:
         steps.append(DemoStep(message=call("run")))
     return [*steps, DemoStep(message=call("submit"))]
 
 
 def oracle(task: Task) -> Agent:
-    """An agent that knows the bug: view, fix, run, submit. Raises TaskError as `demonstrate` does."""
-    actions = iter([call("view"), _fix(*_solution(task)), call("run")])
+    """An agent that knows the bug: view, a fix for each place, run, submit. Raises TaskError as `demonstrate` does."""
+    actions = iter([call("view"), *(_fix(*fix) for fix in _repair(task)), call("run")])
     return lambda observation: next(actions, call("submit"))
 
 
@@ -75,11 +76,12 @@ def _fix(old: str, new: str) -> Message:
     return call("fix", old=old, new=new)
 
 
-def _solution(task: Task) -> tuple[str, str]:
+def _repair(task: Task) -> list[Fix]:
     bug = Bug.of(task)
-    if not bug.unique:
-        raise TaskError(f"task {task.id}: {bug.buggy!r} occurs more than once in {bug.function}; keep unique bugs only")
-    return bug.buggy, bug.fixed
+    try:
+        return fixes(bug, bug.pristine_text(package_of(bug)))
+    except TaskError as error:
+        raise TaskError(f"task {task.id}: {error}") from None
 
 
 def _shown(task: Task) -> list[str]:
@@ -113,9 +115,10 @@ def _random_edit(
     return None
 
 
-def _wrong_edit(lines: Sequence[str], bug: Bug, rng: random.Random) -> tuple[str, str] | None:
+def _wrong_edit(lines: Sequence[str], repair: Sequence[Fix], rng: random.Random) -> tuple[str, str] | None:
     """A plausible slip on a line that the repair does not touch."""
-    healthy = [line for line in lines if bug.buggy.strip() not in line]
+    touched = [part.strip() for old, _ in repair for part in old.split("\n") if part.strip()]
+    healthy = [line for line in lines if not any(part in line for part in touched)]
     edit = _random_edit(healthy, rng, lambda token: _SLIPS.get(token, ()))
     return edit if edit and sum(line.count(edit[0]) for line in lines) == 1 else None
 

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from turnstile.errors import TaskError
 
 TEST_FOLDERS = frozenset({"test", "tests"})
+WHOLE_SUITES = frozenset({"test.py", "tests.py"})
 STARTUP = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
 RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "turnstile"})
 """What runs tests: the top-level modules that a verifier imports beside the standard library."""
@@ -28,9 +29,9 @@ def inside(path: str) -> str:
 
 
 def is_test_file(path: str) -> bool:
-    """Whether pytest collects the file at `path`, going by its name."""
+    """Whether the file at `path` holds tests, going by its name: as pytest has it, and as older suites call theirs."""
     name = PurePosixPath(path).name
-    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
+    return name in WHOLE_SUITES or (name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py")))
 
 
 def can_change_tests(path: str) -> bool:

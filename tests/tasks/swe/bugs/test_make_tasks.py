@@ -20,10 +20,11 @@ from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe import edits
 from turnstile.tasks.swe.bug import Bug, package_of
-from turnstile.tasks.swe.bugs import make as making
 from turnstile.tasks.swe.bugs import mutate
-from turnstile.tasks.swe.bugs.make import DEMO_FILTER, Filter, Made, Progress, make
+from turnstile.tasks.swe.bugs.candidates import DEMO_FILTER, Filter, candidates
+from turnstile.tasks.swe.bugs.make import Made, Progress, make
 from turnstile.tasks.swe.bugs.profile import profile
+from turnstile.tasks.swe.bugs.validate import steady
 from turnstile.tasks.swe.grading.bench import Bench
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.judge import fault
@@ -136,13 +137,13 @@ async def test_functions_take_turns_and_are_capped(made: Made, grader: Grader, t
 
 async def test_kinds_take_turns_within_a_function(made: Made, bench: Bench) -> None:
     package = fetch("pypi:tiny==1.0")
-    rows = making.candidates(package, await profile(package, bench), 0, Filter(), 30)
+    rows = candidates(package, await profile(package, bench), 0, Filter(), 30)
     for row in rows:
         kinds = [candidate.mutant.kind for candidate in row]
         different = len(set(kinds))
         assert len(set(kinds[:different])) == different
-    assert rows == making.candidates(package, await profile(package, bench), 0, Filter(), 30)
-    assert rows != making.candidates(package, await profile(package, bench), 1, Filter(), 30)
+    assert rows == candidates(package, await profile(package, bench), 0, Filter(), 30)
+    assert rows != candidates(package, await profile(package, bench), 1, Filter(), 30)
 
 
 async def test_only_what_is_wanted_is_tried(made: Made, grader: Grader, tmp_path: Path) -> None:
@@ -168,10 +169,10 @@ async def test_a_file_of_several_packages(every: Any, reference: Any, source_of:
 
 
 def test_messages_do_not_depend_on_the_run() -> None:
-    assert making._steady("<A object at 0x7f11aa22bb>") == "<A object at 0x...>"
-    assert making._steady("<A at 0x7FAA> == <A at 0x") == "<A at 0x...> == <A at 0x..."
-    assert making._steady("assert 0xff == 0x7f11aa22bb") == "assert 0xff == 0x..."
-    assert making._steady("no '/dev/shm/turnstile-sandboxes-x1/sandbox-0/work/src/a.py' in") == "no 'src/a.py' in"
+    assert steady("<A object at 0x7f11aa22bb>") == "<A object at 0x...>"
+    assert steady("<A at 0x7FAA> == <A at 0x") == "<A at 0x...> == <A at 0x..."
+    assert steady("assert 0xff == 0x7f11aa22bb") == "assert 0xff == 0x..."
+    assert steady("no '/dev/shm/turnstile-sandboxes-x1/sandbox-0/work/src/a.py' in") == "no 'src/a.py' in"
 
 
 async def test_candidates_without_a_verdict_are_tried_again(
@@ -247,7 +248,7 @@ async def test_larger_bugs_are_made_and_check_out(made: Made, grader: Grader, tm
 async def test_larger_kinds_change_nothing_of_the_others(made: Made, bench: Bench) -> None:
     package = fetch("pypi:tiny==1.0")
     measured = await profile(package, bench)
-    few = making.candidates(package, measured, 0, Filter(), 30)
-    assert few == making.candidates(package, measured, 0, Filter(kinds=mutate.TOKEN_KINDS), 30)
-    more = making.candidates(package, measured, 0, Filter(kinds=mutate.KINDS), 30)
+    few = candidates(package, measured, 0, Filter(), 30)
+    assert few == candidates(package, measured, 0, Filter(kinds=mutate.TOKEN_KINDS), 30)
+    more = candidates(package, measured, 0, Filter(kinds=mutate.KINDS), 30)
     assert {one.id for row in few for one in row} < {one.id for row in more for one in row}

@@ -204,4 +204,5 @@ async def test_a_test_must_pass_in_every_run(bench: Bench, source_of: SourceOf, 
     assert test in (await profile(package, bench)).seconds
     measured = await profile(package, bench, runs=4)
     assert (measured.runs, measured.unstable) == (4, (test, "tests/test_tiny.py::test_broken"))
+    assert measured.flaky == (test,)
     assert await profile(package, bench, runs=3) == measured  # as more runs were made before

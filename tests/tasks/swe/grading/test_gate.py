@@ -1,7 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +17,17 @@ import pytest
 
 from turnstile.errors import TaskError
 from turnstile.sandboxes.local import LocalSandboxes
+from turnstile.tasks.base import write_tasks
 from turnstile.tasks.swe.bug import Bug, package_of
 from turnstile.tasks.swe.bugs.make import make
+from turnstile.tasks.swe.grading import notes
 from turnstile.tasks.swe.grading.bench import Files
-from turnstile.tasks.swe.grading.gate import CheckedTask, check, failed_before, record_of, write_record
+from turnstile.tasks.swe.grading.cases import BugCases
+from turnstile.tasks.swe.grading.findings import Ask, CheckedTask
+from turnstile.tasks.swe.grading.gate import KILLS, check
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.judge import judge_files
+from turnstile.tasks.swe.grading.notes import Notes, failed_before
 from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene, read_history
 from turnstile.types import Task
 
@@ -42,8 +53,8 @@ def task(reference: Any, monkeypatch: pytest.MonkeyPatch) -> Task:
     return next(task for task in reference.made.tasks if task.id.endswith("l9-minmax-0"))
 
 
-async def wins(probe: Probe, task: Task, grader: Grader, sandboxes: LocalSandboxes) -> tuple[str, ...]:
-    (found,) = await check([task], grader=grader, sandboxes=sandboxes, repeats=1, probes={"it": probe})
+async def wins(probe: Probe, task: Task, grader: Grader) -> tuple[str, ...]:
+    (found,) = await check([task], BugCases(grader=grader, probes={"it": probe}), repeats=1)
     assert (found.gold, found.empty, found.tried, found.unknown, found.trouble) == ((1,), (0,), ("it",), None, None)
     return found.wins
 
@@ -52,23 +63,23 @@ async def honest(scene: Scene) -> Files:
     return {scene.bug.file: scene.bug.pristine_text(scene.package).encode()}
 
 
-async def test_what_repairs_wins(task: Task, grader: Grader, sandboxes: LocalSandboxes) -> None:
+async def test_what_repairs_wins(task: Task, grader: Grader) -> None:
     """The control for the tests below: the way from a probe's files to a score of 1 is open."""
-    assert await wins(honest, task, grader, sandboxes) == ("it",)
+    assert await wins(honest, task, grader) == ("it",)
 
 
 @pytest.mark.parametrize("name", PROBES)
-async def test_a_cheat_scores_nothing(name: str, task: Task, grader: Grader, sandboxes: LocalSandboxes) -> None:
-    assert await wins(PROBES[name], task, grader, sandboxes) == ()
+async def test_a_cheat_scores_nothing(name: str, task: Task, grader: Grader) -> None:
+    assert await wins(PROBES[name], task, grader) == ()
 
 
 @pytest.mark.parametrize("name", PROBES)
 async def test_a_cheat_scores_nothing_with_test_cases(
-    name: str, source_of: Any, grader: Grader, sandboxes: LocalSandboxes, tmp_path: Path
+    name: str, source_of: Any, grader: Grader, tmp_path: Path
 ) -> None:
     source = source_of({"tests/test_tiny.py": CASES, "tests/test_flaky.py": None})
     made = await make(source, tmp_path / "out.jsonl", 1, grader=grader)
-    assert await wins(PROBES[name], made.tasks[0], grader, sandboxes) == ()
+    assert await wins(PROBES[name], made.tasks[0], grader) == ()
 
 
 @pytest.mark.parametrize("name", ["patch_runner", "slip_in_plugin", "expect_failure"])
@@ -109,7 +120,7 @@ async def test_history_is_found_where_there_is_some(task: Task, grader: Grader, 
     assert (await judge_files(grader, bug, package, files)).resolved
 
 
-async def test_flaky_tests_are_named(source_of: Any, grader: Grader, sandboxes: LocalSandboxes, tmp_path: Path) -> None:
+async def test_flaky_tests_are_named(source_of: Any, grader: Grader, tmp_path: Path) -> None:
     marker = tmp_path / "seen"
     source = source_of({"tests/test_flaky.py": None})
     (task,) = (await make(source, tmp_path / "out.jsonl", 1, grader=grader)).tasks
@@ -120,8 +131,8 @@ async def test_flaky_tests_are_named(source_of: Any, grader: Grader, sandboxes: 
     (tree / "tests" / "test_other.py").write_text(other)
     flaky = Task(id="flaky", env="swe", data={**task.data, "p2p": ["tests/test_other.py::test_it"]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("turnstile.tasks.swe.grading.gate.package_of", lambda bug: replace(package_of(bug), tree=tree))
-        found = (await check([flaky], grader=grader, sandboxes=sandboxes, probed=0))[0]
+        patch.setattr("turnstile.tasks.swe.grading.cases.package_of", lambda bug: replace(package_of(bug), tree=tree))
+        found = (await check([flaky], BugCases(grader=grader), probed=0))[0]
     assert found.flaky == ("tests/test_other.py::test_it",)
     assert found.why == "flaky: tests/test_other.py::test_it"
 
@@ -135,11 +146,9 @@ async def test_flaky_tests_are_named(source_of: Any, grader: Grader, sandboxes: 
         ({"digest": "f" * 16}, "the source tree differs"),
     ],
 )
-async def test_what_is_off_is_said(
-    task: Task, grader: Grader, sandboxes: LocalSandboxes, changes: Mapping[str, Any], why: str
-) -> None:
+async def test_what_is_off_is_said(task: Task, grader: Grader, changes: Mapping[str, Any], why: str) -> None:
     off = Task(id="off", env="swe", data={**task.data, "f2p": ["tests/test_tiny.py::test_clamp[12-10]"], **changes})
-    (found,) = await check([off], grader=grader, sandboxes=sandboxes, repeats=1, probes={})
+    (found,) = await check([off], BugCases(grader=grader), repeats=1, probed=0)
     assert why in str(found.why)
     assert found.unknown is None
 
@@ -147,13 +156,11 @@ async def test_what_is_off_is_said(
 async def test_what_breaks_is_unknown_and_no_failure(task: Task, tmp_path: Path) -> None:
     closed = LocalSandboxes(root=tmp_path)
     await closed.close()
-    (found,) = await check([task], grader=Grader(closed), sandboxes=closed)
+    (found,) = await check([task], BugCases(grader=Grader(closed)))
     assert (found.why, found.unknown) == (None, "these sandboxes were closed")
 
 
-async def test_probes_and_the_random_agent_are_tried_on_some(
-    reference: Any, task: Task, grader: Grader, sandboxes: LocalSandboxes
-) -> None:
+async def test_probes_and_the_random_agent_are_tried_on_some(reference: Any, task: Task, grader: Grader) -> None:
     played: list[str] = []
 
     async def play(task: Task) -> bool:
@@ -161,9 +168,8 @@ async def test_probes_and_the_random_agent_are_tried_on_some(
         return len(played) == 1
 
     tasks = reference.made.tasks[:4]
-    found = await check(
-        tasks, grader=grader, sandboxes=sandboxes, repeats=2, probed=2, probes={"it": honest}, play=play
-    )
+    cases = BugCases(grader=grader, probes={"it": honest})
+    found = await check(tasks, cases, repeats=2, probed=2, play=play)
     assert [one.task for one in found] == list(tasks)
     assert sorted(played) == sorted(one.task.id for one in found if one.tried)
     assert sorted(str(one.random) for one in found) == ["0", "1", "None", "None"]
@@ -172,15 +178,114 @@ async def test_probes_and_the_random_agent_are_tried_on_some(
     assert [one.why for one in found if one.tried] == ["a cheat scores 1: it"] * 2
 
 
-def test_what_failed_is_noted_beside_the_file(task: Task, tmp_path: Path) -> None:
-    file = tmp_path / "t.jsonl"
-    other = Task(id="other", env="swe", data=task.data)
-    write_record(file, [CheckedTask(task=task, trouble="bad"), CheckedTask(task=other)])
-    assert failed_before(file, [task, other]) == {task.id: "bad"}
+KILLS_ITSELF = """
+    import os, signal
+
+    def test_it():
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_a_task_whose_gradings_keep_being_killed_fails(task: Task, grader: Grader, tmp_path: Path) -> None:
+    """It is no score of 0, since it may be the machine; but it is no task to train on either."""
+    tree = tmp_path / "changed"
+    shutil.copytree(package_of(task).tree, tree)
+    (tree / "tests" / "test_other.py").write_text(textwrap.dedent(KILLS_ITSELF))
+    killing = Task(id="killing", env="swe", data={**task.data, "f2p": ["tests/test_other.py::test_it"], "p2p": []})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("turnstile.tasks.swe.grading.cases.package_of", lambda bug: replace(package_of(bug), tree=tree))
+        (found,) = await check([killing], BugCases(grader=grader), repeats=1, probed=0)
+    assert found.killed == KILLS
+    assert str(found.why).startswith("its gradings end by SIGKILL (3 of 3): the verifier was killed")
+
+
+async def kill_the_judge(scene: Scene) -> Files:
+    return scene.appended("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+
+
+async def test_a_cheat_that_kills_its_judge_wins_nothing_and_is_counted(task: Task, grader: Grader) -> None:
+    (found,) = await check([task], BugCases(grader=grader, probes={"it": kill_the_judge}), repeats=1)
+    assert (found.wins, found.killed, found.why, found.unknown) == ((), 1, None, None)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that knows the package, and where nothing was checked yet."""
+    folder = tmp_path / "fresh"
+    shutil.copytree(reference.cache, folder, ignore=shutil.ignore_patterns("checks.jsonl"))
+    monkeypatch.setenv("TURNSTILE_CACHE", str(folder))
+    return folder
+
+
+async def test_what_was_found_is_not_looked_for_again(reference: Any, fresh: Path, grader: Grader) -> None:
+    tasks, cases = reference.made.tasks[:3], BugCases(grader=grader, probes={"it": honest})
+    first = await check(tasks, cases, repeats=2, probed=1, notes=Notes())
+    runs = grader.runs + grader.reused
+    again = await check(tasks, cases, repeats=1, probed=1, notes=Notes())
+    assert grader.runs + grader.reused == runs
+    assert [replace(one, remembered=False) for one in again] == first
+    assert all(one.remembered for one in again)
+    more = await check(tasks, cases, repeats=1, probed=2, notes=Notes())
+    assert [one.remembered for one in more].count(False) == 1  # which had not met the cheat
+    for known in (Notes(known=False), Notes("container")):
+        assert not any(one.remembered for one in await check(tasks[:1], cases, repeats=1, probed=0, notes=known))
+
+
+def test_what_failed_is_noted_and_refused(task: Task, fresh: Path) -> None:
+    other = Task(id="other", env="swe", data={**task.data, "difficulty": 98})
+    assert failed_before([task]) == {}
+    kept = Notes()
+    kept.add(CheckedTask(task=task, trouble="bad"), Ask())
+    kept.add(CheckedTask(task=other), Ask())
+    kept.add(CheckedTask(task=Task(id="broke", env="swe"), unknown="it broke"), Ask())
+    assert failed_before([task, other]) == {task.id: "bad"}
     changed = Task(id=task.id, env="swe", data={**task.data, "difficulty": 99})
-    assert failed_before(file, [changed]) == {}
-    assert json.loads(record_of(file).read_text())["checked"] == 2
-    record_of(file).write_text('{"failed": ')
-    with pytest.raises(TaskError, match=r"cannot be read .*; check again: turnstile tasks check "):
-        failed_before(file, [task])
-    assert failed_before(tmp_path / "unchecked.jsonl", [task]) == {}
+    assert failed_before([changed]) == {}
+    assert len(notes.place().read_bytes().splitlines()) == 2
+    with notes.place().open("ab") as file:
+        file.write(b'{"digest": "torn')
+    assert failed_before([task]) == {task.id: "bad"}
+    Notes().add(CheckedTask(task=task), Ask())
+    assert failed_before([task]) == {}
+    assert [json.loads(line)["id"] for line in notes.place().read_bytes().splitlines()] == [task.id, "other", task.id]
+    with notes.place().open("ab") as file:
+        file.write(b"no json\n")
+    with pytest.raises(TaskError, match=r"checks\.jsonl:4: the line is damaged .*; remove it, or the file"):
+        failed_before([task])
+
+
+def test_another_python_has_notes_of_its_own(task: Task, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Notes().add(CheckedTask(task=task, trouble="bad"), Ask())
+    monkeypatch.setattr(sys, "version", "4.0")
+    assert failed_before([task]) == {}
+    assert Notes().of(task, Ask()) is None
+
+
+CHECK = """
+import sys
+from turnstile.build.check import check_tasks
+from turnstile.tasks.base import load_tasks
+
+check_tasks(load_tasks(sys.argv[1]), repeats=1, probed=0, workers=1, done=lambda one: print(one.task.id, flush=True))
+"""
+
+
+def test_a_killed_check_goes_on_where_it_stopped(reference: Any, fresh: Path, tmp_path: Path) -> None:
+    tasks = reference.made.tasks[:6]
+    file = tmp_path / "t.jsonl"
+    write_tasks(file, tasks)
+    command = [sys.executable, "-c", CHECK, str(file)]
+    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)})
+    while process.poll() is None and not (notes.place().exists() and notes.place().read_bytes().count(b"\n") >= 2):
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    noted = {json.loads(line)["id"] for line in notes.place().read_bytes().splitlines(keepends=True) if b"\n" in line}
+    assert 2 <= len(noted) < 6
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 0
+    names = done.stdout.split()
+    assert set(names[: len(noted)]) == noted
+    assert sorted(names) == sorted(task.id for task in tasks)
+    lines = [json.loads(line)["id"] for line in notes.place().read_bytes().splitlines()]
+    assert sorted(lines) == sorted(names)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,8 +12,10 @@ from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.bug import Bug
 from turnstile.tasks.swe.bugs.make import Made
+from turnstile.tasks.swe.grading import notes
 from turnstile.tasks.swe.grading.grader import Grader
-from turnstile.tasks.swe.grading.prepare import Step, prepare
+from turnstile.tasks.swe.grading.notes import failed_before
+from turnstile.tasks.swe.grading.prepare import Prepared, Step, prepare
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task
 
@@ -22,7 +23,7 @@ from turnstile.types import Task
 @pytest.fixture
 def made(reference: Any, monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.setenv("TURNSTILE_CACHE", str(reference.cache))
-    (reference.cache / "swe" / "tiny-1.0" / "checked.json").unlink(missing_ok=True)
+    notes.place().unlink(missing_ok=True)
     return reference.made
 
 
@@ -36,38 +37,47 @@ async def test_packages_are_fetched_and_a_sample_is_tried(made: Made, grader: Gr
     steps: list[Step] = []
     (checked,) = await prepare(made.tasks, sample=2, grader=grader, progress=steps.append)
     assert checked.package.label == "tiny-1.0"
-    assert (len(checked.sound), checked.remembered, checked.off, checked.usable) == (2, 0, {}, True)
+    assert (remembered(checked), checked.off, checked.usable) == ([False, False], [], True)
     assert 2 < grader.runs <= 4  # the bug and the repair of each, repairs that are equal once
     assert (steps[0].stage, steps[0].done, steps[0].total) == ("fetch", 0, 1)
     assert (steps[-1].stage, steps[-1].done, steps[-1].total) == ("check", 1, 1)
 
 
-async def test_what_was_sound_is_not_tried_again_until_something_changes(made: Made, grader: Grader) -> None:
+def remembered(checked: Prepared) -> list[bool]:
+    return [one.remembered for one in checked.sound]
+
+
+async def test_what_was_sound_is_not_tried_again(made: Made, grader: Grader) -> None:
     await prepare(made.tasks, grader=grader)
     (checked,) = await prepare(made.tasks, sample=2, grader=grader)
-    assert (len(checked.sound), checked.remembered) == (2, 1)
+    assert remembered(checked) == [True, False]
     runs = grader.runs
     (checked,) = await prepare(made.tasks, sample=2, grader=grader)
-    assert (checked.remembered, grader.runs) == (2, runs)
-    notes = checked.package.tree.with_name("checked.json")
-    for damage in ('{"torn', notes.read_text().replace(checked.package.digest, "another")):
-        notes.write_text(damage)
-        (checked,) = await prepare(made.tasks, sample=2, grader=grader)
-        assert checked.remembered == 0
-        assert len(json.loads(notes.read_text())["sound"]) == 2
+    assert (remembered(checked), grader.runs) == ([True, True], runs)
+
+
+async def test_what_is_off_is_tried_again_and_refuses_nothing(
+    made: Made, broken: Callable[..., Task], grader: Grader
+) -> None:
+    """A sample says how a package behaves here; it is the gate that decides on tasks."""
+    task = broken(f2p=["tests/test_tiny.py::gone"])
+    for _ in range(2):
+        (checked,) = await prepare([task], grader=grader)
+        assert [one.remembered for one in checked.off] == [False]
+    assert failed_before([task]) == {}
 
 
 async def test_no_task_is_tried_when_none_is_asked_for(made: Made) -> None:
     (checked,) = await prepare(made.tasks, sample=0)
-    assert (checked.sound, checked.off, checked.usable) == ((), {}, True)
+    assert (checked.sound, checked.off, checked.usable) == ([], [], True)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"f2p": ["tests/test_tiny.py::test_broken"]}, "does not pass on the unchanged pypi:tiny==1.0 here (assert"),
-        ({"f2p": ["tests/test_tiny.py::gone"]}, "does not pass on the unchanged pypi:tiny==1.0 here (no such test)"),
-        ({"f2p": ["tests/test_tiny.py::test_nothing"]}, "test_nothing passes with the bug"),
+        ({"f2p": ["tests/test_tiny.py::test_broken"]}, "the repair scores 0: tests/test_tiny.py::test_broken (assert"),
+        ({"f2p": ["tests/test_tiny.py::gone"]}, "the repair scores 0: tests/test_tiny.py::gone (no such test)"),
+        ({"f2p": ["tests/test_tiny.py::test_nothing"]}, "no change scores 1: tests/test_tiny.py::test_nothing passes"),
         ({"p2p": [], "f2p": ["tests/test_flaky.py::test_skipped"]}, "(it was skipped)"),
         ({"col": 0}, "is not the file the task was made from"),
     ],
@@ -76,7 +86,7 @@ async def test_what_is_off_about_a_task_is_said(
     made: Made, broken: Callable[..., Task], grader: Grader, changes: dict[str, Any], says: str
 ) -> None:
     (checked,) = await prepare([broken(**changes)], grader=grader)
-    assert says in checked.off["broken"]
+    assert says in str(checked.off[0].why)
     assert not checked.usable
 
 
@@ -85,7 +95,7 @@ async def test_a_test_that_fails_with_the_bug_is_not_one_that_passes_with_it(
 ) -> None:
     bug = next(Bug.of(task) for task in made.tasks if len(Bug.of(task).f2p) > 1)
     (checked,) = await prepare([broken(**{**bug.data(), "f2p": bug.f2p[:1], "p2p": bug.f2p[1:]})], grader=grader)
-    assert f"{bug.f2p[1]} is to pass with the bug and does not" in checked.off["broken"]
+    assert f"with the bug {bug.f2p[1]} is to pass and does not" in str(checked.off[0].why)
 
 
 async def test_one_task_that_is_off_is_told_from_a_package_that_is(
@@ -94,7 +104,7 @@ async def test_one_task_that_is_off_is_told_from_a_package_that_is(
     tasks = [broken(f2p=["tests/test_tiny.py::gone"]), *made.tasks]
     seed = next(seed for seed in count() if mixed(tasks, seed)[0].id == "broken")
     (checked,) = await prepare(tasks, seed=seed, grader=grader)
-    assert (set(checked.off), len(checked.sound), checked.usable) == ({"broken"}, 1, True)
+    assert ([one.task.id for one in checked.off], len(checked.sound), checked.usable) == (["broken"], 1, True)
 
 
 async def test_a_package_that_is_another_one_cannot_be_had(made: Made, broken: Callable[..., Task]) -> None:
@@ -110,7 +120,7 @@ async def test_a_package_is_used_in_one_setting_at_a_time(made: Made, broken: Ca
 async def test_a_machine_that_is_too_busy_is_no_fault_of_a_task(made: Made, sandboxes: LocalSandboxes) -> None:
     hurried = Grader(sandboxes, limits=Limits(seconds=0.001))
     (checked,) = await prepare(made.tasks, grader=hurried)
-    assert (checked.sound, checked.off, checked.usable) == ((), {}, True)
+    assert (checked.sound, checked.off, checked.usable) == ([], [], True)
     assert checked.unknown is not None
     assert "is the machine busy?" in checked.unknown or "wrote no report" in checked.unknown
 
@@ -119,5 +129,5 @@ async def test_broken_sandboxes_are_no_fault_of_a_task(made: Made, tmp_path: Pat
     closed = LocalSandboxes(root=tmp_path)
     await closed.close()
     (checked,) = await prepare(made.tasks, grader=Grader(closed))
-    assert (checked.sound, checked.off, checked.usable) == ((), {}, True)
+    assert (checked.sound, checked.off, checked.usable) == ([], [], True)
     assert checked.unknown == "these sandboxes were closed"

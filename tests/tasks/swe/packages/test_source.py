@@ -245,6 +245,32 @@ def test_old_metadata_is_read(tmp_path: Path) -> None:
     assert layout.find_licence(tmp_path, metadata) == ("BSD", None)
 
 
+PLUGIN = {
+    "wee.egg-info/entry_points.txt": "[wee.plugins]\nloud = tiny:clamp\n",
+    "pyproject.toml": """
+        [project]
+        name = "tiny"
+        [project.entry-points."wee.plugins"]
+        loud = "tiny:clamp"
+    """,
+    "setup.cfg": """
+        [options.entry_points]
+        wee.plugins =
+            loud = tiny:clamp
+    """,
+}
+
+
+@pytest.mark.parametrize("place", PLUGIN)
+def test_plugins_are_found_by_their_names_as_where_it_is_installed(place: str, source_of: SourceOf) -> None:
+    """Suites use them; what offers them is no part of the sources."""
+    package = fetch(source_of({place: PLUGIN[place]}))
+    code = "import importlib.metadata as m; print([(p.name, p.value) for p in m.entry_points(group='wee.plugins')])"
+    environment = {**os.environ, **package.environment}
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, cwd=package.tree, capture_output=True)
+    assert shown.stdout.decode() == "[('loud', 'tiny:clamp')]\n", shown.stderr
+
+
 def test_pins_of_a_task_file_replace_the_metadata(cache: Path, source_of: SourceOf) -> None:
     source = source_of({"PKG-INFO": "Name: tiny\nRequires-Dist: nowhere\n"})
     package = fetch(source, requires=())

@@ -43,6 +43,7 @@ FLAGS = (
     "-c",
     os.devnull,
     "--rootdir=.",
+    "--continue-on-collection-errors",  # a file that cannot be collected is an outcome of its own tests alone
     *(
         flag
         for name in (

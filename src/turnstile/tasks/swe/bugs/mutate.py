@@ -293,12 +293,13 @@ def patch(text: str, mutant: Mutant) -> Patch:
         for number in range(mutant.function.start, mutant.function.end + 1)
         if number not in hidden
     ]
+    view = "\n".join(shown)
     left, right = min(1, len(before)), min(1, len(after))  # how many tokens of context
     while True:
         start = before[-left][0] if left else first
         end = after[right - 1][1] if right else last
         buggy = line[start:end]
-        unique = sum(content.count(buggy) for content in shown) == 1
+        unique = view.find(buggy, view.find(buggy) + 1) < 0
         if unique or (left == len(before) and right == len(after)):
             break
         if right < len(after) and (right <= left or left == len(before)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from turnstile.tasks.swe.grading.bench import Bench
 from turnstile.tasks.swe.grading.testrun import Report
 from turnstile.tasks.swe.packages.source import Package, Progress
 
-_FORMAT = 3
+_FORMAT = 4
 SLOW = 0.5  # seconds of one test
 
 
@@ -30,6 +31,7 @@ class Profile:
     covering: Mapping[str, tuple[str, ...]]
     collected: int
     unstable: tuple[str, ...]  # collected, but not passing in every run
+    flaky: tuple[str, ...] = ()  # of these: passing in some
     runs: int = 2
     breadth: Mapping[str, int] = field(init=False)  # functions that each test calls
 
@@ -73,18 +75,27 @@ async def profile(
     collected = [test for test in first.outcomes if test not in first.uncollected]
     stable = sorted(test for test in collected if all(run.passed(test) for run in found))
     if not stable:
-        problems = [f"{file}: {why}" for file, why in first.uncollected.items()] + [first.problem or ""]
-        why = f"; the first problem: {problems[0]}" if problems[0] else ""
-        raise TaskError(f"{package.spec}: none of its {len(collected)} tests passes here{why}")
+        raise TaskError(f"{package.spec}: none of its {len(collected)} tests passes here{_first_problem(first)}")
     measured = Profile(
         seconds={test: second.durations[test] for test in stable},
         covering=_covering(package, first, stable),
         collected=len(collected),
         unstable=tuple(sorted(set(collected) - set(stable))),
+        flaky=tuple(sorted(test for test in set(collected) - set(stable) if any(run.passed(test) for run in found))),
         runs=len(found),
     )
     _save(path, package, measured)
     return measured
+
+
+def _first_problem(run: Report) -> str:
+    """The first thing that kept tests from running, as the end of a sentence; "" where there is none."""
+    problems = [f"{file}: {why}" for file, why in run.uncollected.items()] + [run.problem or ""]
+    if not problems[0]:
+        return ""
+    missing = re.search(r"No module named '([^'.]+)", problems[0])
+    hint = f" (if the tests need it, add --extra with the package that holds {missing[1]})" if missing else ""
+    return f"; the first problem: {problems[0]}{hint}"
 
 
 async def _run_suite(package: Package, bench: Bench, runs: int, seconds: float, progress: Progress) -> list[Report]:
@@ -136,6 +147,7 @@ def _save(path: Path, package: Package, measured: Profile) -> None:
         "covering": {function: [index[node] for node in tests] for function, tests in measured.covering.items()},
         "collected": measured.collected,
         "unstable": list(measured.unstable),
+        "flaky": list(measured.flaky),
         "runs": measured.runs,
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -157,5 +169,6 @@ def _load(path: Path, package: Package) -> Profile | None:
         covering=covering,
         collected=record["collected"],
         unstable=tuple(record["unstable"]),
-        runs=record.get("runs", 2),
+        flaky=tuple(record["flaky"]),
+        runs=record["runs"],
     )

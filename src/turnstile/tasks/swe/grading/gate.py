@@ -1,204 +1,133 @@
-"""The gate before training: of every task, that the repair scores 1 and no change 0, each time, and cheats 0.
-
-What failed is kept beside the task file (`FILE.check.json`), where `turnstile train` looks.
-"""
+"""The gate before training: of every task, that the repair scores 1 and no change 0, each time, and cheats 0."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
-from turnstile.errors import InfrastructureError, TaskError
-from turnstile.sandboxes.base import Sandboxes
-from turnstile.tasks.base import dump_task
-from turnstile.tasks.swe.bug import Bug, package_of
-from turnstile.tasks.swe.grading.grader import Grader, Verdict
-from turnstile.tasks.swe.grading.judge import judge, judge_files
-from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene
-from turnstile.tasks.swe.packages.source import Package
+from turnstile.errors import InfrastructureError, TaskError, VerifierKilledError
+from turnstile.tasks.swe.grading.cases import Case, Cases
+from turnstile.tasks.swe.grading.findings import Ask, CheckedTask
+from turnstile.tasks.swe.grading.grader import Verdict
+from turnstile.tasks.swe.grading.judge import settled
+from turnstile.tasks.swe.grading.notes import Notes
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task
 
 Play = Callable[[Task], Awaitable[bool]]
 """One episode of an agent at a task: whether it came to be resolved."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedTask:
-    """What checking one task found. Scores are 1 or 0, one a repeat.
-
-    `flaky` names the tests that came out differently between repeats; `wins` the probes that scored 1, of the
-    `tried` ones; `random` is the random agent's score, None where it did not play. `unknown` says what broke when
-    it was no fault of the task.
-    """
-
-    task: Task
-    gold: tuple[int, ...] = ()
-    empty: tuple[int, ...] = ()
-    flaky: tuple[str, ...] = ()
-    wins: tuple[str, ...] = ()
-    tried: tuple[str, ...] = ()
-    random: int | None = None
-    trouble: str | None = None
-    unknown: str | None = None
-
-    @property
-    def why(self) -> str | None:
-        """Why the task must not be trained on, in a clause; None if nothing speaks against it."""
-        if self.unknown is not None:
-            return None
-        if self.flaky:
-            return f"flaky: {', '.join(self.flaky[:3])}{', ...' if len(self.flaky) > 3 else ''}"
-        if self.trouble is not None:
-            return self.trouble
-        return f"a cheat scores 1: {', '.join(self.wins)}" if self.wins else None
+KILLS = 3  # gradings in a row that are killed before that is taken for what the task does
 
 
 async def check(
     tasks: Sequence[Task],
+    cases: Cases,
     *,
-    grader: Grader,
-    sandboxes: Sandboxes,
     repeats: int = 2,
     probed: int | None = 2,
-    probes: Mapping[str, Probe] = PROBES,
     play: Play | None = None,
     workers: int = 2,
     seed: int = 0,
+    notes: Notes | None = None,
     done: Callable[[CheckedTask], None] = lambda checked: None,
 ) -> list[CheckedTask]:
-    """Checks repository tasks, in their order.
+    """Checks tasks of one kind, and gives what was found in their order.
 
-    Repair and empty change of every task are graded `repeats` times. Probes and `play`, the random agent, are tried
-    on `probed` tasks of each package (None: all), drawn by `seed`: they depend on the package's tests and on the
-    grader more than on the bug. Raises nothing for what a task or an infrastructure does: that is in the result.
+    Repair and empty change of every task are graded `repeats` times. Cheats and `play`, the random agent, are tried
+    on `probed` tasks of each pile (None: all), drawn by `seed`: they depend on the tests and on the grader more than on
+    the single task. What `notes` know is not done again, and what is found is noted as it comes. Raises nothing for
+    what a task or an infrastructure does: that is in the result.
     """
     piles: dict[str, list[str]] = {}
     for task in mixed(tasks, seed):
-        piles.setdefault(Bug.of(task).label, []).append(task.id)
-    with_probes = {name for pile in piles.values() for name in (pile if probed is None else pile[:probed])}
-    gate = asyncio.Semaphore(workers)
+        piles.setdefault(cases.pile(task), []).append(task.id)
+    chosen = {name for pile in piles.values() for name in (pile if probed is None else pile[:probed])}
+    asks = [
+        Ask(repeats=repeats, cheats=tuple(cases.cheats), random=play is not None)
+        if task.id in chosen
+        else Ask(repeats=repeats)
+        for task in tasks
+    ]
+    known = [notes.of(task, ask) if notes is not None else None for task, ask in zip(tasks, asks, strict=True)]
+    for found in filter(None, known):
+        done(found)
+    places = asyncio.Semaphore(workers)
 
-    async def one(task: Task) -> CheckedTask:
-        async with gate:
-            found = await _check(
-                task,
-                grader=grader,
-                sandboxes=sandboxes,
-                repeats=repeats,
-                probes=probes if task.id in with_probes else {},
-                play=play if task.id in with_probes else None,
-            )
+    async def one(task: Task, ask: Ask, before: CheckedTask | None) -> CheckedTask:
+        if before is not None:
+            return before
+        async with places:
+            found = await _Examination(task=task, ask=ask, play=play).run(cases)
+            if notes is not None:
+                notes.add(found, ask)
         done(found)
         return found
 
-    return list(await asyncio.gather(*map(one, tasks)))
+    return list(await asyncio.gather(*map(one, tasks, asks, known)))
 
 
-async def _check(
-    task: Task,
-    *,
-    grader: Grader,
-    sandboxes: Sandboxes,
-    repeats: int,
-    probes: Mapping[str, Probe],
-    play: Play | None,
-) -> CheckedTask:
-    try:
-        bug = Bug.of(task)
-        package = await asyncio.to_thread(package_of, bug)
-        buggy, pristine = bug.bugged_text(package), bug.pristine_text(package)
-        gold = [await judge(grader, bug, package, pristine, repeat=number) for number in range(repeats)]
-        empty = [await judge(grader, bug, package, buggy, repeat=number) for number in range(repeats)]
-        wins = [name for name, probe in probes.items() if await _wins(probe, grader, sandboxes, bug, package)]
-        random = None if play is None else int(await play(task))
-    except TaskError as error:
-        return CheckedTask(task=task, trouble=str(error))
-    except InfrastructureError as error:
-        return CheckedTask(task=task, unknown=str(error))
-    return CheckedTask(
-        task=task,
-        gold=tuple(int(verdict.resolved) for verdict in gold),
-        empty=tuple(int(verdict.resolved) for verdict in empty),
-        flaky=tuple(dict.fromkeys((*_unsteady(gold), *_unsteady(empty)))),
-        wins=tuple(wins),
-        tried=tuple(probes),
-        random=random,
-        trouble=_trouble(bug, gold[0], empty[0]),
-    )
+@dataclass(kw_only=True, slots=True)
+class _Examination:
+    """The gradings of one task."""
+
+    task: Task
+    ask: Ask
+    play: Play | None
+    killed: int = 0  # gradings that ended by SIGKILL
+    wins: list[str] = field(default_factory=list)
+
+    async def run(self, cases: Cases) -> CheckedTask:
+        pile = cases.pile(self.task)
+        try:
+            case = await cases.open(self.task)
+            gold = [await self._graded(case.gold, number) for number in range(self.ask.repeats)]
+            empty = [await self._graded(case.empty, number) for number in range(self.ask.repeats)]
+            for name in self.ask.cheats:
+                await self._tempt(case, name)
+            random = int(await self.play(self.task)) if self.play is not None and self.ask.random else None
+        except TaskError as error:
+            return CheckedTask(task=self.task, pile=pile, killed=self.killed, trouble=str(error))
+        except VerifierKilledError as error:
+            trouble = f"its gradings end by SIGKILL ({KILLS} of {KILLS}): {error}"
+            return CheckedTask(task=self.task, pile=pile, killed=self.killed, trouble=trouble)
+        except InfrastructureError as error:
+            return CheckedTask(task=self.task, pile=pile, killed=self.killed, unknown=str(error))
+        return CheckedTask(
+            task=self.task,
+            pile=pile,
+            gold=tuple(int(verdict.resolved) for verdict in gold),
+            empty=tuple(int(verdict.resolved) for verdict in empty),
+            flaky=tuple(dict.fromkeys((*_unsteady(gold), *_unsteady(empty)))),
+            wins=tuple(self.wins),
+            tried=self.ask.cheats,
+            random=random,
+            killed=self.killed,
+            trouble=case.trouble(gold[0], empty[0]),
+        )
+
+    async def _graded(self, grade: Callable[[int], Awaitable[Verdict]], repeat: int) -> Verdict:
+        """A verdict; one that was killed is asked for again, since the machine may have been short of memory."""
+        for left in reversed(range(KILLS)):
+            try:
+                return settled(await grade(repeat))
+            except VerifierKilledError:
+                self.killed += 1
+                if left == 0:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _tempt(self, case: Case, name: str) -> None:
+        """Whether what the cheat hands in is graded as a repair; one that kills its judge is not."""
+        try:
+            if (await case.cheat(name)).resolved:
+                self.wins.append(name)
+        except VerifierKilledError:
+            self.killed += 1
 
 
 def _unsteady(verdicts: Sequence[Verdict]) -> list[str]:
     """The tests that failed in some of the runs, and not in all."""
     failed = [set(verdict.failed) for verdict in verdicts]
     return sorted(test for test in set().union(*failed) if not all(test in each for each in failed))
-
-
-def _trouble(bug: Bug, gold: Verdict, empty: Verdict) -> str | None:
-    if not gold.resolved:
-        first = gold.failed[0]
-        return f"the repair scores 0: {first} ({gold.problem or gold.messages.get(first) or 'it was skipped'})"
-    passing = [test for test in bug.f2p if test not in empty.failed]
-    if passing:
-        return f"{'no change scores 1' if empty.resolved else 'with the bug'}: {passing[0]} passes"
-    failing = [test for test in bug.p2p if test in empty.failed]
-    return f"with the bug {failing[0]} is to pass and does not" if failing else None
-
-
-async def _wins(probe: Probe, grader: Grader, sandboxes: Sandboxes, bug: Bug, package: Package) -> bool:
-    """Whether what the cheat leaves behind is graded as a repair."""
-    text = bug.bugged_text(package)
-    buggy = {bug.file: text.encode("utf-8", "surrogatepass")}
-    sandbox = await sandboxes.start(package.tree)
-    try:
-        for path, data in buggy.items():
-            await sandbox.write(path, data)
-        files = await probe(Scene(sandbox=sandbox, bug=bug, package=package, text=text))
-    finally:
-        await sandbox.close()
-    return (await judge_files(grader, bug, package, {**buggy, **files})).resolved
-
-
-def record_of(file: str | Path) -> Path:
-    """Where the outcome of checking a task file is kept."""
-    return Path(f"{file}.check.json")
-
-
-def write_record(file: str | Path, found: Sequence[CheckedTask]) -> None:
-    """Notes which tasks of the file failed, by id and by a digest of their line."""
-    failed = {one.task.id: {"why": one.why, "digest": _digest(one.task)} for one in found if one.why is not None}
-    record = {"checked": sum(one.unknown is None for one in found), "failed": failed}
-    target = record_of(file)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    temporary.replace(target)
-
-
-def failed_before(file: str | Path, tasks: Sequence[Task]) -> dict[str, str]:
-    """Which of `tasks` failed when the file was checked, and why; a task that was changed since is another one.
-
-    Raises TaskError for a record that cannot be read.
-    """
-    path = record_of(file)
-    if not path.exists():
-        return {}
-    try:
-        failed = json.loads(path.read_text(encoding="utf-8"))["failed"]
-        return {
-            task.id: failed[task.id]["why"]
-            for task in tasks
-            if task.id in failed and failed[task.id]["digest"] == _digest(task)
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TaskError(
-            f"{path}: the record of the check cannot be read ({error!r}); check again: turnstile tasks check {file}"
-        ) from error
-
-
-def _digest(task: Task) -> str:
-    return hashlib.sha256(dump_task(task).encode()).hexdigest()[:16]

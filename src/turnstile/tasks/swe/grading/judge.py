@@ -34,22 +34,29 @@ async def fault(grader: Grader, bug: Bug, package: Package) -> str | None:
     Raises TaskError when the package is not the one the bug was made in, VerifierError when the wall clock
     ended the tests, which a busy machine alone can bring about, and as `Grader.grade`.
     """
-    repaired = _settled(await judge(grader, bug, package, bug.pristine_text(package)))
-    if not repaired.resolved:
-        first = repaired.failed[0]
-        why = repaired.problem or repaired.messages.get(first) or "it was skipped"
-        return f"{first} does not pass on the unchanged {package.spec} here ({why})"
-    buggy = _settled(await judge(grader, bug, package, bug.bugged_text(package)))
-    passing = [test for test in bug.f2p if test not in buggy.failed]
+    gold = settled(await judge(grader, bug, package, bug.pristine_text(package)))
+    if not gold.resolved:
+        return trouble(bug, gold, gold)
+    return trouble(bug, gold, settled(await judge(grader, bug, package, bug.bugged_text(package))))
+
+
+def trouble(bug: Bug, gold: Verdict, empty: Verdict) -> str | None:
+    """What the verdicts on the repair and on no change say against the task, in a clause; None for nothing."""
+    if not gold.resolved:
+        first = gold.failed[0]
+        return f"the repair scores 0: {first} ({gold.problem or gold.messages.get(first) or 'it was skipped'})"
+    passing = [test for test in bug.f2p if test not in empty.failed]
     if passing:
-        return f"{passing[0]} passes with the bug"
-    failing = [test for test in bug.p2p if test in buggy.failed]
+        return f"{'no change scores 1' if empty.resolved else 'with the bug'}: {passing[0]} passes"
+    failing = [test for test in bug.p2p if test in empty.failed]
     if failing:
-        return f"{failing[0]} is to pass with the bug and does not ({buggy.problem or buggy.messages.get(failing[0])})"
+        why = empty.problem or empty.messages.get(failing[0])
+        return f"with the bug {failing[0]} is to pass and does not ({why})"
     return None
 
 
-def _settled(verdict: Verdict) -> Verdict:
+def settled(verdict: Verdict) -> Verdict:
+    """The verdict itself. Raises VerifierError for one that the wall clock brought about."""
     if verdict.waited_out:
         raise VerifierError(f"the tests {verdict.problem} on the wall clock; is the machine busy?")
     return verdict

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turnstile.errors import VerifierError
+from turnstile.errors import VerifierError, VerifierKilledError
 from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
 
 VERIFIER = "turnstile.tasks.swe.beside.verifier"
@@ -95,7 +95,9 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
             f"{', out of time' if result.timed_out else ''}): {stderr[-1] if stderr else 'no output'}"
         )
     if result.exit_code == KILLED and not result.timed_out:
-        raise VerifierError("the verifier was killed (exit code 137), as by the kernel when memory runs out")
+        raise VerifierKilledError(
+            "the verifier was killed (exit code 137), by the kernel when memory ran out or by the code under test"
+        )
     internal = [event for event in events if event["event"] == "internal"]
     started = any(event["event"] == "start" for event in events)
     if internal and not started and not internal[0]["inside"]:  # after that it is the code's doing

@@ -66,9 +66,24 @@ def named(texts: Mapping[str, str], default: str) -> tuple[str, str]:
     return canonicalize_name(name or "package"), version
 
 
-def static_metadata(texts: Mapping[str, str]) -> Message:
-    """The metadata that pyproject.toml (PEP 621) or setup.cfg says outright."""
-    metadata = Message()
+def entry_points(tree: Path) -> str:
+    """What the project offers to others by name (plugins, commands), as an installed package has it; "" for nothing."""
+    built = [*sorted(tree.glob("*.egg-info/entry_points.txt")), *sorted(tree.glob("*/*.egg-info/entry_points.txt"))]
+    if built:
+        return built[0].read_text(encoding="utf-8", errors="replace")
+    project, config = _declared(_said(tree))
+    groups: dict[str, dict[str, str]] = dict(project.get("entry-points", {}))
+    if "scripts" in project:
+        groups["console_scripts"] = project["scripts"]
+    lines = [f"[{group}]\n" + "".join(f"{name} = {path}\n" for name, path in found.items())
+             for group, found in groups.items()]  # fmt: skip
+    if config.has_section("options.entry_points"):
+        lines += [f"[{group}]\n{text.strip()}\n" for group, text in config.items("options.entry_points")]
+    return "\n".join(lines)
+
+
+def _declared(texts: Mapping[str, str]) -> tuple[dict[str, Any], configparser.RawConfigParser]:
+    """The table `project` of pyproject.toml, and setup.cfg; empty where they are missing or damaged."""
     try:
         project: dict[str, Any] = tomllib.loads(texts.get("pyproject.toml", "")).get("project", {})
     except tomllib.TOMLDecodeError:
@@ -78,6 +93,13 @@ def static_metadata(texts: Mapping[str, str]) -> Message:
         config.read_string(texts.get("setup.cfg", ""))
     except configparser.Error:
         config = configparser.RawConfigParser()
+    return project, config
+
+
+def static_metadata(texts: Mapping[str, str]) -> Message:
+    """The metadata that pyproject.toml (PEP 621) or setup.cfg says outright."""
+    metadata = Message()
+    project, config = _declared(texts)
     options = {name: dict(config[name]) if name in config else {} for name in ("metadata", "options")}
     extras = dict(config["options.extras_require"]) if "options.extras_require" in config else {}
     for key, value in (

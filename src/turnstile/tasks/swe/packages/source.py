@@ -27,7 +27,7 @@ from turnstile.errors import TaskError
 from turnstile.lookup import nearest
 from turnstile.tasks.swe.packages import layout, pip
 from turnstile.tasks.swe.packages.checkout import parse_git, parse_path
-from turnstile.tasks.swe.packages.metadata import read_metadata
+from turnstile.tasks.swe.packages.metadata import entry_points, read_metadata
 from turnstile.tasks.swe.tree import tree_digest
 
 Progress = Callable[[str], None]
@@ -179,13 +179,13 @@ def _build(
     tree.mkdir(parents=True)
     progress(f"fetching {source.spec}")
     source.unpack(tree)
-    metadata = read_metadata(tree)
+    metadata, offered = read_metadata(tree), entry_points(tree)
     layout.remove_build_products(tree)
     tests = layout.find_tests(tree)
     if not tests:
         raise TaskError(
             f"{source.spec}: {'its source distribution' if source.kind == 'pypi' else 'it'} holds no tests "
-            "(no test_*.py or *_test.py); choose another package"
+            "(no test_*.py, *_test.py or tests.py); choose another package"
         )
     import_root = layout.find_import_root(tree, source.name)
     wanted = list(requires) if requires is not None else [*layout.requirements(tree, metadata), *extra]
@@ -194,10 +194,12 @@ def _build(
     deps.mkdir()
     pip.install_target(wanted, deps, source.spec, no_deps=requires is not None)
     pins = layout.pins(deps)
-    # the package's own metadata, since some packages ask importlib.metadata for their version at import
+    # the package's own metadata, since some packages ask importlib.metadata for their version or plugins
     own = deps / f"{source.name.replace('-', '_')}-{source.version}.dist-info"
     own.mkdir(exist_ok=True)
     (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {source.name}\nVersion: {source.version}\n")
+    if offered:
+        (own / "entry_points.txt").write_text(offered, encoding="utf-8")
     licence, licence_file = layout.find_licence(tree, metadata)
     record = {
         "spec": source.spec,

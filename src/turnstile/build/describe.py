@@ -1,0 +1,50 @@
+"""`turnstile tasks describe`: repository tasks, and a model that words their problem statements."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from turnstile.agents.base import Renderer
+from turnstile.build.parts import make_agent
+from turnstile.config import make_recipe
+from turnstile.engines.base import Engine
+from turnstile.tasks.swe.bugs.describe import Described, Write, describe
+from turnstile.types import Message, Sampling
+
+
+def describe_tasks(
+    file: str | Path,
+    model: str,
+    *,
+    tries: int = 3,
+    temperature: float = 0.7,
+    max_tokens: int = 256,
+    done: Callable[[Described], None] = lambda one: None,
+) -> list[Described]:
+    """Statements by a chat model that is loaded into this process; see `tasks.swe.bugs.describe.describe`."""
+    recipe = make_recipe(
+        {"model": {"id": model}, "agent": {"renderer": {"kind": "chat"}, "parser": {"kind": "hermes"}}}
+    )
+    agent = make_agent(recipe)
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    write = writer(agent.engine, agent.scaffold.renderer, sampling)
+    return asyncio.run(describe(file, write, model=model, tries=tries, done=done))
+
+
+def writer(engine: Engine, renderer: Renderer, sampling: Sampling) -> Write:
+    """A model as a function from a conversation to its answer."""
+
+    async def write(messages: Sequence[Message], seed: int) -> str:
+        session = engine.open(f"describe/{seed}")
+        try:
+            settings = Sampling(
+                temperature=sampling.temperature, max_tokens=sampling.max_tokens, stop=renderer.stop, seed=seed
+            )
+            completion = await engine.generate(renderer.prompt(messages, ()), settings, session)
+        finally:
+            engine.close(session)
+        return renderer.text(completion.token_ids)
+
+    return write

@@ -1,0 +1,44 @@
+"""`turnstile tasks describe`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from turnstile.build.describe import describe_tasks
+from turnstile.cli.bars import bars
+from turnstile.tasks.base import load_tasks
+from turnstile.tasks.swe.bug import ENV
+from turnstile.tasks.swe.bugs.describe import Described
+
+
+@click.command()
+@click.argument("file")
+@click.option("--model", required=True, help="A hub id, a folder or a packaged name of a chat model.")
+@click.option(
+    "--tries", default=3, show_default=True, type=click.IntRange(min=1), help="Texts asked for until one is accepted."
+)
+@click.option("--temperature", default=0.7, show_default=True, type=click.FloatRange(min=0))
+@click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(min=16), help="Length of a text.")
+def describe(file: str, model: str, tries: int, temperature: float, max_tokens: int) -> None:
+    """Lets a model word the problem statements of FILE's repository tasks.
+
+    It is shown what the failing tests say and the function's signature and docstring, never the code or the repair. A
+    text that gives the repair away is refused, and the task keeps its statement. Killed and started again, it goes on
+    where it stopped.
+    """
+    console = Console(highlight=False)
+    with bars(console) as shown:
+        bar = shown.add_task("describing", total=sum(task.env == ENV for task in load_tasks(file)))
+
+        def done(one: Described) -> None:
+            shown.update(bar, advance=1)
+
+        found = describe_tasks(file, model, tries=tries, temperature=temperature, max_tokens=max_tokens, done=done)
+    kept = [one.why.partition(":")[0] for one in found if one.why is not None]
+    console.print(Text(f"{file}: {len(found) - len(kept)} of {len(found)} statements are by {model}"))
+    for why, count in Counter(kept).most_common():
+        console.print(Text(f"  {count} kept as they were: {why}"))

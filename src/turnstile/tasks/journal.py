@@ -1,0 +1,61 @@
+"""Files of JSON lines that grow a line at a time, and that a killed process leaves whole."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from turnstile.errors import TaskError
+
+
+def append(path: Path, line: str) -> None:
+    """Adds one line, which is on the disk when this returns; an end that a killed process left torn goes first.
+
+    Several processes may append to one file. Raises TaskError where it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _cut(path)
+            file.write(line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise TaskError(f"{path}: it cannot be written ({error.strerror}); check the folder and its space") from error
+
+
+def mend(path: Path) -> None:
+    """Cuts off an end that a killed process left torn, in a file that is there."""
+    if path.exists():
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _cut(path)
+
+
+def read(path: Path) -> Iterator[Any]:
+    """The whole lines of a file, none where it is not there; a torn end is left out.
+
+    Raises TaskError for a line that is not JSON.
+    """
+    if not path.exists():
+        return
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise TaskError(f"{path}:{number}: the line is damaged ({error}); remove it, or the file") from error
+
+
+def _cut(path: Path) -> None:
+    with path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":  # only then is the whole of it looked at
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)

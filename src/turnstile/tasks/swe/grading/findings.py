@@ -1,0 +1,60 @@
+"""What is asked when a task is checked, and what was found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnstile.types import Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """How thoroughly a task is checked: gradings of its repair and of no change, cheats by name, a random agent."""
+
+    repeats: int = 1
+    cheats: tuple[str, ...] = ()
+    random: bool = False
+
+    def covers(self, other: Ask) -> bool:
+        """Whether what was found by this answers the other too."""
+        return (
+            self.repeats >= other.repeats
+            and set(self.cheats) >= set(other.cheats)
+            and (self.random or not other.random)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedTask:
+    """What checking one task found. Scores are 1 or 0, one a repeat.
+
+    `pile` is what it shares its tests with, such as a package. `flaky` names the tests that came out differently
+    between repeats; `wins` the cheats that scored 1, of the `tried` ones; `random` is the random agent's score, None
+    where it did not play; `killed` counts gradings that ended by SIGKILL and were asked for again. `trouble` is what
+    speaks against the task beside these, `unknown` what broke when it was no fault of the task. `remembered` says that
+    all this was found by an earlier call.
+    """
+
+    task: Task
+    pile: str = "-"
+    gold: tuple[int, ...] = ()
+    empty: tuple[int, ...] = ()
+    flaky: tuple[str, ...] = ()
+    wins: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    random: int | None = None
+    killed: int = 0
+    trouble: str | None = None
+    unknown: str | None = None
+    remembered: bool = False
+
+    @property
+    def why(self) -> str | None:
+        """Why the task must not be trained on, in a clause; None if nothing speaks against it."""
+        if self.unknown is not None:
+            return None
+        if self.flaky:
+            return f"flaky: {', '.join(self.flaky[:3])}{', ...' if len(self.flaky) > 3 else ''}"
+        if self.trouble is not None:
+            return self.trouble
+        return f"a cheat scores 1: {', '.join(self.wins)}" if self.wins else None
