@@ -134,7 +134,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     """The recipe, flat, with paths as seen from the project; less the number of threads, which is the machine's."""
     body = recipe.model_dump(mode="json")
     for section, key in PATHS:
-        if Path(body[section][key]).is_absolute():
+        if Path(body[section].get(key) or "").is_absolute():  # some are knobs of one kind alone
             body[section][key] = os.path.relpath(body[section][key])
     found = dict(_flat(body))
     del found["model.threads"]
