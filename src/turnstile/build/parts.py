@@ -55,28 +55,31 @@ class World:
 
 
 def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
-    """The environment of a recipe, or `env` in its place. One that names a parameter `sandboxes` or `grader` is
-    given the run's."""
+    """The environment of a recipe, or `env` in its place. One that names a parameter `sandboxes`, `grader` or
+    `problems` is given the run's."""
     maker = functools.partial(env, **recipe.env.knobs) if env is not None else bind("env", recipe.env, given=SHARED)
     if not any(takes(maker, name) for name in SHARED):
         return World(make_env=maker)
     make_sandboxes = bind("sandbox", recipe.sandbox)
     offers: dict[str, Any] = {"readable": (cache_dir(),), "run": recipe.name}
-    if takes(maker, "grader"):
+    grades = takes(maker, "grader") or takes(maker, "problems")
+    if grades:
         from turnstile.tasks.swe.grading.grader import Grader  # what repository tasks need is loaded for them alone
         from turnstile.tasks.swe.grading.testrun import PRELOAD
+        from turnstile.tasks.swe.problems.problems import Problems
 
         offers |= {"preload": PRELOAD, "carry": ("turnstile",)}
     offers = {name: value for name, value in offers.items() if takes(make_sandboxes, name)}
     sandboxes: Sandboxes = make_sandboxes(**{**offers, **recipe.sandbox.knobs})
     shared: dict[str, Any] = {"sandboxes": sandboxes}
-    if takes(maker, "grader"):
+    if grades:
         shared["grader"] = Grader(sandboxes)
+        shared["problems"] = Problems(shared["grader"])
     given = {name: value for name, value in shared.items() if takes(maker, name)}
     return World(make_env=functools.partial(maker, **given), shared=tuple(shared.values()))
 
 
-SHARED = ("sandboxes", "grader")
+SHARED = ("sandboxes", "grader", "problems")
 
 
 def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:

@@ -39,6 +39,8 @@ class Instance:
     workdir: str = "/testbed"
     test_command: str = ""
     log_parser: str = "pytest"  # a kind of lookup's room "log_parser"
+    setup: str = ""  # shell lines before every command in its image, such as those that activate an environment
+    hidden: tuple[str, ...] = ()  # paths of its image that hold tests, which the agent is not to see
     extra: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # fields of the data set without a place here
 
     def to_json(self) -> dict[str, JSON]:
@@ -55,7 +57,7 @@ class Instance:
         if unknown or not record.get("id"):
             why = f"unknown field {unknown[0]!r}" if unknown else "no id"
             raise TaskError(f"instance {record.get('id')!r}: {why}")
-        tuples = {name: tuple(record.get(name, ())) for name in ("fail_to_pass", "pass_to_pass")}
+        tuples = {name: tuple(record.get(name, ())) for name in ("fail_to_pass", "pass_to_pass", "hidden")}
         return cls(**{**record, **tuples})
 
     def statuses(self, log: str) -> dict[str, str]:
@@ -66,11 +68,29 @@ class Instance:
     def resolved(self, statuses: Mapping[str, str]) -> bool:
         """Whether the outcome of a run of tests, status by test, solves the problem. A test that is not there has
         failed; one that was skipped has, too, unless it is expected to be."""
-        if self.expected:
-            return all(_same(statuses.get(test, "MISSING"), status) for test, status in self.expected.items())
-        return bool(self.fail_to_pass) and all(
-            statuses.get(test) in PASSED for test in (*self.fail_to_pass, *self.pass_to_pass)
-        )
+        return bool(self.expected or self.fail_to_pass) and not self.unmet(statuses)
+
+    def wanted(self) -> dict[str, str]:
+        """What each test must come to, FAIL_TO_PASS first."""
+        return dict(self.expected) or dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass), "PASSED")
+
+    def unmet(self, statuses: Mapping[str, str]) -> list[str]:
+        """The tests that did not come to what they must.
+
+        Data sets cut names at the first blank: such a name stands for all tests that begin with it.
+        """
+        cut: dict[str, list[str]] = {}
+        for test, status in statuses.items():
+            cut.setdefault(test.partition(" ")[0], []).append(status)
+        return [
+            test
+            for test, status in self.wanted().items()
+            if not all(_same(found, status) for found in _found(test, statuses, cut))
+        ]
+
+
+def _found(test: str, statuses: Mapping[str, str], cut: Mapping[str, list[str]]) -> list[str]:
+    return [statuses[test]] if test in statuses else cut.get(test, ["MISSING"])
 
 
 def _same(found: str, wanted: str) -> bool:
