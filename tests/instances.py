@@ -119,6 +119,7 @@ def instance_image(engine: Dockerd, folder: Path) -> Instance:
         for file in place.rglob("*"):
             if file.is_file() and file.suffix != ".pyc":
                 more[f"/modules/{file.relative_to(site)}"] = file
+    more["/modules/py.py"] = site / "py.py"
     for found, _, names in os.walk(folder / "repository"):
         for name in names:
             file = Path(found) / name

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from helpers import bug_task
-from turnstile.envs.check import check_env
-from turnstile.envs.shell import TOOLS, ShellEnv
+from turnstile.envs.shell import ShellEnv
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.demonstration import call
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.testrun import PRELOAD
 from turnstile.tasks.swe.problems.problems import Problems
-from turnstile.tasks.swe.shell_oracle import demonstrate, oracle
-from turnstile.types import Message, Task, ToolCall
+from turnstile.tasks.swe.shell_oracle import oracle
+from turnstile.types import Task
 
 FILE = "tinyrange/__init__.py"
 
@@ -59,7 +56,8 @@ async def test_the_oracle_resolves(env: ShellEnv, task: Task) -> None:
     assert [step.submitted for step in steps] == [False] * 4 + [True]
     assert "1 failed" in steps[0].messages[0].content
     assert "1 passed" in steps[3].messages[0].content
-    assert steps[0].signals["ran_tests"] and not steps[0].signals["modified"]
+    assert steps[0].signals["ran_tests"]
+    assert not steps[0].signals["modified"]
     assert steps[1].signals["looked_at_failing_code"]
     assert steps[2].signals["modified"]
     signals = dict(await env.measure())

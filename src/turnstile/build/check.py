@@ -14,6 +14,7 @@ from turnstile.tasks.swe.bug import ENV
 from turnstile.tasks.swe.grading.gate import CheckedTask, check, failed_before
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.oracle import random_agent
+from turnstile.tasks.swe.problems.problems import REPOSITORY, instance_of
 from turnstile.types import Task
 
 TURNS = 8  # of the random agent
@@ -25,28 +26,42 @@ def check_tasks(
     repeats: int = 2,
     probed: int | None = 2,
     sandbox: str = "local",
+    containers: Kind | None = None,
     workers: int = 2,
     done: Callable[[CheckedTask], None] = lambda checked: None,
 ) -> list[CheckedTask]:
-    """Checks the repository tasks among `tasks` (see `tasks.swe.check.check`) in sandboxes of the kind named.
+    """Checks the repository tasks among `tasks` (see `tasks.swe.grading.gate.check`): made ones in sandboxes of the
+    kind named, instances in `containers` (default: as root, each in its own image).
 
     Raises TaskError when there is none, and ConfigError for an unknown kind of sandbox.
     """
-    mine = [task for task in tasks if task.env == ENV]
-    if not mine:
-        raise TaskError(f"there is no repository task to check: no task has env = {ENV!r}")
-    return asyncio.run(_check(mine, repeats, probed, sandbox, workers, done))
+    found: list[CheckedTask] = []
+    for env in REPOSITORY:
+        mine = [task for task in tasks if task.env == env]
+        if mine and env == ENV:
+            where = Kind.model_validate({"kind": sandbox, "workers": workers})
+        elif mine:
+            where = containers or containers_of(mine[0])
+        found += asyncio.run(_check(mine, repeats, probed, where, workers, done)) if mine else []
+    if not found:
+        raise TaskError(f"there is no repository task to check: env is none of {', '.join(REPOSITORY)}")
+    return found
+
+
+def containers_of(task: Task) -> Kind:
+    """Containers for an instance and others like it: as root, who owns the files of images."""
+    return Kind.model_validate({"kind": "container", "image": instance_of(task).image, "user": "0:0", "warm": 0})
 
 
 async def _check(
     tasks: Sequence[Task],
     repeats: int,
     probed: int | None,
-    sandbox: str,
+    sandbox: Kind,
     workers: int,
     done: Callable[[CheckedTask], None],
 ) -> list[CheckedTask]:
-    world = make_world(Recipe(env=Kind(kind=ENV), sandbox=Kind.model_validate({"kind": sandbox, "workers": workers})))
+    world = make_world(Recipe(env=Kind(kind=ENV), sandbox=sandbox))
     try:
         (grader,) = (part for part in world.shared if isinstance(part, Grader))
 

@@ -13,8 +13,8 @@ from rich.text import Text
 from turnstile.build.check import check_tasks
 from turnstile.cli.bars import bars
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.bug import ENV
 from turnstile.tasks.swe.grading.gate import CheckedTask, write_record
+from turnstile.tasks.swe.problems.problems import REPOSITORY
 
 _SHOWN = 20  # failing tasks that are named
 
@@ -32,7 +32,7 @@ _SHOWN = 20  # failing tasks that are named
 )
 @click.option("--all-probes", is_flag=True, help="Try cheats and the random agent on every task.")
 @click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the tasks that passed here.")
-@click.option("--sandbox", default="local", show_default=True, help="The kind of sandbox to grade in.")
+@click.option("--sandbox", default="local", show_default=True, help="The kind of sandbox to grade made tasks in.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
 def check(file: str, repeats: int, probed: int, all_probes: bool, keep: Path | None, sandbox: str, workers: int) -> int:
     """Checks that the rewards of FILE's repository tasks mean what they say.
@@ -44,7 +44,7 @@ def check(file: str, repeats: int, probed: int, all_probes: bool, keep: Path | N
     found = load_tasks(file)
     console = Console(highlight=False)
     with bars(console) as shown:
-        bar = shown.add_task("checking", total=sum(task.env == ENV for task in found))
+        bar = shown.add_task("checking", total=sum(task.env in REPOSITORY for task in found))
         checked = check_tasks(
             found,
             repeats=repeats,
@@ -67,7 +67,7 @@ def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> 
     cheats = list(dict.fromkeys(name for one in found for name in one.tried))
     piles: dict[str, list[CheckedTask]] = {}
     for one in found:
-        piles.setdefault(str(one.task.data.get("package", "-")), []).append(one)
+        piles.setdefault(str(one.task.data.get("package") or one.task.data.get("repo", "-")), []).append(one)
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("package", no_wrap=True)
     for column in ("tasks", "gold", "empty", "flaky", "random", "cheats", "won"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from turnstile.errors import TaskError
+from turnstile.sandboxes.base import Sandbox
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.bug import Bug, package_of
 from turnstile.tasks.swe.bugs.make import make
@@ -48,13 +49,23 @@ async def wins(probe: Probe, task: Task, grader: Grader, sandboxes: LocalSandbox
     return found.wins
 
 
-async def honest(scene: Scene) -> Files:
-    return {scene.bug.file: scene.bug.pristine_text(scene.package).encode()}
+def scene_of(sandbox: Sandbox, task: Task, text: str) -> Scene:
+    bug = Bug.of(task)
+    return Scene(sandbox=sandbox, file=bug.file, text=text, tests=(*bug.f2p, *bug.p2p))
+
+
+def honest(task: Task) -> Probe:
+    bug = Bug.of(task)
+
+    async def probe(scene: Scene) -> Files:
+        return {scene.file: bug.pristine_text(package_of(bug)).encode()}
+
+    return probe
 
 
 async def test_what_repairs_wins(task: Task, grader: Grader, sandboxes: LocalSandboxes) -> None:
     """The control for the tests below: the way from a probe's files to a score of 1 is open."""
-    assert await wins(honest, task, grader, sandboxes) == ("it",)
+    assert await wins(honest(task), task, grader, sandboxes) == ("it",)
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -78,7 +89,7 @@ async def test_such_cheats_do_win_where_nobody_looks(name: str, task: Task, sand
     sandbox = await sandboxes.start(package.tree)
     try:
         text = bug.bugged_text(package)
-        scene = Scene(sandbox=sandbox, bug=bug, package=package, text=text)
+        scene = scene_of(sandbox, task, text)
         codes = []
         for files in ({bug.file: text.encode()}, await PROBES[name](scene)):
             for path, data in files.items():
@@ -102,7 +113,7 @@ async def test_history_is_found_where_there_is_some(task: Task, grader: Grader, 
         for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "later"]):
             assert (await sandbox.exec([*git, *arguments])).exit_code == 0
         await sandbox.write(bug.file, buggy.encode())
-        files = await read_history(Scene(sandbox=sandbox, bug=bug, package=package, text=buggy))
+        files = await read_history(scene_of(sandbox, task, buggy))
     finally:
         await sandbox.close()
     assert files == {bug.file: bug.pristine_text(package).encode()}
@@ -162,7 +173,7 @@ async def test_probes_and_the_random_agent_are_tried_on_some(
 
     tasks = reference.made.tasks[:4]
     found = await check(
-        tasks, grader=grader, sandboxes=sandboxes, repeats=2, probed=2, probes={"it": honest}, play=play
+        tasks, grader=grader, sandboxes=sandboxes, repeats=2, probed=2, probes={"it": honest(tasks[0])}, play=play
     )
     assert [one.task for one in found] == list(tasks)
     assert sorted(played) == sorted(one.task.id for one in found if one.tried)

@@ -26,6 +26,8 @@ class Report:
         self.write: Any = os.write
         self.dumps: Any = json.dumps
         self.outcomes: Any = {}
+        self.expected: Any = set()  # tests that were marked to fail when they were collected
+        self.unsound: Any = set()
         self.count = 0
         self.root = os.getcwd() + os.sep
         self.files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
@@ -54,8 +56,7 @@ class Report:
         """Whether a plugin's hooks are written in code under test."""
         for name in dir(plugin):
             code = getattr(getattr(plugin, name, None), "__code__", None) if name.startswith("pytest_") else None
-            file = "" if code is None else os.path.abspath(code.co_filename)
-            if file.startswith(self.root) and file not in self.files and not is_of_tests(file[len(self.root) :]):
+            if code is not None and code.co_filename not in self.files and self.is_under_test(code.co_filename):
                 return True
         return False
 
@@ -63,6 +64,7 @@ class Report:
     def pytest_collection_modifyitems(self, session: Any, items: Any) -> None:
         if not items:
             return
+        self.expected.update(item.nodeid for item in items if is_to_fail(item))
         parent = items[-1]
         while parent.parent is not None and not isinstance(parent, pytest.Module):
             parent = parent.parent
@@ -76,6 +78,47 @@ class Report:
         else:
             items.append(pytest.Function(self.canary, parent, callobj=canary))
 
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
+        report = (yield).get_result()
+        if hasattr(report, "wasxfail") and item.nodeid not in self.expected and not self.is_said_by_a_test(call):
+            self.unsound.add(item.nodeid)  # only the tests may say that a failure is expected
+        if self.is_altered(item):
+            self.unsound.add(item.nodeid)
+
+    def is_under_test(self, file: str, item: Any = None) -> bool:
+        """Whether a file is of the repository and no test."""
+        file = os.path.abspath(file)
+        own = "" if item is None else str(getattr(item, "path", None) or item.fspath)
+        return file.startswith(self.root) and file != own and not is_of_tests(file[len(self.root) :])
+
+    def is_said_by_a_test(self, call: Any) -> bool:
+        if call.excinfo is None:
+            return False
+        files = []
+        trace = call.excinfo.tb
+        while trace is not None:
+            files.append(trace.tb_frame.f_code.co_filename)
+            trace = trace.tb_next
+        return len(files) > 1 and not self.is_under_test(files[-2])
+
+    def is_altered(self, item: Any) -> bool:
+        """Whether a test, under its decorators, is a function of the code under test."""
+        pending, found = [getattr(item, "function", None)], []
+        while pending and len(found) < 50:
+            function = pending.pop()
+            code = getattr(function, "__code__", None)
+            if code is None:
+                continue
+            found.append(code)
+            pending.append(getattr(function, "__wrapped__", None))
+            for cell in getattr(function, "__closure__", None) or ():
+                try:
+                    pending.append(cell.cell_contents)
+                except ValueError:
+                    continue  # a cell that is empty as yet
+        return bool(found) and all(self.is_under_test(code.co_filename, item) for code in found)
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         expected = hasattr(report, "wasxfail")
         if report.skipped:
@@ -84,6 +127,8 @@ class Report:
             outcome = "XPASS" if expected else "PASSED"
         else:
             outcome = "FAILED" if report.when == "call" else "ERROR"
+        if report.nodeid in self.unsound:
+            outcome = "FAILED"
         if report.when == "call" or outcome not in ("PASSED", "XPASS"):
             known = self.outcomes.get(report.nodeid)
             if known is None or known in ("PASSED", "XPASS"):
@@ -95,7 +140,8 @@ class Report:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: Any, exitstatus: int) -> None:
         now = self.codes()
-        changed = [".".join(name) for name, code in self.sealed.items() if now.get(name) is not code]
+        own = set(map(id, self.sealed.values()))  # pytest puts functions of its own in the place of others
+        changed = [".".join(name) for name in self.sealed if id(now.get(name)) not in own]
         plugins = session.config.pluginmanager.get_plugins()
         strangers = ["the plugin " + repr(plugin) for plugin in plugins if self.is_stranger(plugin)]
         if changed or strangers:
@@ -105,7 +151,12 @@ class Report:
 
 def is_of_tests(path: str) -> bool:
     parts = path.split(os.sep)
-    return parts[-1] == "conftest.py" or any(part.startswith("test") for part in parts)
+    return parts[-1] == "conftest.py" or parts[-1].endswith("_test.py") or any(p.startswith("test") for p in parts)
+
+
+def is_to_fail(item: Any) -> bool:
+    function = getattr(item, "function", None)
+    return getattr(function, "__unittest_expecting_failure__", False) or item.get_closest_marker("xfail") is not None
 
 
 def pytest_configure(config: Any) -> None:

@@ -7,6 +7,7 @@ FAIL_TO_PASS and PASS_TO_PASS (JSON in a text), environment_setup_commit.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,10 @@ from turnstile.types import JSON
 
 _USED = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement", "FAIL_TO_PASS",
          "PASS_TO_PASS", "image_name", "docker_image")  # fmt: skip
+
+
+CONDA = "if test -f /opt/miniconda3/bin/activate; then . /opt/miniconda3/bin/activate testbed; fi"
+"""What the published images of this data set and of its relatives want before every command."""
 
 
 def read(row: Mapping[str, Any], where: str) -> Instance:
@@ -31,6 +36,8 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
         fail_to_pass=tests_of(row, "FAIL_TO_PASS", where),
         pass_to_pass=tests_of(row, "PASS_TO_PASS", where),
         image=str(row.get("docker_image") or row.get("image_name") or published),
+        setup=CONDA,
+        **_django(row),
         extra=extra_of(row, _USED),
     )
 
@@ -49,3 +56,13 @@ def write(instance: Instance) -> dict[str, JSON]:
         "docker_image": instance.image,
         **instance.extra,
     }
+
+
+def _django(row: Mapping[str, Any]) -> dict[str, str]:
+    """Django has a test runner of its own, which is given modules and prints as unittest does."""
+    if row.get("repo") != "django/django":
+        return {}
+    files = re.findall(r"^diff --git a/tests/(\S+)\.py b/", str(row.get("test_patch") or ""), re.MULTILINE)
+    modules = " ".join(dict.fromkeys(file.replace("/", ".") for file in files))
+    command = f"./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {modules}"
+    return {"test_command": command, "log_parser": "unittest"}

@@ -16,11 +16,13 @@ from pathlib import Path
 from turnstile.errors import InfrastructureError, TaskError
 from turnstile.sandboxes.base import Sandboxes
 from turnstile.tasks.base import dump_task
-from turnstile.tasks.swe.bug import Bug, package_of
+from turnstile.tasks.swe.bug import ENV, Bug, package_of
 from turnstile.tasks.swe.grading.grader import Grader, Verdict
 from turnstile.tasks.swe.grading.judge import judge, judge_files
 from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene
 from turnstile.tasks.swe.packages.source import Package
+from turnstile.tasks.swe.problems.problems import Problems, instance_of
+from turnstile.tasks.swe.problems.trial import try_problem
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task
 
@@ -80,14 +82,16 @@ async def check(
     """
     piles: dict[str, list[str]] = {}
     for task in mixed(tasks, seed):
-        piles.setdefault(Bug.of(task).label, []).append(task.id)
+        piles.setdefault(_label(task), []).append(task.id)
     with_probes = {name for pile in piles.values() for name in (pile if probed is None else pile[:probed])}
     gate = asyncio.Semaphore(workers)
+    problems = Problems(grader)
 
     async def one(task: Task) -> CheckedTask:
         async with gate:
-            found = await _check(
+            found = await (_check if task.env == ENV else _check_instance)(
                 task,
+                problems=problems,
                 grader=grader,
                 sandboxes=sandboxes,
                 repeats=repeats,
@@ -97,12 +101,41 @@ async def check(
         done(found)
         return found
 
-    return list(await asyncio.gather(*map(one, tasks)))
+    try:
+        return list(await asyncio.gather(*map(one, tasks)))
+    finally:
+        await problems.close()
+
+
+def _label(task: Task) -> str:
+    return Bug.of(task).label if task.env == ENV else instance_of(task).repo
+
+
+async def _check_instance(
+    task: Task, *, problems: Problems, repeats: int, probes: Mapping[str, Probe], **_: object
+) -> CheckedTask:
+    """The same of an instance, at which no random agent plays."""
+    try:
+        trial = await try_problem(await problems.of(task), repeats=repeats, probes=probes)
+    except TaskError as error:
+        return CheckedTask(task=task, trouble=str(error))
+    except InfrastructureError as error:
+        return CheckedTask(task=task, unknown=str(error))
+    return CheckedTask(
+        task=task,
+        gold=tuple(int(verdict.resolved) for verdict in trial.gold),
+        empty=tuple(int(verdict.resolved) for verdict in trial.empty),
+        flaky=tuple(dict.fromkeys((*_unsteady(trial.gold), *_unsteady(trial.empty)))),
+        wins=trial.wins,
+        tried=trial.tried,
+        trouble=trial.trouble,
+    )
 
 
 async def _check(
     task: Task,
     *,
+    problems: Problems,
     grader: Grader,
     sandboxes: Sandboxes,
     repeats: int,
@@ -158,7 +191,10 @@ async def _wins(probe: Probe, grader: Grader, sandboxes: Sandboxes, bug: Bug, pa
     try:
         for path, data in buggy.items():
             await sandbox.write(path, data)
-        files = await probe(Scene(sandbox=sandbox, bug=bug, package=package, text=text))
+        tests = (*bug.f2p, *bug.p2p)
+        files = await probe(
+            Scene(sandbox=sandbox, file=bug.file, text=text, tests=tests, import_root=package.import_root)
+        )
     finally:
         await sandbox.close()
     return (await judge_files(grader, bug, package, {**buggy, **files})).resolved

@@ -56,7 +56,8 @@ class Copy:
         """Runs a command with bash in the root: exit code, both outputs as one, and whether it ran out of time."""
         script = f"exec 2>&1\n{self.setup}\n{command}"
         done = await self.sandbox.exec(["bash", "-c", script], limits=limits, env=self.env)
-        return done.exit_code, done.stdout + done.stderr, done.timed_out
+        said = done.stdout or (done.stderr if done.exit_code else "")  # of bash itself, before it had begun
+        return done.exit_code, said, done.timed_out
 
     async def manifest(self) -> Manifest:
         """The manifest now. Raises ChangeError when it cannot be told, and SandboxError."""
