@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from turnstile.envs.base import Start, Step
-from turnstile.envs.shell_text import decode, encode, numbered, replaced
-from turnstile.envs.swe_code import EditError
+from turnstile.envs.shell_files import FileTools
 from turnstile.envs.turns import Done, done, failed, merged, signals
 from turnstile.errors import DiskFullError, OutOfMemoryError
 from turnstile.sandboxes.base import Limits
@@ -100,7 +99,7 @@ class ShellEnv:
         self._problem: Problem = await self._problems.of(task)
         self._copy = await self._problem.open()
         self._state: Manifest | str = self._copy.base
-        self._open = ""
+        self._files = FileTools(self._copy, suspects=self._problem.suspects, limits=self._limits, chars=self._chars)
         self._submitted = False
         return Start(messages=(Message(role="user", content=self._prompt(self._copy)),), tools=TOOLS)
 
@@ -153,7 +152,7 @@ class ShellEnv:
                                      if state.get(path) != base.get(path))  # fmt: skip
         else:
             differs = state
-        parts = json.dumps((self._task.id, differs, self._open))
+        parts = json.dumps((self._task.id, differs, self._files.open))
         return hashlib.blake2b(parts.encode(), digest_size=12).hexdigest()
 
     async def close(self) -> None:
@@ -185,16 +184,18 @@ class ShellEnv:
             case "bash":
                 return await self._bash(copy, given["command"])
             case "view":
-                return await self._view(copy, given["path"], given.get("start"), given.get("end"))
+                return await self._files.view(given["path"], given.get("start"), given.get("end"))
             case "str_replace":
-                return await self._replace(copy, given["path"], given["old"], given["new"])
+                answer = await self._files.replace(given["path"], given["old"], given["new"])
             case "create":
-                return await self._create(copy, given["path"], given["text"])
+                answer = await self._files.create(given["path"], given["text"])
             case "submit":
                 self._submitted = True
                 return done("submit", "Submitted.")
             case name:
                 return failed(name, f"There is no tool {name}; use {_names()}.", "unknown command")
+        await self._look(copy)
+        return answer
 
     async def _bash(self, copy: Copy, command: str) -> Done:
         if len(command) > _LONGEST or "\0" in command or not _is_text(command):
@@ -212,84 +213,16 @@ class ShellEnv:
         modified = await self._look(copy)
         end = f"[timed out after {self._limits.seconds:g} s]" if out_of_time else f"[exit code {code}]"
         said = "\n".join(filter(None, (said.rstrip("\n"), end if code or out_of_time or not said.strip() else "")))
-        answer = done if code == 0 and not out_of_time else failed
-        reason = () if answer is done else ("timed out" if out_of_time else f"exit code {code}",)
-        return answer(
+        found = signals(
             "bash",
-            said,
-            *reason,
+            code == 0 and not out_of_time,
+            "timed out" if out_of_time else f"exit code {code}" if code else "",
             looked_at_failing_code=looked,
             ran_tests=ran,
             tests_passed=(code == 0 and not out_of_time) if ran else None,
             modified=modified,
         )
-
-    async def _view(self, copy: Copy, path: str, start: JSON, end: JSON) -> Done:
-        if not all(line is None or (isinstance(line, int) and not isinstance(line, bool)) for line in (start, end)):
-            return failed("view", "start and end are numbers of lines.", "bad arguments")
-        first, last = start or 1, end or 1 << 30
-        inner = _inner(copy, path)
-        found = await self._read(copy, "view", inner)
-        if isinstance(found, Done):
-            return found
-        self._open = f"{inner}:{first}-{last}"
-        if b"\0" in found:
-            return done("view", f"{inner} is a binary file of {len(found)} bytes.")
-        text = decode(found)
-        count = text.count("\n") + (not text.endswith("\n") and bool(text))
-        if not 1 <= first <= max(count, 1) or last < first:
-            return failed(
-                "view", f"{inner} has {count} lines; lines {first} to {last} are none of them.", "no such lines"
-            )
-        shown = numbered(text, first, last, self._chars)
-        return done("view", shown or f"{inner} is empty.", looked_at_failing_code=inner in self._problem.suspects)
-
-    async def _replace(self, copy: Copy, path: str, old: str, new: str) -> Done:
-        inner = _inner(copy, path)
-        found = await self._read(copy, "str_replace", inner)
-        if isinstance(found, Done):
-            return found
-        try:
-            text, line = replaced(decode(found), old, new)
-        except EditError as error:
-            return failed("str_replace", str(error), str(error).partition(":")[0].partition(";")[0].partition(",")[0])
-        around = numbered(text, max(line - 2, 1), line + new.count("\n") + 2, self._chars)
-        return await self._write(copy, "str_replace", inner, text, f"Replaced; it now reads:\n{around}")
-
-    async def _create(self, copy: Copy, path: str, text: str) -> Done:
-        inner = _inner(copy, path)
-        try:
-            await copy.sandbox.read(inner)
-        except (OSError, ValueError) as error:
-            if not isinstance(error, FileNotFoundError):
-                return failed("create", f"{path}: {_said(error)}", "cannot be written")
-        else:
-            return failed("create", f"{inner} is there already; change it with str_replace.", "there already")
-        return await self._write(copy, "create", inner, text, f"Wrote {inner}.")
-
-    async def _write(self, copy: Copy, command: str, path: str, text: str, say: str) -> Done:
-        try:
-            await copy.sandbox.write(path, encode(text))
-        except (OSError, ValueError, DiskFullError) as error:
-            return failed(command, f"{path} cannot be written: {_said(error)}", "cannot be written")
-        return done(command, say, modified=await self._look(copy))
-
-    async def _read(self, copy: Copy, command: str, path: str) -> bytes | Done:
-        """A file's bytes; a folder's listing and the reason why there are none as what the command answers."""
-        try:
-            return await copy.sandbox.read(path)
-        except IsADirectoryError:
-            if command != "view":
-                return failed(command, f"{path} is a folder.", "is a folder")
-            listed = await copy.sandbox.exec(["ls", "-1Ap", "--", path], limits=self._limits)
-            self._open = path
-            return done(command, listed.stdout.rstrip("\n") or f"{path} is empty.")
-        except FileNotFoundError:
-            near = [file for file in copy.base if PurePosixPath(file).name == PurePosixPath(path).name][:3]
-            hint = f"; there is {' and '.join(near)}" if near else ""
-            return failed(command, f"There is no file {path}{hint}.", "no such file")
-        except (OSError, ValueError) as error:
-            return failed(command, f"{path} cannot be read: {_said(error)}", "cannot be read")
+        return Done(say=said, signals=found)
 
     async def _look(self, copy: Copy) -> bool:
         """Whether the files differ from when they were last looked at."""
@@ -301,23 +234,12 @@ class ShellEnv:
         return self._state != before
 
 
-def _inner(copy: Copy, path: str) -> str:
-    """A path of the agent's as one relative to the root."""
-    if copy.place and (path == copy.place or path.startswith(copy.place + "/")):
-        path = path[len(copy.place) :].lstrip("/")
-    return str(PurePosixPath(path or "."))
-
-
 def _is_text(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _said(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _names() -> str:

@@ -104,7 +104,8 @@ class Report:
 
     def is_altered(self, item: Any) -> bool:
         """Whether a test, under its decorators, is a function of the code under test."""
-        pending, found = [getattr(item, "function", None)], []
+        pending: Any = [getattr(item, "function", None)]
+        found: Any = []
         while pending and len(found) < 50:
             function = pending.pop()
             code = getattr(function, "__code__", None)

@@ -47,7 +47,7 @@ class Instance:
         """The instance as a JSON object; what is empty is left out."""
         record = {key: list(value) if isinstance(value, tuple) else value
                   for key, value in dataclasses.asdict(self).items()}  # fmt: skip
-        return {key: value for key, value in record.items() if value or key in ("id", "problem")}
+        return {key: value for key, value in record.items() if value or key in ("id", "problem", "log_parser")}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Instance:

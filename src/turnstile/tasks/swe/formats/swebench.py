@@ -25,6 +25,7 @@ CONDA = "if test -f /opt/miniconda3/bin/activate; then . /opt/miniconda3/bin/act
 def read(row: Mapping[str, Any], where: str) -> Instance:
     """A row as an instance. Where it names no image, that is the one the benchmark publishes under the id."""
     name = field_of(row, "instance_id", where)
+    django = row.get("repo") == "django/django"
     published = f"swebench/sweb.eval.x86_64.{name.replace('__', '_1776_').lower()}:latest"
     return Instance(
         id=name,
@@ -36,8 +37,9 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
         fail_to_pass=tests_of(row, "FAIL_TO_PASS", where),
         pass_to_pass=tests_of(row, "PASS_TO_PASS", where),
         image=str(row.get("docker_image") or row.get("image_name") or published),
+        test_command=_django_tests(row) if django else "",
+        log_parser="unittest" if django else "pytest",
         setup=CONDA,
-        **_django(row),
         extra=extra_of(row, _USED),
     )
 
@@ -58,11 +60,8 @@ def write(instance: Instance) -> dict[str, JSON]:
     }
 
 
-def _django(row: Mapping[str, Any]) -> dict[str, str]:
+def _django_tests(row: Mapping[str, Any]) -> str:
     """Django has a test runner of its own, which is given modules and prints as unittest does."""
-    if row.get("repo") != "django/django":
-        return {}
     files = re.findall(r"^diff --git a/tests/(\S+)\.py b/", str(row.get("test_patch") or ""), re.MULTILINE)
     modules = " ".join(dict.fromkeys(file.replace("/", ".") for file in files))
-    command = f"./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {modules}"
-    return {"test_command": command, "log_parser": "unittest"}
+    return f"./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {modules}"

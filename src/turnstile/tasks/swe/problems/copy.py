@@ -20,6 +20,7 @@ _LIMITS = Limits(seconds=120.0, cpu_seconds=120.0, output_chars=64_000_000)
 MOST_FILES = 2000
 MOST_BYTES = 64 << 20
 _BATCH = 500  # paths on one command line
+_IGNORED = """printf '%s\\0' "$@" | git check-ignore -z --stdin"""
 
 
 class ChangeError(Exception):
@@ -101,11 +102,10 @@ class Copy:
             return set()
         found: set[str] = set()
         for first in range(0, len(paths), _BATCH):
-            batch = ["./" + path for path in paths[first : first + _BATCH] if _plain(path)]
-            done = await self.sandbox.exec(["git", "check-ignore", "-z", "--", *batch], limits=_LIMITS, env=GIT_ENV)
-            if done.exit_code != 0:
-                continue
-            found.update(path.removeprefix("./") for path in done.stdout.split("\0"))
+            batch = [path for path in paths[first : first + _BATCH] if _plain(path)]
+            done = await self.sandbox.exec(["bash", "-c", _IGNORED, "bash", *batch], limits=_LIMITS, env=GIT_ENV)
+            if done.exit_code == 0:
+                found.update(done.stdout.split("\0"))
         return found
 
     async def close(self) -> None:
