@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers import bug_task
+from turnstile.envs.check import check_env
 from turnstile.envs.shell import ShellEnv
+from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.demonstration import call
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.testrun import PRELOAD
 from turnstile.tasks.swe.problems.problems import Problems
-from turnstile.tasks.swe.shell_oracle import oracle
-from turnstile.types import Task
+from turnstile.tasks.swe.shell_oracle import demonstrate, oracle
+from turnstile.types import Message, Task, ToolCall
 
 FILE = "tinyrange/__init__.py"
 
@@ -101,7 +107,7 @@ async def test_what_view_shows(env: ShellEnv) -> None:
         "    11\t        if value > low:\n    12\t            return low\n[3 more lines]"
     )
     assert await said(env, "view", path=".") == "LICENSE\npyproject.toml\ntests/\ntinyrange/"
-    assert "lines 99 to" in await said(env, "view", path=FILE, start=99)
+    assert await said(env, "view", path=FILE, start=99) == f"{FILE} has 15 lines; lines 99 to its end are none of them."
     assert await said(env, "view", path="clamp/__init__.py") == f"There is no file clamp/__init__.py; there is {FILE}."
     assert "leaves the sandbox" in await said(env, "view", path="../../etc/passwd")
     await env.step(
@@ -112,7 +118,7 @@ async def test_what_view_shows(env: ShellEnv) -> None:
     assert await said(env, "view", path="no") == "no is empty."
     long = await said(env, "view", path="long")
     assert long.startswith("     1\t1\n     2\t2\n")
-    assert long.endswith("to 5000 are left out here; view them with start=824]")
+    assert long.endswith("   918\t918\n[lines 919 to 5000 are left out here; view them with start=919]")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ async def test_what_view_shows(env: ShellEnv) -> None:
         ("value > ", "x", "old occurs 2 times, at lines 11 and 13; give more of the lines around it"),
         ("", "x", "old is empty; give the text"),
         ("return low", "return low", "no change: old and new are the same"),
-        ("if value > low:\n    return low", "x", "whitespace or indentation differs. From lines 11 it is:\n        if"),
+        ("if value > low:\n    return low", "x", "whitespace or indentation differs. From line 11 it is:\n        if"),
         ("if  value>low:", "x", "whitespace or indentation differs. From line 11 it is:\n        if value > low:"),
         ("    11\t        if value > low:", "x", "it holds the line numbers that view shows, leave them out"),
         (

@@ -14,8 +14,11 @@ from turnstile.types import JSON
 
 
 class FileTools:
-    """What `view`, `str_replace` and `create` do in a working copy. An answer holds at most `chars` characters of a file;
-    to look at one of `suspects` is noted. `open` says what was viewed last."""
+    """What `view`, `str_replace` and `create` do in a working copy.
+
+    An answer holds at most `chars` characters of a file; to look at one of `suspects` is noted. `open` says what was
+    viewed last.
+    """
 
     def __init__(self, copy: Copy, *, suspects: frozenset[str], limits: Limits, chars: int) -> None:
         self.open = ""
@@ -35,9 +38,8 @@ class FileTools:
         text = decode(found)
         count = text.count("\n") + (not text.endswith("\n") and bool(text))
         if not 1 <= first <= max(count, 1) or last < first:
-            return failed(
-                "view", f"{inner} has {count} lines; lines {first} to {last} are none of them.", "no such lines"
-            )
+            what = f"lines {first} to {end or 'its end'}"
+            return failed("view", f"{inner} has {count} lines; {what} are none of them.", "no such lines")
         shown = numbered(text, first, last, self._chars)
         return done("view", shown or f"{inner} is empty.", looked_at_failing_code=inner in self._suspects)
 

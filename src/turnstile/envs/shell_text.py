@@ -87,10 +87,9 @@ def _why_not(text: str, old: str) -> str:
     if same:
         first = same[0]
         shown = "\n".join(lines[first - 1 : first - 1 + len(wanted)])
-        where = "line" if len(wanted) == 1 else "lines"
         more = f" (and at {', '.join(map(str, same[1:_SHOWN]))})" if len(same) > 1 else ""
         return (
-            f"old is not in the file as written: whitespace or indentation differs. From {where} {first}{more} it is:\n"
+            f"old is not in the file as written: whitespace or indentation differs. From line {first}{more} it is:\n"
             f"{_clean(shown)}"
         )
     sought = max(wanted, key=lambda line: len(line.strip()))
