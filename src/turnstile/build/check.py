@@ -11,10 +11,11 @@ from turnstile.config import Kind, Recipe
 from turnstile.envs.base import Env
 from turnstile.errors import TaskError
 from turnstile.tasks.swe.bug import ENV
+from turnstile.tasks.swe.formats.instance import instance_of
 from turnstile.tasks.swe.grading.gate import CheckedTask, check, failed_before
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.oracle import random_agent
-from turnstile.tasks.swe.problems.problems import REPOSITORY, instance_of
+from turnstile.tasks.swe.problems.problems import REPOSITORY
 from turnstile.types import Task
 
 TURNS = 8  # of the random agent

@@ -11,10 +11,10 @@ from turnstile.errors import TaskError
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe.bug import ENV, Bug, package_of
 from turnstile.tasks.swe.formats.harbor import write_folder
-from turnstile.tasks.swe.formats.instance import Instance
+from turnstile.tasks.swe.formats.instance import Instance, as_task, instance_of
 from turnstile.tasks.swe.formats.made import as_instance
 from turnstile.tasks.swe.formats.rows import FORMATS, read_instances
-from turnstile.tasks.swe.problems.problems import REPOSITORY, as_task, instance_of
+from turnstile.tasks.swe.problems.problems import REPOSITORY
 
 
 @click.command("import")

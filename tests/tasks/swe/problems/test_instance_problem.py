@@ -8,28 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from dockerd import Dockerd
-from instances import STATEMENT, WORKDIR, instance_image
+from instances import STATEMENT, WORKDIR
 from turnstile.envs.shell import ShellEnv
 from turnstile.errors import TaskError, VerifierError
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.container import ContainerSandboxes
 from turnstile.tasks.demonstration import call
-from turnstile.tasks.swe.formats.instance import Instance
+from turnstile.tasks.swe.formats.instance import Instance, as_task
 from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.probes import PROBES
 from turnstile.tasks.swe.problems.base import Problem, graded_patch
 from turnstile.tasks.swe.problems.copy import Change
-from turnstile.tasks.swe.problems.problems import Problems, as_task
+from turnstile.tasks.swe.problems.problems import Problems
 
 LIMITS = Limits(seconds=60.0)
 FIX = "sed -i 's/(len(values) + 1)/len(values)/' calc/__init__.py"
-
-
-@pytest.fixture(scope="session")
-def instance(engine: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Instance:
-    return instance_image(engine, tmp_path_factory.mktemp("instance"))
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ from typing import Any
 
 from turnstile.errors import TaskError
 from turnstile.lookup import resolve
-from turnstile.types import JSON
+from turnstile.types import JSON, Task
 
+INSTANCE = "swe_shell"
+"""The environment of tasks that hold an instance. Made tasks can be tried in it too."""
 PASSED = frozenset({"PASSED", "XFAIL"})
 """Statuses that count as passed: an expected failure does; XPASS is a strict matter of its suite and does not."""
 
@@ -87,6 +89,18 @@ class Instance:
             for test, status in self.wanted().items()
             if not all(_same(found, status) for found in _found(test, statuses, cut))
         ]
+
+
+def instance_of(task: Task) -> Instance:
+    """The instance that a task holds. Raises TaskError where it holds none."""
+    if task.env != INSTANCE:
+        raise TaskError(f"task {task.id}: env is {task.env!r}, the task of an instance has {INSTANCE!r}")
+    return Instance.from_json({"id": task.id, **task.data})
+
+
+def as_task(instance: Instance) -> Task:
+    """An instance as a task that `instance_of` reads back."""
+    return Task(id=instance.id, env=INSTANCE, data=instance.to_json())
 
 
 def _found(test: str, statuses: Mapping[str, str], cut: Mapping[str, list[str]]) -> list[str]:

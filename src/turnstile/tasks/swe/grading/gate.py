@@ -17,11 +17,12 @@ from turnstile.errors import InfrastructureError, TaskError
 from turnstile.sandboxes.base import Sandboxes
 from turnstile.tasks.base import dump_task
 from turnstile.tasks.swe.bug import ENV, Bug, package_of
+from turnstile.tasks.swe.formats.instance import instance_of
 from turnstile.tasks.swe.grading.grader import Grader, Verdict
 from turnstile.tasks.swe.grading.judge import judge, judge_files
 from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene
 from turnstile.tasks.swe.packages.source import Package
-from turnstile.tasks.swe.problems.problems import Problems, instance_of
+from turnstile.tasks.swe.problems.problems import Problems
 from turnstile.tasks.swe.problems.trial import try_problem
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task

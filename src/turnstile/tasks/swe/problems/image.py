@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from turnstile.errors import TaskError
+from turnstile.errors import ConfigError, TaskError
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Sandbox, Sandboxes
 from turnstile.tasks.swe.formats.instance import Instance
 from turnstile.tasks.swe.problems.copy import GIT_ENV
@@ -37,7 +37,10 @@ async def prepare(instance: Instance, sandboxes: Sandboxes) -> Prepared:
     Raises TaskError when the image lacks what is needed, or its history cannot be cut; and SandboxError.
     """
     source = Image(name=instance.image, root=TOP)
-    sandbox = await sandboxes.start(source)
+    try:
+        sandbox = await sandboxes.start(source)
+    except ConfigError as error:  # of this image alone; others may be there
+        raise TaskError(f"instance {instance.id}: {error}") from None
     try:
         git = await _check(instance, sandbox)
         if instance.bug_patch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,15 @@ class InstanceProblem:
     library; a file that the repair itself changes is always graded.
     """
 
-    def __init__(self, instance: Instance, sandboxes: Sandboxes, memo: Memo[Outcome], *, limits: Limits) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        sandboxes: Sandboxes,
+        *,
+        images: Memo[Prepared],
+        outcomes: Memo[Outcome],
+        limits: Limits,
+    ) -> None:
         if not instance.image:
             raise TaskError(f"instance {instance.id}: it names no image; set `image` in its data")
         self.id = instance.id
@@ -42,8 +49,8 @@ class InstanceProblem:
         self._restored = frozenset(touched(instance.test_patch))
         self._repaired = frozenset(touched(instance.patch)) - self._restored
         self.suspects = frozenset(path for path in self._repaired if not can_change_tests(path))
-        self._instance, self._sandboxes, self._memo, self._limits = instance, sandboxes, memo, limits
-        self._preparing: asyncio.Task[Prepared] | None = None
+        self._instance, self._sandboxes, self._limits = instance, sandboxes, limits
+        self._images, self._outcomes = images, outcomes
         self._known: dict[str, bytes | None] = {}  # contents at the beginning
         self._paths: frozenset[str] | None = None  # files and folders at the beginning
         self._folder = Path(str(instance.extra.get("folder", "")))  # of a Harbor task
@@ -55,7 +62,7 @@ class InstanceProblem:
         copy = await begin(
             await self._sandboxes.start(prepared.agent),
             self.id,
-            setup=self._instance.setup,
+            setup=f"unset PYTEST_DISABLE_PLUGIN_AUTOLOAD\n{self._instance.setup}",
             place=self._instance.workdir,
             git=prepared.git,
         )
@@ -83,7 +90,7 @@ class InstanceProblem:
         left_out = await self.ignored(change.files)
         code = {path: data for path, data in change.files.items() if path not in left_out}
         graded = Change(files=code, executable=change.executable & code.keys())
-        outcome, from_memo = await self._memo.get(self._key(graded, repeat), lambda: self._run(graded))
+        outcome, from_memo = await self._outcomes.get(self._key(graded, repeat), lambda: self._run(graded))
         return self._verdict(outcome, (*left_out, *change.lost), from_memo)
 
     async def gold(self) -> Change | None:
@@ -108,11 +115,9 @@ class InstanceProblem:
             await copy.close()
 
     async def _prepared(self) -> Prepared:
-        """Made when first asked for, once; a failure is not remembered."""
-        task = self._preparing
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._preparing = asyncio.create_task(prepare(self._instance, self._sandboxes))
-        return await asyncio.shield(task)
+        """Made when first asked for, once for all who try the instance."""
+        prepared, _ = await self._images.get(self._digest, lambda: prepare(self._instance, self._sandboxes))
+        return prepared
 
     def _is_left_out(self, path: str) -> bool:
         if path in self._repaired:

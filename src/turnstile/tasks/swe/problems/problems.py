@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from turnstile.errors import TaskError
 from turnstile.sandboxes.base import Limits
 from turnstile.tasks.swe.bug import ENV, Bug
-from turnstile.tasks.swe.formats.instance import Instance
+from turnstile.tasks.swe.formats.instance import INSTANCE, instance_of
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.memo import Memo
 from turnstile.tasks.swe.grading.suite import SUITE_LIMITS, Outcome
 from turnstile.tasks.swe.problems.base import Problem
+from turnstile.tasks.swe.problems.image import Prepared
 from turnstile.tasks.swe.problems.instance import InstanceProblem
 from turnstile.tasks.swe.problems.made import MadeProblem
 from turnstile.types import Task
 
-INSTANCE = "swe_shell"
-"""The environment of tasks that hold an instance; made ones, of `bug.ENV`, can be tried in it too."""
 REPOSITORY = (ENV, INSTANCE)
+"""The environments that tasks of repositories name."""
 _KEPT = 1024  # problems
 
 
@@ -29,7 +28,8 @@ class Problems:
     def __init__(self, grader: Grader, *, limits: Limits = SUITE_LIMITS, memo: int = 50_000) -> None:
         self.grader = grader
         self._limits = limits
-        self._memo: Memo[Outcome] = Memo(memo, passing=lambda outcome: outcome.waited_out)
+        self._outcomes: Memo[Outcome] = Memo(memo, passing=lambda outcome: outcome.waited_out)
+        self._images: Memo[Prepared] = Memo(memo, passing=lambda _: False)
         self._known: OrderedDict[str, tuple[Task, Problem]] = OrderedDict()
 
     async def of(self, task: Task) -> Problem:
@@ -41,7 +41,13 @@ class Problems:
         if task.env == ENV:
             problem: Problem = await MadeProblem.of(task.id, Bug.of(task), self.grader)
         else:
-            problem = InstanceProblem(instance_of(task), self.grader.bench.sandboxes, self._memo, limits=self._limits)
+            problem = InstanceProblem(
+                instance_of(task),
+                self.grader.bench.sandboxes,
+                images=self._images,
+                outcomes=self._outcomes,
+                limits=self._limits,
+            )
         self._known[task.id] = (task, problem)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
@@ -49,16 +55,5 @@ class Problems:
 
     async def close(self) -> None:
         """End the runs under way. Grader and sandboxes are their owners' to close."""
-        await self._memo.close()
-
-
-def instance_of(task: Task) -> Instance:
-    """The instance that a task holds. Raises TaskError where it holds none."""
-    if task.env != INSTANCE:
-        raise TaskError(f"task {task.id}: env is {task.env!r}, a repository task has one of {', '.join(REPOSITORY)}")
-    return Instance.from_json({**task.data, "id": task.data.get("id", task.id)})
-
-
-def as_task(instance: Instance) -> Task:
-    """An instance as a task that `instance_of` reads back."""
-    return Task(id=instance.id, env=INSTANCE, data=instance.to_json())
+        await self._outcomes.close()
+        await self._images.close()
