@@ -241,7 +241,10 @@ class ContainerSandbox:
         as nothing else could change but the scratch folder. Both are the provider's, and go with it."""
         try:
             if not self.container.spec.read_only:
-                return Image(name=await self.container.commit(), root=self.root)
+                name = await self.container.commit()
+                if self._carries:
+                    self._provider.carrying.add(name)
+                return Image(name=name, root=self.root)
             target = self._provider.home.new_snapshot()
             with target.open("wb") as file:
                 await self.export(file)
@@ -281,7 +284,8 @@ class ContainerSandboxes:
     its root and its scratch folder, kept in memory and counting as such; without, its own layer, which `limit_layer`
     asks the storage driver to bound. It runs as `user`, without capabilities and without a network but the one named;
     `ulimits` sets what a daemon cannot raise on its own (nofile, nproc). `python` is the image's interpreter; commands
-    can import the image's modules and those that `carry` names, copied from this Python. `limits` hold for commands
+    can import the image's modules and, where a folder was started from, those that `carry` names, copied from this
+    Python. `limits` hold for commands
     that bring none: a command's own memory limit counts where it is below the container's.
 
     At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
@@ -318,6 +322,7 @@ class ContainerSandboxes:
                 "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = ... }"
             )
         self._carried = pack_modules(carry) if carry else b""
+        self.carrying: set[str] = set()  # images of snapshots that hold what is carried
         self.daemon = Daemon(daemon, threads=starts + 2)
         self.home = Home(root)
         self.starts = starts
@@ -339,7 +344,9 @@ class ContainerSandboxes:
             ulimits=dict(ulimits or {}),
             limit_layer=limit_layer and not read_only,
         )
-        self._pool: Pool[Container] = Pool(lambda: self._launch(self.spec, WORK), warm=warm, most=most, starts=starts)
+        self._pool: Pool[Container] = Pool(
+            lambda: self._launch(self.spec, WORK, carry=bool(carry)), warm=warm, most=most, starts=starts
+        )
         self._open: set[ContainerSandbox] = set()
         self._going: set[asyncio.Task[None]] = set()
         self._starting: set[asyncio.Task[ContainerSandbox]] = set()
@@ -374,10 +381,11 @@ class ContainerSandboxes:
             await self.daemon.call(self.daemon.sweep)
         if isinstance(template, Image):
             spec = replace(self.spec, image=template.name, read_only=False, tmpfs=())
-            return self._opened(await self._pool.take(lambda: self._launch(spec, template.root)), template.root)
+            container = await self._pool.take(lambda: self._launch(spec, template.root))
+            return self._opened(container, template.root, carries=template.name in self.carrying)
         archive = await asyncio.to_thread(self._archive, template)
         with archive:
-            sandbox = self._opened(await self._pool.take(), WORK)
+            sandbox = self._opened(await self._pool.take(), WORK, carries=bool(self._carried))
             try:
                 await sandbox.unpack(archive)
             except BaseException:
@@ -413,8 +421,8 @@ class ContainerSandboxes:
         await container.end()
         self._pool.leave()
 
-    def _opened(self, container: Container, root: str) -> ContainerSandbox:
-        sandbox = ContainerSandbox(self, container, root=root, limits=self._limits, carries=bool(self._carried))
+    def _opened(self, container: Container, root: str, *, carries: bool) -> ContainerSandbox:
+        sandbox = ContainerSandbox(self, container, root=root, limits=self._limits, carries=carries)
         self._open.add(sandbox)
         return sandbox
 
@@ -423,7 +431,7 @@ class ContainerSandboxes:
             return template.open("rb")
         return pack_tree(as_folder(template))
 
-    async def _launch(self, spec: Spec, root: str) -> Container:
+    async def _launch(self, spec: Spec, root: str, *, carry: bool = False) -> Container:
         """A container whose runner has answered. Nothing is left of one whose start was cancelled or failed."""
         launching = asyncio.ensure_future(self.daemon.call(self.daemon.launch, spec))
         try:
@@ -436,9 +444,9 @@ class ContainerSandboxes:
             raise
         container = Container(self.daemon, identity, Channel(attached), spec)
         try:
-            folders = [WORK, CARRIED] if self._carried else [WORK]
+            folders = [WORK, CARRIED] if carry else [WORK]
             await container.ask({"op": "begin", "root": root, "make": folders}, seconds=BEGIN)
-            if self._carried:
+            if carry:
                 await container.ask({"op": "unpack", "root": CARRIED}, io.BytesIO(self._carried), seconds=FILES)
         except BaseException as error:
             await container.end()

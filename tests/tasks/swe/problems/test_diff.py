@@ -25,6 +25,8 @@ PAIRS: dict[str, tuple[bytes | None, bytes | None]] = {
     "same": (b"a\n", b"a\n"),
     "emptied": (b"a\n", b""),
     "filled": (b"", b"a\n"),
+    "new-empty": (None, b""),
+    "gone-empty": (b"", None),
 }
 
 
