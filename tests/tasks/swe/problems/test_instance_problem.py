@@ -14,7 +14,7 @@ from turnstile.errors import TaskError, VerifierError
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.container import ContainerSandboxes
 from turnstile.tasks.demonstration import call
-from turnstile.tasks.swe.formats.instance import Instance, as_task
+from turnstile.tasks.swe.formats.instance import Instance, as_task, reversed_patch
 from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.probes import PROBES
@@ -154,6 +154,41 @@ async def test_what_the_code_under_test_does_is_its_failure(problem: Problem) ->
     assert broken.problem == "the tests' process ended early with exit code 0"
     (verdict,) = [await problem.grade(await after(problem, "echo 'def (' >> calc/__init__.py"))]
     assert not verdict.resolved
+
+
+async def test_a_hang_is_a_failure_and_a_killed_run_none_of_anybodys(problems: Problems, instance: Instance) -> None:
+    brief = Problems(problems.grader, limits=Limits(seconds=4.0, cpu_seconds=60.0, processes=256))
+    problem = await brief.of(as_task(instance))
+    hung = await problem.grade(await after(problem, "echo 'while True: pass' >> calc/__init__.py"))
+    assert (hung.resolved, hung.waited_out) == (False, True)
+    assert str(hung.problem).startswith("timed out after ")
+    with pytest.raises(VerifierError, match="killed"):
+        await problem.grade(await after(problem, "echo 'import os; os.kill(os.getpid(), 9)' >> calc/__init__.py"))
+    await brief.close()
+
+
+async def test_a_bug_that_is_put_in_leaves_no_trace(problems: Problems, instance: Instance) -> None:
+    """As SWE-smith has it: the image holds the repair, and the commit that the agent sees the bug."""
+    bug = (
+        "--- a/calc/__init__.py\n+++ b/calc/__init__.py\n@@ -5,2 +5,2 @@\n"
+        " def biggest(values):\n-    return max(values)\n+    return min(values)\n"
+    )
+    test = "tests/test_calc.py::test_biggest"
+    made = replace(instance, id="smith", bug_patch=bug, patch=reversed_patch(bug), test_patch="",
+                   fail_to_pass=(test,), pass_to_pass=())  # fmt: skip
+    problem = await problems.of(as_task(made))
+    copy = await problem.open()
+    try:
+        _, said, _ = await copy.shell("git status --short; git show --stat | tail -n 1; git log -p | grep -c 'max('",
+                                      limits=LIMITS)  # fmt: skip
+        assert "max(" not in (await copy.sandbox.read("calc/__init__.py")).decode()
+    finally:
+        await copy.close()
+    assert said.splitlines()[-1] == "0"
+    gold = await problem.gold()
+    assert gold is not None
+    assert (await problem.grade(gold)).resolved
+    assert (await problem.grade(Change())).failed == (test,)
 
 
 async def test_the_gate_and_its_cheats(problems: Problems, instance: Instance, problem: Problem) -> None:
