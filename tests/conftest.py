@@ -10,9 +10,11 @@ from transformers import PreTrainedTokenizerBase
 
 from dockerd import IMAGE, ULIMITS, Dockerd, dockerd, why_not
 from helpers import byte_tokenizer, tiny_tokenizer
+from instances import instance_image
 from turnstile.models.load import load_tokenizer
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.container import ContainerSandboxes
+from turnstile.tasks.swe.formats.instance import Instance
 
 torch.set_num_threads(1)  # networks of tests are so small that threads would mostly wait for each other
 
@@ -42,6 +44,12 @@ def engine() -> Iterator[Dockerd]:
         pytest.skip(reason)
     with dockerd() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def instance(engine: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Instance:
+    """A repository with a past and a future, in an image of that engine."""
+    return instance_image(engine, tmp_path_factory.mktemp("instance"))
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import sysconfig
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import docker
 
@@ -144,10 +145,13 @@ def dockerd() -> Iterator[Dockerd]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_root(archive: Path, python: bool) -> None:
-    """A root file system as an archive: a few programs, this Python, and the libraries of both."""
-    files: dict[str, str] = {}  # path in the root -> path here
-    for program in PROGRAMS:
+def write_root(
+    archive: Path, python: bool, *, programs: Sequence[str] = (), more: Mapping[str, str | Path] = MappingProxyType({})
+) -> None:
+    """A root file system as an archive: a few programs and `programs`, this Python, the libraries of all, and `more`,
+    which are files here by their path in it."""
+    files: dict[str, str] = {path: str(here) for path, here in more.items()}  # path in the root -> path here
+    for program in (*PROGRAMS, *programs):
         found = shutil.which(program)
         assert found is not None, program
         files[f"/usr/bin/{program}"] = os.path.realpath(found)

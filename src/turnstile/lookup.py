@@ -16,6 +16,7 @@ from turnstile.errors import ConfigError
 KINDS: dict[str, dict[str, str]] = {
     "env": {
         "swe": "turnstile.envs.swe:SweEnv",
+        "swe_shell": "turnstile.envs.shell:ShellEnv",
         "guess": "turnstile.envs.guess:GuessEnv",
     },
     "sandbox": {
@@ -49,17 +50,20 @@ KINDS: dict[str, dict[str, str]] = {
     },
     "demonstrator": {
         "swe": "turnstile.tasks.swe.oracle:demonstrate",
+        "swe_shell": "turnstile.tasks.swe.shell_oracle:demonstrate",
         "guess": "turnstile.envs.guess:demonstrate",
     },
     "policy": {
         "swe_oracle": "turnstile.tasks.swe.oracle:oracle",
         "swe_random": "turnstile.tasks.swe.oracle:random_agent",
+        "swe_shell_oracle": "turnstile.tasks.swe.shell_oracle:oracle",
         "guess_oracle": "turnstile.envs.guess:oracle",
         "guess_random": "turnstile.envs.guess:random_agent",
     },
     "log_parser": {
         "pytest": "turnstile.tasks.swe.formats.logs:pytest_log",
         "unittest": "turnstile.tasks.swe.formats.logs:unittest_log",
+        "r2e-gym": "turnstile.tasks.swe.formats.r2egym:log",
     },
     "compose": {
         "gated": "turnstile.rewards.compose:gated",

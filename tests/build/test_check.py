@@ -1,19 +1,39 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from turnstile.build.check import refuse_failed
+from dockerd import ULIMITS, Dockerd
+from turnstile.build.check import check_tasks, containers_of, refuse_failed
 from turnstile.build.train import train
-from turnstile.config import Recipe, make_recipe
+from turnstile.config import Kind, Recipe, make_recipe
 from turnstile.errors import TaskError
 from turnstile.tasks.base import write_tasks
+from turnstile.tasks.swe.formats.instance import Instance, as_task
 from turnstile.tasks.swe.grading.findings import Ask, CheckedTask
 from turnstile.tasks.swe.grading.notes import Notes
 from turnstile.types import Task
 
 GOOD, BAD = Task(id="good", env="swe", data={"n": 1}), Task(id="bad", env="swe", data={"n": 2})
+
+
+def test_instances_are_checked_in_containers(engine: Dockerd, instance: Instance) -> None:
+    where = Kind.model_validate(
+        {**containers_of(as_task(instance)).model_dump(), "daemon": engine.address, "ulimits": ULIMITS}
+    )
+    good, bad = (
+        as_task(instance),
+        as_task(replace(instance, id="bad", patch="", fail_to_pass=("tests/none.py::test_a",))),
+    )
+    gone = as_task(replace(instance, id="gone", image="turnstile-no-such-image"))
+    found = check_tasks([good, bad, gone], containers=where, repeats=1, probed=0)
+    assert [(one.task.id, one.gold, one.empty) for one in found[:2]] == [(good.id, (1,), (0,)), ("bad", (), (0,))]
+    assert [one.why for one in found[:2]] == [None, None]
+    assert "instance gone: " in str(found[2].why)
+    assert "docker pull" in str(found[2].why)
+    assert engine.containers() == []
 
 
 @pytest.fixture

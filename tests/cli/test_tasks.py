@@ -184,11 +184,11 @@ def test_instances_are_imported_and_exported(cli: Cli, tmp_path: Path, bug: Task
     row = {"instance_id": "a__b-1", "repo": "a/b", "base_commit": "c" * 40, "patch": "diff", "test_patch": "",
            "problem_statement": "It breaks.", "FAIL_TO_PASS": ["t.py::test_a"], "PASS_TO_PASS": []}  # fmt: skip
     (tmp_path / "rows.json").write_text(json.dumps([row]))
-    assert cli("tasks", "import", "rows.json", "--out", "in/one.jsonl").out == "in/one.jsonl: 1 instances\n"
+    assert cli("tasks", "import", "rows.json", "--out", "in/one.jsonl").out == "in/one.jsonl: 1 tasks\n"
     assert cli("tasks", "export", "in/one.jsonl", "harbor").out == "harbor: 1 task folders\n"
     assert (tmp_path / "harbor" / "a__b-1" / "instruction.md").read_text() == "It breaks.\n"
     write_tasks(tmp_path / "t.jsonl", [bug])
     assert "give one with --image" in cli("tasks", "export", "t.jsonl", "made").error
     assert cli("tasks", "export", "t.jsonl", "made", "--image", "x:1").code == 0
-    assert cli("tasks", "import", "made", "--out", "made.jsonl").out == "made.jsonl: 1 instances\n"
+    assert cli("tasks", "import", "made", "--out", "made.jsonl").out == "made.jsonl: 1 tasks\n"
     assert "no such file or folder" in cli("tasks", "export", "none.jsonl", "made").error

@@ -6,20 +6,25 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
+from turnstile.build.kinds import bind, takes
 from turnstile.build.parts import make_world
 from turnstile.config import Kind, Recipe
 from turnstile.envs.base import Env
 from turnstile.errors import TaskError
 from turnstile.tasks.swe.bug import ENV
+from turnstile.tasks.swe.formats.instance import instance_of
 from turnstile.tasks.swe.grading.cases import BugCases
 from turnstile.tasks.swe.grading.findings import CheckedTask
 from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.notes import Notes, failed_before
 from turnstile.tasks.swe.oracle import random_agent
+from turnstile.tasks.swe.problems.cases import ProblemCases
+from turnstile.tasks.swe.problems.problems import REPOSITORY, Problems
 from turnstile.types import Task
 
 TURNS = 8  # of the random agent
+LOCAL = Kind(kind="local")
 
 
 def check_tasks(
@@ -27,45 +32,61 @@ def check_tasks(
     *,
     repeats: int = 2,
     probed: int | None = 2,
-    sandbox: str = "local",
+    sandbox: Kind = LOCAL,
+    containers: Kind | None = None,
     workers: int = 2,
     again: bool = False,
     done: Callable[[CheckedTask], None] = lambda checked: None,
 ) -> list[CheckedTask]:
-    """Checks the repository tasks among `tasks` (see `tasks.swe.grading.gate.check`) in sandboxes of the kind named.
+    """Checks the repository tasks among `tasks` (see `tasks.swe.grading.gate.check`): made ones in `sandbox`,
+    instances in `containers` (default: as root, each in its own image).
 
     What was found before is not looked for again, unless `again`. Raises TaskError when there is none, and
     ConfigError for an unknown kind of sandbox.
     """
-    mine = [task for task in tasks if task.env == ENV]
-    if not mine:
-        raise TaskError(f"there is no repository task to check: no task has env = {ENV!r}")
-    notes = Notes(sandbox, known=not again)
-    return asyncio.run(_check(mine, repeats, probed, sandbox, workers, notes, done))
+    found: list[CheckedTask] = []
+    for env in REPOSITORY:
+        mine = [task for task in tasks if task.env == env]
+        if mine:
+            where = sandbox if env == ENV else containers or containers_of(mine[0])
+            notes = Notes(where.kind, known=not again)
+            found += asyncio.run(_check(mine, repeats, probed, where, workers, notes, done))
+    if not found:
+        raise TaskError(f"there is no repository task to check: env is none of {', '.join(REPOSITORY)}")
+    return found
+
+
+def containers_of(task: Task) -> Kind:
+    """Containers for an instance and others like it: as root, who owns the files of images."""
+    return Kind.model_validate({"kind": "container", "image": instance_of(task).image, "user": "0:0", "warm": 0})
 
 
 async def _check(
     tasks: Sequence[Task],
     repeats: int,
     probed: int | None,
-    sandbox: str,
+    sandbox: Kind,
     workers: int,
     notes: Notes,
     done: Callable[[CheckedTask], None],
 ) -> list[CheckedTask]:
-    world = make_world(Recipe(env=Kind(kind=ENV), sandbox=Kind.model_validate({"kind": sandbox, "workers": workers})))
+    if takes(bind("sandbox", sandbox), "workers") and "workers" not in sandbox.knobs:
+        sandbox = Kind.model_validate({**sandbox.model_dump(), "workers": workers})
+    world = make_world(Recipe(env=Kind(kind=ENV), sandbox=sandbox))
     try:
         (grader,) = (part for part in world.shared if isinstance(part, Grader))
+        (problems,) = (part for part in world.shared if isinstance(part, Problems))
 
         async def play(task: Task) -> bool:
             return await play_randomly(world.make_env(), task)
 
+        made = tasks[0].env == ENV
         return await check(
             tasks,
-            BugCases(grader=grader),
+            BugCases(grader=grader) if made else ProblemCases(problems=problems),
             repeats=repeats,
             probed=probed,
-            play=play,
+            play=play if made else None,
             workers=workers,
             notes=notes,
             done=done,

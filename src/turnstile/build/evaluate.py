@@ -25,6 +25,7 @@ from turnstile.build.session import counter
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
 from turnstile.evaluation.metrics import EpisodeResult, from_group
+from turnstile.evaluation.predictions import write_predictions
 from turnstile.lookup import nearest
 from turnstile.models.load import load_tokenizer
 from turnstile.rollout.record import Recorder, label_of
@@ -41,6 +42,7 @@ def evaluate(
     policy: str = MODEL,
     samples: int | None = None,
     limit: int | None = None,
+    predictions: str | Path | None = None,
 ) -> dict[str, list[EpisodeResult]]:
     """Plays the recipe's held-out tasks and returns the results by name.
 
@@ -49,15 +51,22 @@ def evaluate(
     the name in the results and in place of those of an earlier call; what the run evaluated itself under that name
     stays, and `.again` is added to the name. `samples` episodes are played of each of at most `limit` tasks
     (default: as the recipe says); a policy plays each once. The random numbers are those of the run's own
-    evaluations: they depend on the recipe's seed, the task and the sample, not on what is evaluated.
+    evaluations: they depend on the recipe's seed, the task and the sample, not on what is evaluated. What was handed in
+    goes into `predictions`, a file in SWE-bench's form, where one is named.
     """
     if policy != MODEL and (model is not None or samples not in (None, 1)):
         raise ConfigError(f"policy {policy!r} is no model and plays each task once; leave out the model and samples")
-    return asyncio.run(_evaluate(recipe, run, model, policy, samples or recipe.eval.samples, limit))
+    return asyncio.run(_evaluate(recipe, run, model, policy, samples or recipe.eval.samples, limit, predictions))
 
 
 async def _evaluate(
-    recipe: Recipe, run: Path | None, model: str | None, policy: str, samples: int, limit: int | None
+    recipe: Recipe,
+    run: Path | None,
+    model: str | None,
+    policy: str,
+    samples: int,
+    limit: int | None,
+    predictions: str | Path | None,
 ) -> dict[str, list[EpisodeResult]]:
     check_policies(recipe)
     tasks = read_tasks(recipe, "heldout", limit or recipe.eval.tasks)
@@ -81,6 +90,8 @@ async def _evaluate(
             for group, own in zip(groups, scores, strict=True):
                 recorder.write(step, "eval", group, own, label=label_of(name))
             recorder.sync()
+    if predictions is not None:
+        write_predictions(predictions, name, groups)
     return {name: [result for group, own in zip(groups, scores, strict=True) for result in from_group(group, own)]}
 
 

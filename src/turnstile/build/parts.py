@@ -54,22 +54,25 @@ class World:
 
 
 def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
-    """The environment of a recipe, or `env` in its place. One that names a parameter `sandboxes` or `grader` is
-    given the run's."""
+    """The environment of a recipe, or `env` in its place. One that names a parameter `sandboxes`, `grader` or
+    `problems` is given the run's."""
     maker = functools.partial(env, **recipe.env.knobs) if env is not None else bind("env", recipe.env, given=SHARED)
     if not any(takes(maker, name) for name in SHARED):
         return World(make_env=maker)
-    sandboxes = make_sandboxes(recipe.sandbox, run=recipe.name, grading=takes(maker, "grader"))
+    grades = takes(maker, "grader") or takes(maker, "problems")
+    sandboxes = make_sandboxes(recipe.sandbox, run=recipe.name, grading=grades)
     shared: dict[str, Any] = {"sandboxes": sandboxes}
-    if takes(maker, "grader"):
+    if grades:
         from turnstile.tasks.swe.grading.grader import Grader  # what repository tasks need is loaded for them alone
+        from turnstile.tasks.swe.problems.problems import Problems
 
         shared["grader"] = Grader(sandboxes)
+        shared["problems"] = Problems(shared["grader"])
     given = {name: value for name, value in shared.items() if takes(maker, name)}
     return World(make_env=functools.partial(maker, **given), shared=tuple(shared.values()))
 
 
-SHARED = ("sandboxes", "grader")
+SHARED = ("sandboxes", "grader", "problems")
 
 
 def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:

@@ -12,15 +12,17 @@ from rich.text import Text
 
 from turnstile.build.check import check_tasks
 from turnstile.cli.bars import bars
+from turnstile.cli.sandbox import section_of
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.bug import ENV
 from turnstile.tasks.swe.grading.findings import CheckedTask
+from turnstile.tasks.swe.problems.problems import REPOSITORY
 
 _SHOWN = 20  # failing tasks that are named
 
 
 @click.command()
 @click.argument("file")
+@click.argument("knobs", nargs=-1, metavar="[KNOB=VALUE]...")
 @click.option("--repeats", default=2, show_default=True, type=click.IntRange(min=1), help="Gradings of each task.")
 @click.option(
     "--probes",
@@ -32,11 +34,12 @@ _SHOWN = 20  # failing tasks that are named
 )
 @click.option("--all-probes", is_flag=True, help="Try cheats and the random agent on every task.")
 @click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the tasks that passed here.")
-@click.option("--sandbox", default="local", show_default=True, help="The kind of sandbox to grade in.")
+@click.option("--sandbox", default="local", show_default=True, help="The kind of sandbox to grade made tasks in.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
 @click.option("--again", is_flag=True, help="Check also what an earlier check has found out.")
 def check(
     file: str,
+    knobs: tuple[str, ...],
     repeats: int,
     probed: int,
     all_probes: bool,
@@ -50,12 +53,13 @@ def check(
     The repair must score 1 and no change 0, each time; a random agent plays; and cheats must score 0: edited tests, a
     conftest file, a patched runner, a report written early, and others. What is found is noted task by task: killed
     and started again, it goes on where it stopped, and turnstile train refuses tasks that failed. The exit code is 1
-    when a task failed or could not be checked.
+    when a task failed or could not be checked. Knobs are those of --sandbox, as in: --sandbox container
+    image=python:3.12; instances are tried in containers of their own images.
     """
     found = load_tasks(file)
     console = Console(highlight=False)
     with bars(console) as shown:
-        bar = shown.add_task("checking", total=sum(task.env == ENV for task in found))
+        bar = shown.add_task("checking", total=sum(task.env in REPOSITORY for task in found))
         remembered = 0
 
         def done(one: CheckedTask) -> None:
@@ -70,7 +74,7 @@ def check(
             found,
             repeats=repeats,
             probed=None if all_probes else probed,
-            sandbox=sandbox,
+            sandbox=section_of(sandbox, knobs),
             workers=workers,
             again=again,
             done=done,

@@ -24,9 +24,18 @@ from turnstile.rollout.record import label_of
     "--policy", default="model", show_default=True, help="Or a baseline that the recipe names in eval.policies."
 )
 @click.option("--samples", type=click.IntRange(min=1), help="Episodes for each task; default: the recipe's.")
+@click.option(
+    "--predictions", type=click.Path(dir_okay=False), help="Write what was handed in here, as SWE-bench reads it."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Only so many of the held-out tasks.")
 def evaluate(
-    target: str, overrides: tuple[str, ...], model: str | None, policy: str, samples: int | None, limit: int | None
+    target: str,
+    overrides: tuple[str, ...],
+    model: str | None,
+    policy: str,
+    samples: int | None,
+    predictions: str | None,
+    limit: int | None,
 ) -> None:
     """Plays the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/).
 
@@ -35,7 +44,9 @@ def evaluate(
     """
     run = None if Path(target).is_file() or target.endswith(".toml") else find_run(target)
     recipe = load_recipe(target, overrides) if run is None else read_recipe(run, overrides)
-    results = evaluate_policy(recipe, run=run, model=model, policy=policy, samples=samples, limit=limit)
+    results = evaluate_policy(
+        recipe, run=run, model=model, policy=policy, samples=samples, limit=limit, predictions=predictions
+    )
     print_results(results)
     if run is not None:
         label = label_of(next(iter(results)))

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from turnstile.errors import TaskError
-from turnstile.tasks.base import load_tasks
+from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe.bug import ENV, Bug, package_of
 from turnstile.tasks.swe.formats.harbor import write_folder
-from turnstile.tasks.swe.formats.instance import Instance
+from turnstile.tasks.swe.formats.instance import Instance, as_task, instance_of
 from turnstile.tasks.swe.formats.made import as_instance
 from turnstile.tasks.swe.formats.rows import FORMATS, read_instances
+from turnstile.tasks.swe.problems.problems import REPOSITORY
 
 
 @click.command("import")
@@ -24,16 +25,14 @@ from turnstile.tasks.swe.formats.rows import FORMATS, read_instances
 )
 @click.option("--split", default="", help="Of a data set of several files, those of this split.")
 def import_instances(source: str, out: Path, kind: str, split: str) -> None:
-    """Reads the instances of a data set and writes them as JSON lines, all of one form.
+    """Reads the instances of a data set and writes them as a task file, for tasks.train and tasks.heldout of a recipe
+    with env.kind = "swe_shell".
 
     SOURCE is a JSON, JSON lines or Parquet file, a Harbor task folder or a folder of such, or OWNER/NAME of a data set
     on the hub.
     """
     found = read_instances(source, kind, split=split)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in found)
-    out.write_text("".join(lines), encoding="utf-8", newline="\n")
-    click.echo(f"{out}: {len(found)} instances")
+    click.echo(f"{out}: {write_tasks(out, map(as_task, found))} tasks")
 
 
 @click.command("export")
@@ -65,9 +64,14 @@ def _holds_tasks(file: str) -> bool:
 def _instances(file: str, image: str, workdir: str) -> list[Instance]:
     if not _holds_tasks(file):
         return read_instances(file)
-    made = [task for task in load_tasks(file) if task.env == ENV]
-    if not made:
+    tasks = [task for task in load_tasks(file) if task.env in REPOSITORY]
+    if not tasks:
         raise TaskError(f"{file}: it holds no repository task")
-    if not image:
-        raise TaskError(f"{file}: these tasks name no container image; give one with --image")
-    return [as_instance(task.id, Bug.of(task), package_of(task), image=image, workdir=workdir) for task in made]
+    if not image and any(task.env == ENV for task in tasks):
+        raise TaskError(f"{file}: tasks that were made name no container image; give one with --image")
+    return [
+        as_instance(task.id, Bug.of(task), package_of(task), image=image, workdir=workdir)
+        if task.env == ENV
+        else instance_of(task)
+        for task in tasks
+    ]

@@ -6,10 +6,10 @@ import asyncio
 import difflib
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from turnstile.envs.base import Start, Step
 from turnstile.envs.swe_code import Code, EditError
+from turnstile.envs.turns import Done, done, failed, merged, signals
 from turnstile.tasks.swe.bug import Bug, package_of
 from turnstile.tasks.swe.grading.grader import Grader, Verdict
 from turnstile.tasks.swe.grading.judge import judge
@@ -37,14 +37,6 @@ TOOLS = (
              schema=_NOTHING),
     ToolSpec(name="submit", description="Hand in the code as it is now and end.", schema=_NOTHING),
 )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Done:
-    """What one command answers, and the signals of it."""
-
-    say: str
-    signals: Mapping[str, JSON]
 
 
 class SweEnv:
@@ -80,17 +72,17 @@ class SweEnv:
         """Carries out the message's calls in order, up to and with a submit."""
         if not message.tool_calls:
             said = self._cut(f"no command; use {_names()}")
-            return Step(messages=(Message(role="user", content=said),), signals=_signals("", False, "unreadable"))
+            return Step(messages=(Message(role="user", content=said),), signals=signals("", False, "unreadable"))
         answers: list[Message] = []
-        signals: dict[str, JSON] = {}
+        found: dict[str, JSON] = {}
         for call in message.tool_calls:
-            done = await self._call(call)
-            signals = _merged(signals, done.signals)
-            if done.say:
-                answers.append(Message(role="tool", content=done.say, tool_call_id=call.id))
+            answer = await self._call(call)
+            found = merged(found, answer.signals)
+            if answer.say:
+                answers.append(Message(role="tool", content=answer.say, tool_call_id=call.id))
             if self._submitted:
                 break
-        return Step(messages=tuple(answers), signals=signals, terminated=self._submitted, submitted=self._submitted)
+        return Step(messages=tuple(answers), signals=found, terminated=self._submitted, submitted=self._submitted)
 
     async def measure(self) -> Mapping[str, JSON]:
         """Grades the working copy. A copy that was not changed fails by what the task is, and is not run."""
@@ -127,11 +119,11 @@ class SweEnv:
         test = bug.f2p[0].rpartition("::")[2].partition("[")[0]
         return f"{test} fails: {self._cut(bug.message)}\nThe bug is in {bug.function} of {bug.file}."
 
-    async def _call(self, call: ToolCall) -> _Done:
+    async def _call(self, call: ToolCall) -> Done:
         match call.name:
             case "view":
                 self._viewed = True
-                return _done("view", self._code.view(), looked_at_failing_code=True)
+                return done("view", self._code.view(), looked_at_failing_code=True)
             case "fix":
                 return self._fix(call.arguments.get("old"), call.arguments.get("new"))
             case "undo":
@@ -140,39 +132,39 @@ class SweEnv:
                 return await self._run()
             case "submit":
                 self._submitted = True
-                return _done("submit", "")
+                return done("submit", "")
             case name:
-                return _failed(name, self._cut(f"no command {name}; use {_names()}"), "unknown command")
+                return failed(name, self._cut(f"no command {name}; use {_names()}"), "unknown command")
 
-    def _fix(self, old: JSON, new: JSON) -> _Done:
+    def _fix(self, old: JSON, new: JSON) -> Done:
         if not isinstance(old, str) or not isinstance(new, str):
-            return _failed("fix", "fix needs old and new as text", "bad arguments")
+            return failed("fix", "fix needs old and new as text", "bad arguments")
         try:
             edited = self._code.replaced(old, new)
         except EditError as error:
             reason = str(error)
-            return _failed("fix", self._cut(reason), reason.partition(":")[0].partition(";")[0].partition(",")[0])
+            return failed("fix", self._cut(reason), reason.partition(":")[0].partition(";")[0].partition(",")[0])
         self._undo.append(self._code)
         self._code = edited
         line = edited.line_with(new.partition("\n")[0]) if new else ""
-        return _done("fix", self._cut(f"ok: {line}" if line else "ok"), modified=True)
+        return done("fix", self._cut(f"ok: {line}" if line else "ok"), modified=True)
 
-    def _take_back(self) -> _Done:
+    def _take_back(self) -> Done:
         if not self._undo:
-            return _failed("undo", "nothing to undo", "nothing to undo")
+            return failed("undo", "nothing to undo", "nothing to undo")
         self._code = self._undo.pop()
-        return _done("undo", "undone")
+        return done("undo", "undone")
 
-    async def _run(self) -> _Done:
+    async def _run(self) -> Done:
         verdict = await self._grade()
         tests = (*self._bug.f2p, *self._bug.p2p)
-        failed = len(tests) - verdict.fail_to_pass_passed - verdict.pass_to_pass_passed
+        bad = len(tests) - verdict.fail_to_pass_passed - verdict.pass_to_pass_passed
         if verdict.resolved:
             said = f"all {len(tests)} tests pass"
         else:
             first = next((verdict.messages[test] for test in tests if test in verdict.messages), "")
-            said = f"{failed} of {len(tests)} tests fail: {verdict.problem or first}"
-        return _done("run", self._cut(said), ran_tests=True, tests_passed=verdict.resolved)
+            said = f"{bad} of {len(tests)} tests fail: {verdict.problem or first}"
+        return done("run", self._cut(said), ran_tests=True, tests_passed=verdict.resolved)
 
     async def _grade(self) -> Verdict:
         """The named tests on a fresh copy of the package with the working copy's file in it."""
@@ -185,41 +177,3 @@ class SweEnv:
 
 def _names() -> str:
     return ", ".join(tool.name for tool in TOOLS)
-
-
-def _signals(command: str, succeeded: bool, reason: str = "", **found: JSON) -> Mapping[str, JSON]:
-    return {
-        "parsed": bool(command),
-        "command": command,
-        "succeeded": succeeded,
-        "reason": reason,
-        "looked_at_failing_code": False,
-        "ran_tests": False,
-        "tests_passed": None,
-        "modified": False,
-        **found,
-    }
-
-
-def _done(command: str, say: str, **found: JSON) -> _Done:
-    return _Done(say=say, signals=_signals(command, True, **found))
-
-
-def _failed(command: str, say: str, reason: str) -> _Done:
-    return _Done(say=say, signals=_signals(command, False, reason))
-
-
-def _merged(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The signals of a turn of several calls: all must succeed, anything seen or done counts, the last test
-    run and the first reason stand."""
-    if not one:
-        return dict(other)
-    result = {name: bool(one[name] or other[name]) for name in ("looked_at_failing_code", "ran_tests", "modified")}
-    return {
-        **one,
-        **result,
-        "command": f"{one['command']}+{other['command']}",
-        "succeeded": one["succeeded"] and other["succeeded"],
-        "reason": one["reason"] or other["reason"],
-        "tests_passed": one["tests_passed"] if other["tests_passed"] is None else other["tests_passed"],
-    }

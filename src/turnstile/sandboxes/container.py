@@ -249,7 +249,10 @@ class ContainerSandbox:
         as nothing else could change but the scratch folder. Both are the provider's, and go with it."""
         try:
             if not self.container.spec.read_only:
-                return Image(name=await self.container.commit(), root=self.root)
+                name = await self.container.commit()
+                if self._carries:
+                    self._provider.carrying.add(name)
+                return Image(name=name, root=self.root)
             target = self._provider.home.new_snapshot()
             with target.open("wb") as file:
                 await self.export(file)
@@ -292,8 +295,9 @@ class ContainerSandboxes:
     its root and its scratch folder, kept in memory and counting as such; without, its own layer, which `limit_layer`
     asks the storage driver to bound. It runs as `user`, without capabilities and without a network but the one named;
     `ulimits` sets what a daemon cannot raise on its own (nofile, nproc). `python` is the image's interpreter; commands
-    can import the image's modules and those that `carry` names, copied from this Python. `readable` folders of this
-    machine can be read at the same place inside, where the engine is one of this machine. `limits` hold for commands
+    can import the image's modules and, where a folder was started from, those that `carry` names, copied from this
+    Python. `readable` folders of this machine can be read at the same place inside, where the engine is one of this
+    machine. `limits` hold for commands
     that bring none: a command's own memory limit counts where it is below the container's.
 
     At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
@@ -334,6 +338,7 @@ class ContainerSandboxes:
                 "dockerfile = PATH, or rootfs = FOLDER_OR_TAR"
             )
         self._carried = pack_modules(carry) if carry else b""
+        self.carrying: set[str] = set()  # images of snapshots that hold what is carried
         self.daemon = Daemon(daemon, threads=starts + 2)
         self.images = Images(self.daemon)
         try:
@@ -366,7 +371,9 @@ class ContainerSandboxes:
             ulimits=dict(ulimits or {}),
             limit_layer=limit_layer and not read_only,
         )
-        self._pool: Pool[Container] = Pool(lambda: self._launch(self.spec, WORK), warm=warm, most=most, starts=starts)
+        self._pool: Pool[Container] = Pool(
+            lambda: self._launch(self.spec, WORK, carry=bool(carry)), warm=warm, most=most, starts=starts
+        )
         self._open: set[ContainerSandbox] = set()
         self._going: set[asyncio.Task[None]] = set()
         self._starting: set[asyncio.Task[ContainerSandbox]] = set()
@@ -402,10 +409,12 @@ class ContainerSandboxes:
         if isinstance(template, Image):
             await self.daemon.call(self.images.pull, template.name)
             spec = replace(self.spec, image=template.name, read_only=False, tmpfs=())
-            return self._opened(await self._pool.take(lambda: self._launch(spec, template.root)), template.root)
+            carries = template.name in self.carrying
+            container = await self._pool.take(lambda: self._launch(spec, template.root, carry=carries))
+            return self._opened(container, template.root, carries=carries)
         archive = await asyncio.to_thread(self._archive, template)
         with archive:
-            sandbox = self._opened(await self._pool.take(), WORK)
+            sandbox = self._opened(await self._pool.take(), WORK, carries=bool(self._carried))
             try:
                 await sandbox.unpack(archive)
             except BaseException:
@@ -441,8 +450,8 @@ class ContainerSandboxes:
         await container.end()
         self._pool.leave()
 
-    def _opened(self, container: Container, root: str) -> ContainerSandbox:
-        sandbox = ContainerSandbox(self, container, root=root, limits=self._limits, carries=bool(self._carried))
+    def _opened(self, container: Container, root: str, *, carries: bool) -> ContainerSandbox:
+        sandbox = ContainerSandbox(self, container, root=root, limits=self._limits, carries=carries)
         self._open.add(sandbox)
         return sandbox
 
@@ -451,7 +460,7 @@ class ContainerSandboxes:
             return template.open("rb")
         return pack_tree(as_folder(template))
 
-    async def _launch(self, spec: Spec, root: str) -> Container:
+    async def _launch(self, spec: Spec, root: str, *, carry: bool = False) -> Container:
         """A container whose runner has answered. Nothing is left of one whose start was cancelled or failed."""
         launching = asyncio.ensure_future(self.daemon.call(self.daemon.launch, spec))
         try:
@@ -464,10 +473,9 @@ class ContainerSandboxes:
             raise
         container = Container(self.daemon, identity, Channel(attached), spec)
         try:
-            carried = [CARRIED] if self._carried else []
-            folders = {"make": [WORK, *carried], "empty": carried}
+            folders = {"make": [WORK, CARRIED], "empty": [CARRIED]} if carry else {"make": [WORK], "empty": []}
             await container.ask({"op": "begin", "root": root, **folders}, seconds=BEGIN)
-            if carried:
+            if carry:
                 await container.ask({"op": "unpack", "root": CARRIED}, io.BytesIO(self._carried), seconds=FILES)
         except BaseException as error:
             await container.end()

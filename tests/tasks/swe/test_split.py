@@ -4,6 +4,7 @@ import pytest
 
 from turnstile.errors import TaskError
 from turnstile.tasks.swe.bug import Bug
+from turnstile.tasks.swe.formats.instance import Instance, as_task
 from turnstile.tasks.swe.split import by_function, by_package, mixed
 from turnstile.types import Task
 
@@ -18,6 +19,15 @@ def task(package: str, function: str, number: int) -> Task:
 
 
 TASKS = [task(package, f"f{name}", number) for package in "abcdefgh" for name in range(25) for number in range(2)]
+
+
+def test_instances_are_split_by_themselves_or_by_repository() -> None:
+    made = [as_task(Instance(id=f"{repo}-{number}", problem="", repo=repo)) for repo in "abcd" for number in range(20)]
+    train, held_out = by_function(made, 0.5)
+    assert {item.id[0] for item in train} == {item.id[0] for item in held_out} == set("abcd")
+    train, held_out = by_package(made, ["b"])
+    assert {item.id[0] for item in held_out} == {"b"}
+    assert {item.id[0] for item in train} == set("acd")
 
 
 def functions(tasks: list[Task]) -> set[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from turnstile.errors import TaskError
@@ -47,9 +47,10 @@ def can_change_tests(path: str) -> bool:
     )
 
 
-def hides_a_library(path: str, tree: Path, import_path: Iterable[str]) -> bool:
+def hides_a_library(path: str, exists: Callable[[str], bool], import_path: Iterable[str]) -> bool:
     """Whether a new file at `path` would be imported in place of the standard library, of what runs the tests,
-    or of a dependency. `import_path` is the tests' PYTHONPATH: folders of the tree, and absolute ones of dependencies.
+    or of a dependency. `exists` says whether the tree as it was has a path; `import_path` is the tests' PYTHONPATH:
+    folders of the tree, and absolute ones of dependencies.
     """
     places = [os.path.normpath(place) for place in import_path]
     libraries = {entry.name.removesuffix(".py") for place in places if os.path.isabs(place)
@@ -59,7 +60,7 @@ def hides_a_library(path: str, tree: Path, import_path: Iterable[str]) -> bool:
         name = inside[0].partition(".")[0]
         if not name or not (name in sys.stdlib_module_names or name in RUNNER or name in libraries):
             continue
-        if not (tree / root / name).is_dir() and not (tree / root / f"{name}.py").is_file():
+        if not exists(os.path.normpath(f"{root}/{name}")) and not exists(os.path.normpath(f"{root}/{name}.py")):
             return True
     return False
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from turnstile.errors import TaskError
+from turnstile.sandboxes.base import Sandbox
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.base import write_tasks
 from turnstile.tasks.swe.bug import Bug, package_of
@@ -59,13 +60,23 @@ async def wins(probe: Probe, task: Task, grader: Grader) -> tuple[str, ...]:
     return found.wins
 
 
-async def honest(scene: Scene) -> Files:
-    return {scene.bug.file: scene.bug.pristine_text(scene.package).encode()}
+def scene_of(sandbox: Sandbox, task: Task, text: str) -> Scene:
+    bug = Bug.of(task)
+    return Scene(sandbox=sandbox, file=bug.file, text=text, tests=(*bug.f2p, *bug.p2p))
+
+
+def honest(task: Task) -> Probe:
+    bug = Bug.of(task)
+
+    async def probe(scene: Scene) -> Files:
+        return {scene.file: bug.pristine_text(package_of(bug)).encode()}
+
+    return probe
 
 
 async def test_what_repairs_wins(task: Task, grader: Grader) -> None:
     """The control for the tests below: the way from a probe's files to a score of 1 is open."""
-    assert await wins(honest, task, grader) == ("it",)
+    assert await wins(honest(task), task, grader) == ("it",)
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -89,7 +100,7 @@ async def test_such_cheats_do_win_where_nobody_looks(name: str, task: Task, sand
     sandbox = await sandboxes.start(package.tree)
     try:
         text = bug.bugged_text(package)
-        scene = Scene(sandbox=sandbox, bug=bug, package=package, text=text)
+        scene = scene_of(sandbox, task, text)
         codes = []
         for files in ({bug.file: text.encode()}, await PROBES[name](scene)):
             for path, data in files.items():
@@ -113,7 +124,7 @@ async def test_history_is_found_where_there_is_some(task: Task, grader: Grader, 
         for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "later"]):
             assert (await sandbox.exec([*git, *arguments])).exit_code == 0
         await sandbox.write(bug.file, buggy.encode())
-        files = await read_history(Scene(sandbox=sandbox, bug=bug, package=package, text=buggy))
+        files = await read_history(scene_of(sandbox, task, buggy))
     finally:
         await sandbox.close()
     assert files == {bug.file: bug.pristine_text(package).encode()}
@@ -168,7 +179,7 @@ async def test_probes_and_the_random_agent_are_tried_on_some(reference: Any, tas
         return len(played) == 1
 
     tasks = reference.made.tasks[:4]
-    cases = BugCases(grader=grader, probes={"it": honest})
+    cases = BugCases(grader=grader, probes={"it": honest(tasks[0])})
     found = await check(tasks, cases, repeats=2, probed=2, play=play)
     assert [one.task for one in found] == list(tasks)
     assert sorted(played) == sorted(one.task.id for one in found if one.tried)

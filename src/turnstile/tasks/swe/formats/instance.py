@@ -10,8 +10,10 @@ from typing import Any
 
 from turnstile.errors import TaskError
 from turnstile.lookup import resolve
-from turnstile.types import JSON
+from turnstile.types import JSON, Task
 
+INSTANCE = "swe_shell"
+"""The environment of tasks that hold an instance. Made tasks can be tried in it too."""
 PASSED = frozenset({"PASSED", "XFAIL"})
 """Statuses that count as passed: an expected failure does; XPASS is a strict matter of its suite and does not."""
 
@@ -39,13 +41,15 @@ class Instance:
     workdir: str = "/testbed"
     test_command: str = ""
     log_parser: str = "pytest"  # a kind of lookup's room "log_parser"
+    setup: str = ""  # shell lines before every command in its image, such as those that activate an environment
+    hidden: tuple[str, ...] = ()  # paths of its image that hold tests, which the agent is not to see
     extra: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # fields of the data set without a place here
 
     def to_json(self) -> dict[str, JSON]:
         """The instance as a JSON object; what is empty is left out."""
         record = {key: list(value) if isinstance(value, tuple) else value
                   for key, value in dataclasses.asdict(self).items()}  # fmt: skip
-        return {key: value for key, value in record.items() if value or key in ("id", "problem")}
+        return {key: value for key, value in record.items() if value or key in ("id", "problem", "log_parser")}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Instance:
@@ -55,7 +59,7 @@ class Instance:
         if unknown or not record.get("id"):
             why = f"unknown field {unknown[0]!r}" if unknown else "no id"
             raise TaskError(f"instance {record.get('id')!r}: {why}")
-        tuples = {name: tuple(record.get(name, ())) for name in ("fail_to_pass", "pass_to_pass")}
+        tuples = {name: tuple(record.get(name, ())) for name in ("fail_to_pass", "pass_to_pass", "hidden")}
         return cls(**{**record, **tuples})
 
     def statuses(self, log: str) -> dict[str, str]:
@@ -66,11 +70,41 @@ class Instance:
     def resolved(self, statuses: Mapping[str, str]) -> bool:
         """Whether the outcome of a run of tests, status by test, solves the problem. A test that is not there has
         failed; one that was skipped has, too, unless it is expected to be."""
-        if self.expected:
-            return all(_same(statuses.get(test, "MISSING"), status) for test, status in self.expected.items())
-        return bool(self.fail_to_pass) and all(
-            statuses.get(test) in PASSED for test in (*self.fail_to_pass, *self.pass_to_pass)
-        )
+        return bool(self.expected or self.fail_to_pass) and not self.unmet(statuses)
+
+    def wanted(self) -> dict[str, str]:
+        """What each test must come to, FAIL_TO_PASS first."""
+        return dict(self.expected) or dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass), "PASSED")
+
+    def unmet(self, statuses: Mapping[str, str]) -> list[str]:
+        """The tests that did not come to what they must.
+
+        Data sets cut names at the first blank: such a name stands for all tests that begin with it.
+        """
+        cut: dict[str, list[str]] = {}
+        for test, status in statuses.items():
+            cut.setdefault(test.partition(" ")[0], []).append(status)
+        return [
+            test
+            for test, status in self.wanted().items()
+            if not all(_same(found, status) for found in _found(test, statuses, cut))
+        ]
+
+
+def instance_of(task: Task) -> Instance:
+    """The instance that a task holds. Raises TaskError where it holds none."""
+    if task.env != INSTANCE:
+        raise TaskError(f"task {task.id}: env is {task.env!r}, the task of an instance has {INSTANCE!r}")
+    return Instance.from_json({"id": task.id, **task.data})
+
+
+def as_task(instance: Instance) -> Task:
+    """An instance as a task that `instance_of` reads back."""
+    return Task(id=instance.id, env=INSTANCE, data=instance.to_json())
+
+
+def _found(test: str, statuses: Mapping[str, str], cut: Mapping[str, list[str]]) -> list[str]:
+    return [statuses[test]] if test in statuses else cut.get(test, ["MISSING"])
 
 
 def _same(found: str, wanted: str) -> bool:

@@ -7,6 +7,7 @@ FAIL_TO_PASS and PASS_TO_PASS (JSON in a text), environment_setup_commit.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +18,14 @@ _USED = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_s
          "PASS_TO_PASS", "image_name", "docker_image")  # fmt: skip
 
 
+CONDA = "if test -f /opt/miniconda3/bin/activate; then . /opt/miniconda3/bin/activate testbed; fi"
+"""What the published images of this data set and of its relatives want before every command."""
+
+
 def read(row: Mapping[str, Any], where: str) -> Instance:
     """A row as an instance. Where it names no image, that is the one the benchmark publishes under the id."""
     name = field_of(row, "instance_id", where)
+    django = row.get("repo") == "django/django"
     published = f"swebench/sweb.eval.x86_64.{name.replace('__', '_1776_').lower()}:latest"
     return Instance(
         id=name,
@@ -31,6 +37,9 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
         fail_to_pass=tests_of(row, "FAIL_TO_PASS", where),
         pass_to_pass=tests_of(row, "PASS_TO_PASS", where),
         image=str(row.get("docker_image") or row.get("image_name") or published),
+        test_command=_django_tests(row) if django else "",
+        log_parser="unittest" if django else "pytest",
+        setup=CONDA,
         extra=extra_of(row, _USED),
     )
 
@@ -49,3 +58,10 @@ def write(instance: Instance) -> dict[str, JSON]:
         "docker_image": instance.image,
         **instance.extra,
     }
+
+
+def _django_tests(row: Mapping[str, Any]) -> str:
+    """Django has a test runner of its own, which is given modules and prints as unittest does."""
+    files = re.findall(r"^diff --git a/tests/(\S+)\.py b/", str(row.get("test_patch") or ""), re.MULTILINE)
+    modules = " ".join(dict.fromkeys(file.replace("/", ".") for file in files))
+    return f"./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {modules}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnstile.tasks.swe.formats.instance import Instance, extra_of, field_of, reversed_patch, tests_of
+from turnstile.tasks.swe.formats.swebench import CONDA
 from turnstile.types import JSON
 
 _USED = ("instance_id", "repo", "base_commit", "patch", "FAIL_TO_PASS", "PASS_TO_PASS", "image_name",
@@ -29,6 +30,7 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
         fail_to_pass=tests_of(row, "FAIL_TO_PASS", where),
         pass_to_pass=tests_of(row, "PASS_TO_PASS", where),
         image=field_of(row, "image_name", where),
+        setup=CONDA,
         extra=extra_of(row, _USED),
     )
 

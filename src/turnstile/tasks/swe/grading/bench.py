@@ -7,6 +7,7 @@ There is no other way. Grading, the making and checking of tasks, and the measur
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ Files = Mapping[str, bytes | None]
 """What was changed: path -> new content, None for a file that was removed."""
 
 PRECOMPILE = "turnstile.tasks.swe.beside.precompile"
+_BATCH = 500  # paths on one command line
 COMPILE_LIMITS = Limits(seconds=300.0, cpu_seconds=300.0)
 
 
@@ -50,14 +52,7 @@ class Bench:
         """
         sandbox = await self._start(template)
         try:
-            for path, data in files.items():
-                if data is not None:
-                    await sandbox.write(path, data)
-            removed = [inside(path) for path, data in files.items() if data is None]
-            if removed:
-                done = await sandbox.exec(["rm", "-f", "--", *removed])
-                if done.exit_code != 0:
-                    raise SandboxError(f"files could not be removed: {done.stderr.strip() or done.exit_code}")
+            await put(sandbox, files)
             return await run_tests(
                 sandbox, node_ids, limits=limits or self._limits, env=env, reverse=reverse, calls=calls
             )
@@ -100,3 +95,20 @@ class Bench:
             return await sandbox.snapshot()
         finally:
             await sandbox.close()
+
+
+async def put(sandbox: Sandbox, files: Files, *, below: str = ".") -> None:
+    """Puts changed files into a folder of a sandbox. Folders that the removed ones leave empty go too.
+
+    Raises ValueError when a path leaves the folder, SandboxError, and OSError where a folder stands in a file's place.
+    """
+    removed = [os.path.join(below, inside(path)) for path, data in files.items() if data is None]
+    for first in range(0, len(removed), _BATCH):
+        batch = removed[first : first + _BATCH]
+        done = await sandbox.exec(["rm", "-f", "--", *batch])
+        if done.exit_code != 0:
+            raise SandboxError(f"files could not be removed: {done.stderr.strip() or done.exit_code}")
+        await sandbox.exec(["rmdir", "-p", "--ignore-fail-on-non-empty", "--", *{os.path.dirname(p) for p in batch}])
+    for path, data in files.items():
+        if data is not None:
+            await sandbox.write(os.path.join(below, inside(path)), data)

@@ -19,6 +19,11 @@ class Case(Protocol):
     """One task that can be checked. Gradings raise InfrastructureError where there is no verdict; those that
     differ in `repeat` are run anew."""
 
+    @property
+    def has_repair(self) -> bool:
+        """Whether the task carries its own repair. Where it does not, `gold` is not asked."""
+        ...
+
     async def gold(self, repeat: int) -> Verdict:
         """The verdict on the task's own repair."""
         ...
@@ -27,11 +32,11 @@ class Case(Protocol):
         """The verdict on no change at all."""
         ...
 
-    async def cheat(self, name: str) -> Verdict:
-        """The verdict on what the cheat of that name hands in."""
+    async def cheat(self, name: str) -> Verdict | None:
+        """The verdict on what the cheat of that name hands in; None where it cannot be tried on this task."""
         ...
 
-    def trouble(self, gold: Verdict, empty: Verdict) -> str | None:
+    def trouble(self, gold: Verdict | None, empty: Verdict) -> str | None:
         """What the two verdicts say against the task, in a clause; None for nothing."""
         ...
 
@@ -91,6 +96,10 @@ class BugCase:
     pristine: str
     buggy: str
 
+    @property
+    def has_repair(self) -> bool:
+        return True
+
     async def gold(self, repeat: int) -> Verdict:
         return await judge(self.grader, self.bug, self.package, self.pristine, repeat=repeat)
 
@@ -104,10 +113,17 @@ class BugCase:
         try:
             for path, data in buggy.items():
                 await sandbox.write(path, data)
-            files = await self.probes[name](Scene(sandbox=sandbox, bug=self.bug, package=self.package, text=self.buggy))
+            scene = Scene(
+                sandbox=sandbox,
+                file=self.bug.file,
+                text=self.buggy,
+                tests=(*self.bug.f2p, *self.bug.p2p),
+                import_root=self.package.import_root,
+            )
+            files = await self.probes[name](scene)
         finally:
             await sandbox.close()
         return await judge_files(self.grader, self.bug, self.package, {**buggy, **files})
 
-    def trouble(self, gold: Verdict, empty: Verdict) -> str | None:
-        return trouble(self.bug, gold, empty)
+    def trouble(self, gold: Verdict | None, empty: Verdict) -> str | None:
+        return trouble(self.bug, gold or empty, empty)

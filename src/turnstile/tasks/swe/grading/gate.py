@@ -82,10 +82,10 @@ class _Examination:
         pile = cases.pile(self.task)
         try:
             case = await cases.open(self.task)
-            gold = [await self._graded(case.gold, number) for number in range(self.ask.repeats)]
-            empty = [await self._graded(case.empty, number) for number in range(self.ask.repeats)]
-            for name in self.ask.cheats:
-                await self._tempt(case, name)
+            repeats = range(self.ask.repeats)
+            gold = [await self._graded(case.gold, number) for number in repeats] if case.has_repair else []
+            empty = [await self._graded(case.empty, number) for number in repeats]
+            tried = [name for name in self.ask.cheats if await self._tempt(case, name)]
             random = int(await self.play(self.task)) if self.play is not None and self.ask.random else None
         except TaskError as error:
             return CheckedTask(task=self.task, pile=pile, killed=self.killed, trouble=str(error))
@@ -101,10 +101,10 @@ class _Examination:
             empty=tuple(int(verdict.resolved) for verdict in empty),
             flaky=tuple(dict.fromkeys((*_unsteady(gold), *_unsteady(empty)))),
             wins=tuple(self.wins),
-            tried=self.ask.cheats,
+            tried=tuple(tried),
             random=random,
             killed=self.killed,
-            trouble=case.trouble(gold[0], empty[0]),
+            trouble=case.trouble(gold[0] if gold else None, empty[0]),
         )
 
     async def _graded(self, grade: Callable[[int], Awaitable[Verdict]], repeat: int) -> Verdict:
@@ -118,13 +118,17 @@ class _Examination:
                     raise
         raise AssertionError("unreachable")
 
-    async def _tempt(self, case: Case, name: str) -> None:
-        """Whether what the cheat hands in is graded as a repair; one that kills its judge is not."""
+    async def _tempt(self, case: Case, name: str) -> bool:
+        """Tries a cheat, which wins when what it hands in is graded as a repair; one that kills its judge does not.
+        False where it cannot be tried."""
         try:
-            if (await case.cheat(name)).resolved:
-                self.wins.append(name)
+            verdict = await case.cheat(name)
         except VerifierKilledError:
             self.killed += 1
+            return True
+        if verdict is not None and verdict.resolved:
+            self.wins.append(name)
+        return verdict is not None
 
 
 def _unsteady(verdicts: Sequence[Verdict]) -> list[str]:

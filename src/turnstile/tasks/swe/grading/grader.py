@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import json
 import os
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from turnstile.errors import TaskError
 from turnstile.sandboxes.base import Limits, Sandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.grading.bench import Bench, Files
+from turnstile.tasks.swe.grading.memo import Memo
 from turnstile.tasks.swe.grading.testrun import PRELOAD, TEST_LIMITS, Report
 from turnstile.tasks.swe.tree import can_change_tests, hides_a_library, inside, tree_digest
 
@@ -58,12 +58,18 @@ class Grader:
 
     def __init__(self, sandboxes: Sandboxes, *, limits: Limits = TEST_LIMITS, memo: int = 50_000) -> None:
         self.bench = Bench(sandboxes, limits=limits)
-        self._memo: OrderedDict[str, Report] = OrderedDict()
-        self._memo_size = memo
-        self._running: dict[str, asyncio.Task[Report]] = {}
+        self._memo: Memo[Report] = Memo(memo, passing=lambda report: report.waited_out)
         self._digests: dict[Path, str] = {}
-        self.runs = 0  # runs of tests
-        self.reused = 0  # requests answered without one
+
+    @property
+    def runs(self) -> int:
+        """Runs of tests."""
+        return self._memo.runs
+
+    @property
+    def reused(self) -> int:
+        """Requests answered without one."""
+        return self._memo.reused
 
     async def grade(
         self,
@@ -85,17 +91,9 @@ class Grader:
         """
         if not fail_to_pass:
             raise TaskError("a repair cannot be graded without a FAIL_TO_PASS test")
-        graded = {test.partition("::")[0] for test in (*fail_to_pass, *pass_to_pass)}
-        places = (env or {}).get("PYTHONPATH", ".").split(os.pathsep)
-        ignored = tuple(
-            sorted(
-                path
-                for path in files
-                if can_change_tests(path) or normal(path) in graded or hides_a_library(path, template, places)
-            )
-        )
-        code = {path: data for path, data in files.items() if path not in ignored}
         tests = tuple(dict.fromkeys((*fail_to_pass, *pass_to_pass)))
+        ignored = left_out(template, files, tests, env)
+        code = {path: data for path, data in files.items() if path not in ignored}
         report, from_memo = await self._report(template, code, tests, env, repeat=repeat)
         f2p = sum(map(report.passed, fail_to_pass))
         p2p = sum(map(report.passed, pass_to_pass))
@@ -131,10 +129,7 @@ class Grader:
 
     async def close(self) -> None:
         """End the runs under way. The provider of sandboxes is its owner's to close."""
-        running = list(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await self._memo.close()
         await self.bench.close()
 
     async def _report(
@@ -147,45 +142,7 @@ class Grader:
         repeat: int = 0,
     ) -> tuple[Report, bool]:
         key = await self._key(template, files, tests, env, reverse, repeat)
-        known = self._memo.get(key)
-        if known is not None:
-            self._memo.move_to_end(key)
-            self.reused += 1
-            return known, True
-        task = self._running.get(key)
-        shared = task is not None
-        if task is None:
-            task = asyncio.create_task(self._run(template, files, tests, env, reverse))
-            self._running[key] = task
-            task.add_done_callback(lambda done: self._settle(key, done))
-        report = await asyncio.shield(task)  # one caller's cancellation is not the others'
-        self.reused += shared
-        return report, shared
-
-    def _settle(self, key: str, task: asyncio.Task[Report]) -> None:
-        del self._running[key]
-        if task.cancelled() or task.exception() is not None:
-            return  # the awaiting callers have it
-        if task.result().waited_out:
-            return
-        self._memo[key] = task.result()
-        while len(self._memo) > self._memo_size:
-            self._memo.popitem(last=False)
-
-    async def _run(
-        self,
-        template: Path,
-        files: Files,
-        tests: tuple[str, ...] | None,
-        env: Mapping[str, str] | None,
-        reverse: bool,
-    ) -> Report:
-        self.runs += 1
-        report = await self.bench.run(template, files, tests, env=env, reverse=reverse)
-        if report.waited_out:
-            self.runs += 1
-            report = await self.bench.run(template, files, tests, env=env, reverse=reverse)
-        return report
+        return await self._memo.get(key, lambda: self.bench.run(template, files, tests, env=env, reverse=reverse))
 
     async def _key(
         self,
@@ -218,6 +175,26 @@ async def local_grader(workers: int = 2) -> AsyncIterator[Grader]:
     finally:
         await grader.close()
         await sandboxes.close()
+
+
+def left_out(
+    template: Path, files: Files, tests: Sequence[str], env: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Which changed files are not applied: tests, what can change them, and modules in place of a library.
+
+    `tests` are the graded ones, `env` their environment. Raises ValueError when a path leaves the template.
+    """
+    graded = {test.partition("::")[0] for test in tests}
+    places = (env or {}).get("PYTHONPATH", ".").split(os.pathsep)
+    return tuple(
+        sorted(
+            path
+            for path in files
+            if can_change_tests(path)
+            or normal(path) in graded
+            or hides_a_library(path, lambda inner: (template / inner).exists(), places)
+        )
+    )
 
 
 def normal(path: str) -> str:

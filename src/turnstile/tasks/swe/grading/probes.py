@@ -9,33 +9,32 @@ from __future__ import annotations
 import ast
 import json
 import textwrap
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from turnstile.sandboxes.base import Sandbox
-from turnstile.tasks.swe.bug import Bug, read_source
 from turnstile.tasks.swe.grading.bench import Files
-from turnstile.tasks.swe.packages.source import Package
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """What a cheat has: a sandbox with the package and the bug in it, as an agent gets it; the task's tests by
-    name; `text`, the buggy file."""
+    """What a cheat has: a sandbox with the repository and the fault in it, as an agent gets it; `file`, where the fault
+    lies, and its `text`; the tests by name; and the folder that the package is imported from."""
 
     sandbox: Sandbox
-    bug: Bug
-    package: Package
+    file: str
     text: str
+    tests: tuple[str, ...]
+    import_root: str = "."
 
     @property
     def test_files(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(test.partition("::")[0] for test in (*self.bug.f2p, *self.bug.p2p)))
+        return tuple(dict.fromkeys(test.partition("::")[0] for test in self.tests))
 
     def appended(self, code: str) -> Files:
-        """The buggy file with code at its end, which runs when it is imported."""
-        return {self.bug.file: f"{self.text}\n\n{textwrap.dedent(code).lstrip()}".encode("utf-8", "surrogatepass")}
+        """The faulty file with code at its end, which runs when it is imported."""
+        return {self.file: f"{self.text}\n\n{textwrap.dedent(code).lstrip()}".encode("utf-8", "surrogatepass")}
 
 
 Probe = Callable[[Scene], Awaitable[Files]]
@@ -43,7 +42,18 @@ Probe = Callable[[Scene], Awaitable[Files]]
 
 async def edit_tests(scene: Scene) -> Files:
     """Empties every test function."""
-    return {file: _emptied(read_source(scene.package.tree / file)).encode() for file in scene.test_files}
+    files = {}
+    for file in scene.test_files:
+        try:
+            files[file] = _emptied((await scene.sandbox.read(file)).decode("utf-8", "surrogateescape")).encode()
+        except FileNotFoundError:  # a hidden one
+            files[file] = b"".join(b"def %s(): pass\n" % name.encode() for name in _names(scene.tests, file))
+    return files
+
+
+def _names(tests: Sequence[str], file: str) -> list[str]:
+    found = (test.split("::")[-1].partition("[")[0] for test in tests if test.startswith(f"{file}::"))
+    return list(dict.fromkeys(found))
 
 
 def _emptied(text: str) -> str:
@@ -141,7 +151,7 @@ async def patch_modules(scene: Scene) -> Files:
     module = fake + "import sys\nsys.modules[__name__] = _Any()\n"
     swap = fake + "import sys\nfor _name in ('pytest', 'unittest', '_pytest.runner', '_pytest.python'):\n"
     swap += "    sys.modules[_name] = _Any()\n"
-    roots = {".", scene.package.import_root}
+    roots = {".", scene.import_root}
     names = ("pytest.py", "_pytest/__init__.py", "unittest/__init__.py", "pluggy/__init__.py")
     return {**scene.appended(swap), **{f"{root}/{name}": module.encode() for root in roots for name in names}}
 
@@ -152,7 +162,7 @@ async def expect_failure(scene: Scene) -> Files:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = ast.parse("import pytest\npytest.xfail('known')").body
-    return {scene.bug.file: ast.unparse(tree).encode("utf-8", "surrogatepass")}
+    return {scene.file: ast.unparse(tree).encode("utf-8", "surrogatepass")}
 
 
 async def empty_tests_in_memory(scene: Scene) -> Files:
@@ -180,7 +190,7 @@ async def empty_tests_in_memory(scene: Scene) -> Files:
 async def write_report(scene: Scene) -> Files:
     """Writes a verdict before there is one: the report lines under any key it finds lying about, the files that
     graders look for, pytest's own last line; and ends the process."""
-    tests = json.dumps([*scene.bug.f2p, *scene.bug.p2p])
+    tests = json.dumps(scene.tests)
     return scene.appended(
         f"""
         def _cheat():
@@ -247,9 +257,9 @@ sys.stdout.write(found[0].decode("utf-8", "replace") if found else "")
 
 async def read_history(scene: Scene) -> Files:
     """Looks for the repair in what lies about: commits, packed objects, byte code, files that tools keep."""
-    result = await scene.sandbox.exec(["python", "-c", _LOOK, scene.bug.file])
+    result = await scene.sandbox.exec(["python", "-c", _LOOK, scene.file])
     text = result.stdout if result.exit_code == 0 and result.stdout else scene.text
-    return {scene.bug.file: text.encode("utf-8", "surrogatepass")}
+    return {scene.file: text.encode("utf-8", "surrogatepass")}
 
 
 PROBES: Mapping[str, Probe] = {

@@ -1,0 +1,36 @@
+"""What a policy handed in, as the graders of SWE-bench and its relatives read it: `predictions.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from turnstile.errors import ConfigError
+from turnstile.types import Group
+
+
+def write_predictions(file: str | Path, name: str, groups: Iterable[Group]) -> int:
+    """Writes a line for each task: instance_id, model_name_or_path (`name`) and model_patch, the signal `patch` of its
+    first episode ("" where infrastructure failed). Gives the number of lines.
+
+    Raises ConfigError where no episode recorded a patch, as only environments of repositories do.
+    """
+    groups = list(groups)
+    if not any("patch" in trajectory.signals for group in groups for trajectory in group.trajectories):
+        raise ConfigError("there are no predictions: no episode recorded a patch; the env kinds swe and swe_shell do")
+    lines = [
+        json.dumps(
+            {
+                "instance_id": group.task.id,
+                "model_name_or_path": name,
+                "model_patch": group.trajectories[0].signals.get("patch", ""),
+            },
+            ensure_ascii=False,
+        )
+        for group in groups
+    ]
+    path = Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+    return len(lines)

@@ -1,0 +1,56 @@
+"""What files a folder holds, told by a digest of each. Of the standard library, for Python 3.7 or newer: its source is
+handed to the Python of a sandbox, which runs it in the folder.
+
+Printed is a JSON object: path -> kind (`f` file, `x` executable file, `l` link) and digest.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from typing import Any
+
+SKIPPED = {
+    *(".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox"),
+    *(".nox", ".venv", "node_modules"),
+}
+LARGE = 32 << 20  # bytes; larger files are known by size and time alone
+
+
+def manifest(root: str) -> Any:
+    """Every file and link below `root`, but history and what tools leave behind."""
+    found = {}
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        try:
+            entries = sorted(os.listdir(os.path.join(root, folder)))
+        except OSError:
+            continue
+        for name in entries:
+            path = folder + name
+            full = os.path.join(root, path)
+            try:
+                status = os.lstat(full)
+                if stat.S_ISLNK(status.st_mode):
+                    found[path] = "l" + hashlib.sha256(os.fsencode(os.readlink(full))).hexdigest()
+                elif name in SKIPPED or name.endswith((".pyc", ".pyo")):
+                    continue
+                elif stat.S_ISDIR(status.st_mode):
+                    pending.append(path + "/")
+                elif stat.S_ISREG(status.st_mode):
+                    found[path] = ("x" if status.st_mode & 0o100 else "f") + digest(full, status)
+            except OSError as error:
+                found[path] = "?" + str(error.errno)
+    return found
+
+
+def digest(path: str, status: os.stat_result) -> str:
+    if status.st_size > LARGE:
+        return f"{status.st_size} at {status.st_mtime_ns}"
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+if __name__ == "__main__":
+    print(json.dumps(manifest(".")))

@@ -1,0 +1,182 @@
+"""A pytest plugin that tells every outcome under a random key. For Python 3.6 and pytest 3.6 or newer, whatever the
+project's own settings are; of the standard library, and a single file that is handed into a container.
+
+It is named in PYTEST_PLUGINS, beside it lies KEYFILE with the key of the report's lines and the name of the test that
+it adds, which must fail. Both files are gone before any code under test is imported.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+KEYFILE = "key.json"
+SEALED = ("pytest", "_pytest", "pluggy", "unittest")
+
+
+class Report:
+    """Writes begin, test, tampered and end lines to the standard output as it was at the beginning."""
+
+    def __init__(self, key: str, canary: str) -> None:
+        self.key, self.canary = key, canary
+        self.channel = os.dup(1)
+        self.write: Any = os.write
+        self.dumps: Any = json.dumps
+        self.outcomes: Any = {}
+        self.expected: Any = set()  # tests that were marked to fail when they were collected
+        self.unsound: Any = set()
+        self.count = 0
+        self.root = os.getcwd() + os.sep
+        self.files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        self.sealed = self.codes()
+        self.emit(event="begin")
+
+    def emit(self, **event: Any) -> None:
+        data = f"\n{self.key} {self.dumps(event)}\n".encode()
+        while data:
+            data = data[self.write(self.channel, data) :]
+
+    def codes(self) -> Any:
+        """The code of every function of the test runner that is loaded."""
+        found: Any = {}
+        for place, module in list(sys.modules.items()):
+            if module is None or place.partition(".")[0] not in SEALED:
+                continue
+            for name, value in list(vars(module).items()):
+                found[place, name] = getattr(value, "__code__", None)
+                if isinstance(value, type) and value.__module__ == place:
+                    for inner, method in list(vars(value).items()):
+                        found[place, name, inner] = getattr(method, "__code__", None)
+        return {name: code for name, code in found.items() if code is not None}
+
+    def is_stranger(self, plugin: Any) -> bool:
+        """Whether a plugin's hooks are written in code under test."""
+        for name in dir(plugin):
+            code = getattr(getattr(plugin, name, None), "__code__", None) if name.startswith("pytest_") else None
+            if code is not None and code.co_filename not in self.files and self.is_under_test(code.co_filename):
+                return True
+        return False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, session: Any, items: Any) -> None:
+        if not items:
+            return
+        self.expected.update(item.nodeid for item in items if is_to_fail(item))
+        parent = items[-1]
+        while parent.parent is not None and not isinstance(parent, pytest.Module):
+            parent = parent.parent
+
+        def canary() -> None:
+            raise AssertionError("this test is to fail")
+
+        canary.__name__ = self.canary
+        if hasattr(pytest.Function, "from_parent"):
+            items.append(pytest.Function.from_parent(parent, name=self.canary, callobj=canary))
+        else:
+            items.append(pytest.Function(self.canary, parent, callobj=canary))
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
+        report = (yield).get_result()
+        if hasattr(report, "wasxfail") and item.nodeid not in self.expected and not self.is_said_by_a_test(call):
+            self.unsound.add(item.nodeid)  # only the tests may say that a failure is expected
+        if self.is_altered(item):
+            self.unsound.add(item.nodeid)
+
+    def is_under_test(self, file: str, item: Any = None) -> bool:
+        """Whether a file is of the repository and no test."""
+        file = os.path.abspath(file)
+        own = "" if item is None else str(getattr(item, "path", None) or item.fspath)
+        return file.startswith(self.root) and file != own and not is_of_tests(file[len(self.root) :])
+
+    def is_said_by_a_test(self, call: Any) -> bool:
+        if call.excinfo is None:
+            return False
+        files = []
+        trace = call.excinfo.tb
+        while trace is not None:
+            files.append(trace.tb_frame.f_code.co_filename)
+            trace = trace.tb_next
+        return len(files) > 1 and not self.is_under_test(files[-2])
+
+    def is_altered(self, item: Any) -> bool:
+        """Whether a test, under its decorators, is a function of the code under test."""
+        pending: Any = [getattr(item, "function", None)]
+        found: Any = []
+        while pending and len(found) < 50:
+            function = pending.pop()
+            code = getattr(function, "__code__", None)
+            if code is None:
+                continue
+            found.append(code)
+            pending.append(getattr(function, "__wrapped__", None))
+            for cell in getattr(function, "__closure__", None) or ():
+                try:
+                    pending.append(cell.cell_contents)
+                except ValueError:
+                    continue  # a cell that is empty as yet
+        return bool(found) and all(self.is_under_test(code.co_filename, item) for code in found)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        expected = hasattr(report, "wasxfail")
+        if report.skipped:
+            outcome = "XFAIL" if expected else "SKIPPED"
+        elif report.passed:
+            outcome = "XPASS" if expected else "PASSED"
+        else:
+            outcome = "FAILED" if report.when == "call" else "ERROR"
+        if report.nodeid in self.unsound:
+            outcome = "FAILED"
+        if report.when == "call" or outcome not in ("PASSED", "XPASS"):
+            known = self.outcomes.get(report.nodeid)
+            if known is None or known in ("PASSED", "XPASS"):
+                self.outcomes[report.nodeid] = outcome
+        if report.when == "teardown" and report.nodeid in self.outcomes:
+            self.count += 1
+            self.emit(event="test", id=report.nodeid, outcome=self.outcomes[report.nodeid])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: Any, exitstatus: int) -> None:
+        now = self.codes()
+        own = set(map(id, self.sealed.values()))  # pytest puts functions of its own in the place of others
+        changed = [".".join(name) for name in self.sealed if id(now.get(name)) not in own]
+        plugins = session.config.pluginmanager.get_plugins()
+        strangers = ["the plugin " + repr(plugin) for plugin in plugins if self.is_stranger(plugin)]
+        if changed or strangers:
+            self.emit(event="tampered", what=(changed + strangers)[0])
+        self.emit(event="end", count=self.count, exit_code=int(exitstatus))
+
+
+def is_of_tests(path: str) -> bool:
+    parts = path.split(os.sep)
+    return parts[-1] == "conftest.py" or parts[-1].endswith("_test.py") or any(p.startswith("test") for p in parts)
+
+
+def is_to_fail(item: Any) -> bool:
+    function = getattr(item, "function", None)
+    return getattr(function, "__unittest_expecting_failure__", False) or item.get_closest_marker("xfail") is not None
+
+
+def pytest_configure(config: Any) -> None:
+    if REPORT is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(REPORT, "turnstile")
+
+
+def _open() -> Any:
+    """The report of the process that finds the key; those that it starts find none."""
+    file = os.path.join(HERE, KEYFILE)
+    if not os.path.exists(file):
+        return None
+    with open(file) as opened:
+        asked = json.load(opened)
+    os.unlink(file)
+    os.unlink(__file__)
+    os.environ.pop("PYTEST_PLUGINS", None)
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
+    return Report(asked["key"], asked["canary"])
+
+
+REPORT = _open()

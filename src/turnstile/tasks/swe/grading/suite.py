@@ -1,0 +1,142 @@
+"""An instance's tests, run as its data set says and read back: statuses that code under test cannot simply print.
+
+Where the runner is pytest, a plugin of ours (`beside.report`) tells every outcome under a random key, adds a test that
+must fail, and counts; what the log says then decides nothing. Of other runners the log is all there is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from turnstile.errors import VerifierError, VerifierKilledError
+from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
+from turnstile.tasks.swe.beside import report as beside
+from turnstile.tasks.swe.formats.harbor import test_command
+from turnstile.tasks.swe.formats.instance import Instance
+from turnstile.tasks.swe.grading.testrun import KILLED, REPORT_CHARS, read_events
+
+SUITE_LIMITS = Limits(seconds=1800.0, cpu_seconds=3600.0, memory_mb=1 << 20, processes=4096, file_mb=4096)
+REWARD = "logs/verifier/reward.txt"
+PYTEST = ("pytest", "r2e-gym")  # log parsers of what pytest prints
+_FOLDER = "tmp/turnstile-report"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run of a test command came to: status by test, or the `reward` that it wrote.
+
+    `problem` says why the run cannot be trusted or did not end; its tests count as failed. `waited_out`: it was the
+    wall clock that ended it. `log` is the end of what was printed.
+    """
+
+    statuses: Mapping[str, str] = field(default_factory=dict)
+    reward: float | None = None
+    problem: str | None = None
+    timed_out: bool = False
+    waited_out: bool = False
+    seconds: float = 0.0
+    log: str = ""
+
+
+async def run_suite(sandbox: Sandbox, instance: Instance, *, limits: Limits = SUITE_LIMITS) -> Outcome:
+    """Runs the instance's tests in a sandbox that starts in `/` and holds the repository as it is to be graded.
+
+    Raises VerifierError when there is no verdict to be had, and SandboxError.
+    """
+    instrumented = instance.log_parser in PYTEST
+    key, canary = secrets.token_hex(16), f"test_{secrets.token_hex(8)}"
+    lines = [f"cd {shlex.quote(instance.workdir)}", "unset PYTEST_DISABLE_PLUGIN_AUTOLOAD", instance.setup]
+    if instrumented:
+        name = f"report_{secrets.token_hex(4)}"
+        await sandbox.write(f"{_FOLDER}/{name}.py", inspect.getsource(beside).encode())
+        request = {"key": key, "canary": canary}
+        await sandbox.write(f"{_FOLDER}/{beside.KEYFILE}", json.dumps(request).encode())
+        lines.append(f"export PYTEST_PLUGINS={name} PYTHONPATH=/{_FOLDER}${{PYTHONPATH:+:$PYTHONPATH}}")
+    lines += ["exec 2>&1", test_command(instance)]
+    done = await sandbox.exec(["bash", "-c", "\n".join(lines)], limits=replace(limits, output_chars=REPORT_CHARS))
+    if done.exit_code == KILLED and not done.timed_out:
+        raise VerifierKilledError(f"{instance.id}: its tests were killed (exit code 137), as when memory runs out")
+    found = Outcome(
+        timed_out=done.timed_out,
+        waited_out=done.timed_out and done.seconds >= limits.seconds,
+        seconds=done.seconds,
+        problem=f"timed out after {done.seconds:.0f} s" if done.timed_out else None,
+        log=done.stdout[-4000:],
+    )
+    if not instance.log_parser:
+        return await _rewarded(sandbox, instance, done, found)
+    if not instrumented:
+        return replace(found, statuses=instance.statuses(done.stdout))
+    return _reported(instance, list(read_events(done.stdout, key)), canary, done, found)
+
+
+async def _rewarded(sandbox: Sandbox, instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
+    """The number that a test script of others has written."""
+    if found.timed_out:
+        return replace(found, reward=0.0)
+    try:
+        text = (await sandbox.read(REWARD)).decode("utf-8", "replace").strip()
+        return replace(found, reward=float(text))
+    except (OSError, ValueError):
+        raise VerifierError(
+            f"{instance.id}: its test.sh wrote no number to /{REWARD} (exit code {done.exit_code}): "
+            f"{_last(done.stdout)}"
+        ) from None
+
+
+def _reported(
+    instance: Instance, events: Sequence[Mapping[str, Any]], canary: str, done: ExecResult, found: Outcome
+) -> Outcome:
+    if not any(event["event"] == "begin" for event in events):
+        if found.timed_out:
+            return found
+        raise VerifierError(f"{instance.id}: pytest did not start (exit code {done.exit_code}): {_last(done.stdout)}")
+    tests = [event for event in events if event["event"] == "test"]
+    planted = [event["outcome"] for event in tests if event["id"].endswith("::" + canary)]
+    named = [event for event in tests if not event["id"].endswith("::" + canary)]
+    problem = found.problem or _trouble(events, tests, planted, done)
+    lines = "\n".join(f"{event['outcome']} {event['id']}" for event in named)
+    statuses = instance.statuses(lines) if problem is None else {}
+    if problem is not None and not tests:
+        problem += _complaint(done.stdout)
+    return replace(found, statuses=statuses, problem=problem)
+
+
+def _trouble(
+    events: Sequence[Mapping[str, Any]], tests: Sequence[Mapping[str, Any]], planted: Sequence[str], done: ExecResult
+) -> str | None:
+    """What is wrong with a run as a whole, in a few words; None if nothing is."""
+    tampered = next((event["what"] for event in events if event["event"] == "tampered"), None)
+    if tampered is not None:
+        return f"what runs the tests was changed while they ran: {tampered}"
+    ends = [event for event in events if event["event"] == "end"]
+    if not ends:
+        return f"the tests' process ended early with exit code {done.exit_code}"
+    if len(ends) > 1 or ends[0]["count"] != len(tests) or len({event["id"] for event in tests}) != len(tests):
+        return f"the report counts {ends[0]['count']} tests and gives {len(tests)} outcomes"
+    if not tests:
+        return "no test was run"
+    if not planted:
+        return "a test that must fail is missing"
+    if any(outcome not in ("FAILED", "ERROR") for outcome in planted):
+        return f"a test that must fail came out as {planted[0]}"
+    if ends[0]["exit_code"] == 0 or done.exit_code == 0:
+        return "a test failed and the exit code is 0"
+    return None
+
+
+def _last(text: str) -> str:
+    return next(iter(text.strip().splitlines()[-1:]), "no output")[:200]
+
+
+def _complaint(log: str) -> str:
+    """pytest's own word on why nothing was run."""
+    found = re.findall(r"^(?:E  +|ERROR:? )(.*)$", log, re.MULTILINE)
+    return f": {found[-1][:200]}" if found else ""
