@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from helpers import TEMPLATES, bug_task, byte_tokenizer, tiny_llama
-from turnstile.build import evaluate
 from turnstile.build.dry_run import dry_run
+from turnstile.build.evaluate import evaluate
 from turnstile.config import Recipe, load_recipe
 from turnstile.tasks.base import write_tasks
 

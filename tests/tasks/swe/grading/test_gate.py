@@ -229,7 +229,8 @@ def fresh(tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 async def test_what_was_found_is_not_looked_for_again(reference: Any, fresh: Path, grader: Grader) -> None:
-    tasks, cases = reference.made.tasks[:3], BugCases(grader=grader, probes={"it": honest})
+    tasks = reference.made.tasks[:3]
+    cases = BugCases(grader=grader, probes={"it": honest(tasks[0])})
     first = await check(tasks, cases, repeats=2, probed=1, notes=Notes())
     runs = grader.runs + grader.reused
     again = await check(tasks, cases, repeats=1, probed=1, notes=Notes())

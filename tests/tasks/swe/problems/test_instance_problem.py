@@ -19,6 +19,7 @@ from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.probes import PROBES
 from turnstile.tasks.swe.problems.base import Problem, graded_patch
+from turnstile.tasks.swe.problems.cases import ProblemCases
 from turnstile.tasks.swe.problems.copy import Change
 from turnstile.tasks.swe.problems.problems import Problems
 
@@ -192,9 +193,7 @@ async def test_a_bug_that_is_put_in_leaves_no_trace(problems: Problems, instance
 
 
 async def test_the_gate_and_its_cheats(problems: Problems, instance: Instance, problem: Problem) -> None:
-    (found,) = await check(
-        [as_task(instance)], grader=problems.grader, sandboxes=problems.grader.bench.sandboxes, repeats=2
-    )
+    (found,) = await check([as_task(instance)], ProblemCases(problems=problems), repeats=2)
     assert (found.gold, found.empty, found.flaky, found.trouble, found.unknown) == ((1, 1), (0, 0), (), None, None)
     assert (found.tried, found.wins) == (tuple(PROBES), ())
     assert found.why is None
