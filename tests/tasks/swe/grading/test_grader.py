@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from turnstile.errors import SandboxError, TaskError, VerifierError
 from turnstile.sandboxes.base import ExecResult, Limits
 from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
+from turnstile.sandboxes.container import ContainerSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.testrun import PRELOAD, REQUEST, VERIFIER, Report, read_report, run_tests
@@ -245,6 +247,23 @@ async def test_grading_in_bubblewrap(template: Path, tmp_path: Path) -> None:
         assert not (await grader.grade(template, BUG, fail_to_pass=[AREA])).resolved
     finally:
         await provider.close()
+
+
+RUNNER = ("turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+
+
+async def test_grading_in_containers(template: Path, containers: Callable[..., ContainerSandboxes]) -> None:
+    grader = Grader(containers(carry=RUNNER))
+    assert (await grader.grade(template, {}, fail_to_pass=[AREA], pass_to_pass=[SQUARE])).resolved
+    assert not (await grader.grade(template, BUG, fail_to_pass=[AREA])).resolved
+
+
+async def test_a_container_without_pytest_is_said(
+    template: Path, containers: Callable[..., ContainerSandboxes]
+) -> None:
+    grader = Grader(containers(carry=["turnstile"]))
+    with pytest.raises(VerifierError, match=r"could not be compiled: .*; the sandbox's Python needs pytest"):
+        await grader.grade(template, {}, fail_to_pass=[AREA])
 
 
 async def test_what_cannot_be_graded_is_said(grader: Grader, template: Path, tmp_path: Path) -> None:

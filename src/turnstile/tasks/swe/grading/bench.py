@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ Files = Mapping[str, bytes | None]
 
 PRECOMPILE = "turnstile.tasks.swe.beside.precompile"
 _BATCH = 500  # paths on one command line
+MISSING = re.compile(r"ModuleNotFoundError: No module named '(_?pytest|turnstile)\b")
 COMPILE_LIMITS = Limits(seconds=300.0, cpu_seconds=300.0)
 
 
@@ -90,8 +92,10 @@ class Bench:
         try:
             result = await sandbox.exec(["python", "-m", PRECOMPILE], limits=COMPILE_LIMITS)
             if result.exit_code != 0:
-                last = result.stderr.strip().splitlines()[-1:]
-                raise VerifierError(f"{template} could not be compiled: {last[0] if last else result.exit_code}")
+                said = result.stderr.strip().rpartition("\n")[2] or str(result.exit_code)
+                if MISSING.match(said):
+                    said += "; the sandbox's Python needs pytest, in its image or by sandbox.carry"
+                raise VerifierError(f"{template} could not be compiled: {said}")
             return await sandbox.snapshot()
         finally:
             await sandbox.close()
