@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,6 +75,35 @@ def test_a_change_in_place_is_seen(model: Calls) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
     model(ROWS).sum().backward()
     optimizer.step()
+    torch.testing.assert_close(ran(packed, model), plain(model, ROWS), rtol=1e-5, atol=1e-5)
+
+
+def test_another_thread_runs_on_the_weights_themselves(model: Calls) -> None:
+    """The trainer may have changed them while a thread still samples with the old ones."""
+    packed = PackedLinears(model)
+    inside, changed = threading.Event(), threading.Event()
+
+    def sample() -> None:
+        with torch.no_grad(), packed.used():
+            inside.set()
+            assert changed.wait(60)
+
+    sampling = threading.Thread(target=sample)
+    sampling.start()
+    assert inside.wait(60)
+    try:
+        with torch.no_grad():
+            model.first.weight.mul_(2)
+            torch.testing.assert_close(model(ROWS), plain(model, ROWS), rtol=1e-5, atol=1e-5)
+    finally:
+        changed.set()
+        sampling.join()
+
+
+def test_other_storage_is_seen(model: Calls) -> None:
+    packed = PackedLinears(model.requires_grad_(False))
+    ran(packed, model)
+    model.first.weight.data = model.first.weight.data * 2
     torch.testing.assert_close(ran(packed, model), plain(model, ROWS), rtol=1e-5, atol=1e-5)
 
 

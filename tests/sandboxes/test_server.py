@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,38 @@ async def test_errors_keep_their_types(tier: Odd, remote: RemoteSandboxes, templ
         await sandbox.exec(["true"])
     assert type(told.value) is type(failure)
     assert str(told.value) == str(failure)
+
+
+async def test_a_request_is_known_for_as_long_as_it_takes(
+    tier: Odd, remote: RemoteSandboxes, template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And some time longer; the client asks for it again and again meanwhile."""
+    for module in ("tenant", "server"):
+        monkeypatch.setattr(f"turnstile.sandboxes.{module}.POLL", 0.05)
+    monkeypatch.setattr("turnstile.sandboxes.tenant.KEPT", 0.2)
+    sandbox = await remote.start(template)
+    command = asyncio.create_task(sandbox.exec(["wait"]))
+    await tier.begun.wait()
+    await asyncio.sleep(0.6)
+    tier.go_on.set()
+    assert await command == DONE
+
+
+async def test_a_snapshot_starts_where_the_client_says(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:
+    snapshot = await (await remote.start(template)).snapshot()
+    await remote.start(snapshot)
+    await remote.start(replace(snapshot, root="/testbed"))
+    assert tier.seen[-2:] == [Image(name="a snapshot", root="/"), Image(name="a snapshot", root="/testbed")]
+
+
+async def test_templates_that_come_together_make_room_once(remote: RemoteSandboxes, tmp_path: Path) -> None:
+    folders = []
+    for number in range(8):
+        folder = tmp_path / f"template-{number}"
+        folder.mkdir()
+        (folder / "data").write_bytes(bytes([number]) * 400_000)
+        folders.append(folder)
+    assert len(await asyncio.gather(*map(remote.start, folders))) == 8
 
 
 async def test_a_fault_of_the_tier_is_no_verdict(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:

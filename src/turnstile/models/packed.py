@@ -7,6 +7,7 @@ once for as long as the weights stay what they are.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +20,15 @@ ROWS = 32
 """The number of rows that the layout is chosen for; others are right, too, and gain less."""
 
 
+_here = threading.local()
+"""Whether this thread is one that samples."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Packed:
     weight: Tensor
     version: int  # of the weight when it was reordered
+    place: int  # where that lay
 
 
 class PackedLinears:
@@ -43,8 +49,8 @@ class PackedLinears:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Inside, what runs without gradients runs on the copies; those of weights that changed in place are made
-        again first."""
+        """Inside, what this thread runs without gradients runs on the copies; those of weights that changed in place are
+        made again first. Other threads, whose weights may be newer, run on the weights themselves."""
         if self._learnt:
             self._learnt = False
             self._packed = {layer: one for layer, one in self._packed.items() if not layer.weight.requires_grad}
@@ -54,17 +60,19 @@ class PackedLinears:
                 if "forward" not in vars(layer):
                     vars(layer)["forward"] = functools.partial(_forward, layer, self._of(layer).weight)
                     led.append(layer)
+            _here.inside = True
             yield
         finally:
+            _here.inside = False
             for layer in led:
                 del vars(layer)["forward"]
 
     def _of(self, layer: nn.Linear) -> _Packed:
         weight = layer.weight
         packed = self._packed.get(layer)
-        if packed is None or packed.version != weight._version:
+        if packed is None or (packed.version, packed.place) != (weight._version, weight.data_ptr()):
             reordered = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
-            packed = self._packed[layer] = _Packed(reordered, weight._version)
+            packed = self._packed[layer] = _Packed(reordered, weight._version, weight.data_ptr())
         return packed
 
 
@@ -80,7 +88,7 @@ def _can_be_packed(layer: nn.Linear) -> bool:
 
 
 def _forward(layer: nn.Linear, packed: Tensor, x: Tensor) -> Tensor:
-    if torch.is_grad_enabled():  # the copy has no gradient; so a thread that trains meanwhile is not misled
+    if torch.is_grad_enabled() or not getattr(_here, "inside", False):  # the copy has no gradient, and is of its time
         return linear(x, layer.weight, layer.bias)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, layer.bias, "none", [], "")
     return out

@@ -109,7 +109,9 @@ def unpack_tree(archive: IO[bytes], folder: Path) -> None:
                 _unpack_file(archive, os.path.join(folder, name), int(entry["mode"]), data_size)
             elif kind == "link":
                 links.append((os.path.join(folder, name), str(entry["to"])))
-        except (ValueError, KeyError, TypeError, FileExistsError) as error:
+            else:
+                raise ValueError(f"it has an entry of kind {kind!r:.40}")
+        except (ValueError, KeyError, TypeError, FileExistsError, RecursionError) as error:
             raise ValueError(f"this is no archive of a template: {error}") from None
     top = os.path.realpath(folder)
     for path, to in links:

@@ -25,7 +25,7 @@ SENDINGS = 3  # of one template for one start, should the server need its room f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteSnapshot(Image):
-    """A snapshot that a server keeps for one client."""
+    """A snapshot that a server keeps for one client. Without a `root` it starts where it was taken."""
 
     client: str
 
@@ -114,7 +114,7 @@ class RemoteSandboxes:
         Raises SandboxError when there is no such template, or no sandbox to be had, ConfigError when none ever can.
         """
         if isinstance(template, RemoteSnapshot):
-            return await self._line.run(self._start({"snapshot": template.name}, client=template.client))
+            return await self._line.run(self._start({"snapshot": template.name, "root": template.root}, client=template.client))
         if isinstance(template, Image):
             return await self._line.run(self._start({"image": template.name, "root": template.root}))
         archive, digest = await asyncio.to_thread(packed, template)

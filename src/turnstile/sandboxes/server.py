@@ -137,7 +137,7 @@ class SandboxServer:
             return await handler(request)
         except GarbageError as error:
             return web.Response(status=400, text=str(error))
-        except (SandboxError, ConfigError, ValueError) as error:
+        except (SandboxError, ConfigError, ValueError, OSError) as error:
             return answered(frame(error_told(error)))
 
     async def _open(self, request: web.Request) -> web.StreamResponse:

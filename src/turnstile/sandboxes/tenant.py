@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from turnstile.errors import SandboxError, TurnstileError
@@ -89,12 +89,20 @@ class Tenant:
         self._jobs.clear()
         try:
             await self._provider.close()
-        except (TurnstileError, OSError) as error:
-            _log.warning("client %s: its sandboxes may not be closed: %s", self.name, error)
+        except Exception as error:  # the others' sandboxes are to be closed all the same
+            expected = isinstance(error, TurnstileError | OSError)
+            _log.warning(
+                "client %s: its sandboxes may not be closed: %s", self.name, error, exc_info=None if expected else error
+            )
 
     def _remember(self, identity: str, job: asyncio.Task[bytes] | None) -> None:
+        """Keeps a request for as long as it takes, and then for the time in which it may come again."""
         self._jobs[identity] = job
-        asyncio.get_running_loop().call_later(KEPT, self._jobs.pop, identity, None)
+        loop = asyncio.get_running_loop()
+        if job is None:
+            loop.call_later(KEPT, self._jobs.pop, identity, None)
+        else:
+            job.add_done_callback(lambda _: loop.call_later(KEPT, self._jobs.pop, identity, None))
 
     async def _carry_out(self, verb: Verb, told: Mapping[str, Any], data: bytes) -> bytes:
         try:
@@ -119,6 +127,9 @@ class Tenant:
             snapshot = self._snapshots.get(part(given, "snapshot", str))
             if snapshot is None:
                 raise SandboxError("the sandbox server has no such snapshot of this client")
+            root = part(given, "root", str)
+            if isinstance(snapshot, Image) and root:  # where commands of this sandbox run, which is the client's to say
+                snapshot = replace(snapshot, root=root)
             sandbox = await self._provider.start(snapshot)
         else:
             sandbox = await self._provider.start(Image(name=part(given, "image", str), root=part(given, "root", str)))

@@ -29,6 +29,7 @@ class Uploads:
         self._most = most_mb << 20
         self._there: OrderedDict[str, tuple[Path, int]] = OrderedDict()  # digest -> folder and bytes; oldest use first
         self._held: Counter[str] = Counter()
+        self._clearing = asyncio.Lock()
         self._finalizer = weakref.finalize(self, self._home.remove)
 
     def __contains__(self, digest: str) -> bool:
@@ -87,14 +88,15 @@ class Uploads:
 
     async def _make_room(self) -> None:
         """Remove the oldest that nobody holds, but never the newest."""
-        total = sum(size for _, size in self._there.values())
-        for digest in list(self._there)[:-1]:
-            if total <= self._most:
-                return
-            if not self._held[digest]:
-                folder, size = self._there.pop(digest)
-                total -= size
-                await asyncio.to_thread(remove_tree, folder)
+        async with self._clearing:
+            total = sum(size for _, size in self._there.values())
+            for digest in list(self._there)[:-1]:
+                if total <= self._most:
+                    return
+                if not self._held[digest]:
+                    folder, size = self._there.pop(digest)
+                    total -= size
+                    await asyncio.to_thread(remove_tree, folder)
 
 
 def _unpack(archive: IO[bytes], folder: Path) -> None:

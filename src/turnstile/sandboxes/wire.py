@@ -61,7 +61,7 @@ def unframe(found: bytes) -> tuple[dict[str, Any], bytes]:
     middle = HEAD.size + size
     try:
         told = json.loads(found[HEAD.size : middle])
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
         raise GarbageError("no JSON object at its beginning")
