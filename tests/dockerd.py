@@ -2,7 +2,7 @@
 
     python tests/dockerd.py
 
-tries whether one can be started here, and a container in it.
+tries whether one can be started here, and a container in it; the exit code is 77 where this machine does not let it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ PROGRAMS = (
 )
 NO_ENGINE = "TURNSTILE_TESTS_NO_ENGINE"
 """The environment variable that says why an engine would not run here though it is installed."""
+CANNOT = 77
 LEFT_OUT = ("test", "site-packages", "idlelib", "tkinter", "ensurepip", "lib2to3", "turtledemo", "pydoc_data")
 
 
@@ -46,6 +47,10 @@ def why_not() -> str | None:
     if os.geteuid() != 0:
         return "starting dockerd takes root"
     return os.environ.get(NO_ENGINE) or None
+
+
+class DidNotStartError(RuntimeError):
+    """The daemon ended or did not answer."""
 
 
 class Dockerd:
@@ -68,7 +73,7 @@ class Dockerd:
         deadline = time.monotonic() + 120
         while True:
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"dockerd did not start: {(self.folder / 'log').read_text()[-2000:]}")
+                raise DidNotStartError(f"dockerd did not start: {(self.folder / 'log').read_text()[-2000:]}")
             with contextlib.suppress(OSError):
                 knock(str(self.folder / "docker.sock"))
                 return
@@ -217,6 +222,11 @@ def trial() -> None:
 if __name__ == "__main__":
     reason = why_not()
     if reason is not None:
-        sys.exit(reason)
-    trial()
+        print(reason)
+        sys.exit(CANNOT)
+    try:
+        trial()
+    except (DidNotStartError, docker.errors.APIError, docker.errors.ContainerError) as error:
+        print(f"dockerd runs no container here: {error}")
+        sys.exit(CANNOT)
     print("dockerd starts here, and runs a container")

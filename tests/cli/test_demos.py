@@ -67,6 +67,10 @@ def test_a_bad_row_stops_it_or_is_counted(cli: Cli, talks: str, tmp_path: Path) 
     done = cli("demos", "import", bad, "--out", "out.jsonl", "--skip-bad")
     assert "1 left out that cannot be read, the first: " in done.out
     assert len(read_conversations("out.jsonl")) == 1
+    with open(bad, "ab") as file:
+        file.write(b'{"messages": [torn\n"\xff"\n[1]\n' + json.dumps({"messages": SAID}).encode() + b"\n")
+    assert "4 left out that cannot be read" in cli("demos", "import", bad, "--out", "out.jsonl", "--skip-bad").out
+    assert len(read_conversations("out.jsonl")) == 2
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,14 @@ def play_talks(
 ) -> Played:
     """Conversations as the agent's trajectories. Raises TaskError where none of them is left to learn from."""
     warm = recipe.warmstart
-    played = play(talks, agent.scaffold, context=agent.context, cut=warm.too_long == "cut", done=done)
+    played = play(
+        talks,
+        agent.scaffold,
+        context=agent.context,
+        cut=warm.too_long == "cut",
+        controls=agent.tokenizer.all_special_tokens,
+        done=done,
+    )
     if talks and not played.trajectories:
         why = "; ".join(f"{count} of them: {why}" for why, count in played.left_out.most_common())
         raise TaskError(

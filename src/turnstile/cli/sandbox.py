@@ -126,8 +126,11 @@ def find_token(file: Path | None) -> tuple[str, str | None]:
     """The token of a server, and words that say where it is from; None where it was made up now, for this once."""
     if file is not None and not file.exists():
         token = secrets.token_urlsafe(32)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
-            made.write(token + "\n")
+        try:
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+                made.write(token + "\n")
+        except OSError as error:
+            raise ConfigError(f"the token file {file} cannot be made: {error.strerror}") from None
         return token, f"token: a new one, written to {file}"
     remote = importlib.import_module("turnstile.sandboxes.remote")
     if file is not None:

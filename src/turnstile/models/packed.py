@@ -49,8 +49,8 @@ class PackedLinears:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Inside, what this thread runs without gradients runs on the copies; those of weights that changed in place are
-        made again first. Other threads, whose weights may be newer, run on the weights themselves."""
+        """Inside, what this thread runs without gradients runs on the copies; those of weights that changed in place
+        are made again first. Other threads, whose weights may be newer, run on the weights themselves."""
         if self._learnt:
             self._learnt = False
             self._packed = {layer: one for layer, one in self._packed.items() if not layer.weight.requires_grad}

@@ -114,7 +114,9 @@ class RemoteSandboxes:
         Raises SandboxError when there is no such template, or no sandbox to be had, ConfigError when none ever can.
         """
         if isinstance(template, RemoteSnapshot):
-            return await self._line.run(self._start({"snapshot": template.name, "root": template.root}, client=template.client))
+            return await self._line.run(
+                self._start({"snapshot": template.name, "root": template.root}, client=template.client)
+            )
         if isinstance(template, Image):
             return await self._line.run(self._start({"image": template.name, "root": template.root}))
         archive, digest = await asyncio.to_thread(packed, template)

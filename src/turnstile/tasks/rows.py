@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,14 @@ def files_of(source: str | Path, split: str = "") -> list[Path]:
     return chosen
 
 
-def read_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a file one after the other, each with where it stands. Raises TaskError naming file and row for what
-    cannot be read, MissingExtraError for a Parquet file without its extra."""
+def read_rows(file: Path, bad: Callable[[TaskError], None] | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows of a file one after the other, each with where it stands. A row that cannot be read is told to `bad`.
+
+    Raises TaskError naming file and row for what cannot be read: for a row only where there is no `bad`.
+    MissingExtraError for a Parquet file without its extra.
+    """
     rows = _parquet(file) if file.suffix == ".parquet" else _json(file)
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         where = f"{file}, row {number}"
         try:
             row = next(rows)
@@ -46,9 +48,26 @@ def read_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             return
         except (OSError, ValueError) as error:  # ValueError: no UTF-8, no JSON, no Parquet
             raise TaskError(f"{where}: it cannot be read ({error})") from error
-        if not isinstance(row, Mapping):
-            raise TaskError(f"{where}: a row is an object with named fields, this is {type(row).__name__}")
-        yield where, row
+        try:
+            found = _object(row, where)
+        except TaskError as error:
+            if bad is None:
+                raise
+            bad(error)
+            continue
+        yield where, found
+
+
+def _object(row: Any, where: str) -> Mapping[str, Any]:
+    """A row as an object; one of JSON lines comes as its bytes, so that others can be read though it cannot."""
+    if isinstance(row, bytes):
+        try:
+            row = json.loads(row)
+        except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+            raise TaskError(f"{where}: it cannot be read ({error})") from error
+    if not isinstance(row, Mapping):
+        raise TaskError(f"{where}: a row is an object with named fields, this is {type(row).__name__}")
+    return row
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> int:
@@ -88,8 +107,8 @@ def _json(file: Path) -> Iterator[Any]:
         whole = json.loads(file.read_text(encoding="utf-8"))
         yield from whole if isinstance(whole, list) else [whole]
     else:
-        with file.open(encoding="utf-8", newline="\n") as lines:
-            yield from (json.loads(line) for line in lines if line.strip())
+        with file.open("rb") as lines:
+            yield from (line for line in lines if line.strip())
 
 
 def _parquet(file: Path) -> Iterator[Any]:

@@ -52,7 +52,7 @@ def assemble(said: Iterable[Said], tools: Sequence[ToolSpec] = ()) -> Conversati
 
 
 def _speaks(message: Message) -> bool:
-    return message.role == "assistant" and bool(message.content or message.tool_calls)
+    return message.role == "assistant" and bool(message.content.strip() or message.tool_calls)
 
 
 def _numbered(messages: Sequence[Message]) -> Iterator[Message]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from turnstile.types import I32, Completion, Message, Sampling, Stop, ToolSpec, 
 
 TOO_LONG = "longer than the context"
 NOTHING = "nothing in it to learn"
+FORGED = "a message that holds the model's control tokens, which would pass for the template's"
 UNREADABLE = "a message that the agent's parser would not read as it is meant"
 _WRITTEN = Sampling(temperature=1.0)  # what was written is taken as it is
 
@@ -54,13 +56,15 @@ def play(
     *,
     context: int,
     cut: bool = False,
+    controls: Collection[str] = (),
     done: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Played:
     """Each conversation as a trajectory of the agent, a group of its own.
 
     One that `context` (tokens; 0: no limit) cannot hold is left out, or with `cut` ends with the last turn that fits.
-    Left out, too, are one with nothing to learn, one that the chat template refuses, and one with a message to learn
-    that the scaffold's parser would read as another. `done` is called after each that is kept.
+    Left out, too, are one with nothing to learn, one that holds one of the tokenizer's `controls`, one that the chat
+    template refuses, and one with a message to learn that the scaffold's parser would read as another. `done` is called
+    after each that is kept.
     """
     kept: list[Trajectory] = []
     left_out: Counter[str] = Counter()
@@ -68,6 +72,10 @@ def play(
     for number, conversation in enumerate(conversations):
         if not any(conversation.trainable):
             left_out[NOTHING] += 1
+            continue
+        texts = [text for message in conversation.messages for text in _texts(message)]
+        if any(control in text for text in texts for control in controls):
+            left_out[FORGED] += 1
             continue
         try:
             whole = trajectory(conversation, scaffold, group=f"conversations/{number}/{conversation.id}")
@@ -122,6 +130,14 @@ def trajectory(conversation: Conversation, scaffold: Scaffold, *, group: str) ->
         stop=Stop.DONE,
         signals={} if conversation.resolved is None else {"resolved": conversation.resolved},
     )
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """All that a template puts into the prompt as it stands."""
+    yield message.content
+    yield message.reasoning or ""
+    for call in message.tool_calls:
+        yield json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
 def _completion(token_ids: I32) -> Completion:

@@ -39,7 +39,7 @@ def conversations(
     if format != "auto" and format not in FORMATS:
         raise TaskError(f"unknown conversation format {format!r}; {nearest(format, (*FORMATS, 'auto'))}")
     for file in _files(Path(source), source, split):
-        for number, (where, row) in enumerate(read_rows(file), start=1):
+        for number, (where, row) in enumerate(read_rows(file, bad), start=1):
             try:
                 found = FORMATS[_told(row, where) if format == "auto" else format](row, where)
             except TaskError as error:
