@@ -94,3 +94,9 @@ def test_missing_bubblewrap_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
         BubblewrapSandboxes()
+
+
+@needs_bubblewrap
+def test_what_is_to_be_read_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sandbox\.readable names '.*none', which is not there"):
+        BubblewrapSandboxes(root=tmp_path / "home", readable=[tmp_path / "none"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,33 @@ async def test_a_request_is_known_for_as_long_as_it_takes(
     await asyncio.sleep(0.6)
     tier.go_on.set()
     assert await command == DONE
+
+
+async def test_what_a_cancelled_caller_does_not_get_is_undone(remote: RemoteSandboxes, template: Path) -> None:
+    """The answer may have come while the caller's loop was busy: the sandbox is there, and nobody's."""
+    await remote.start(template)  # so that the line is open
+    ended, undone = threading.Event(), []
+
+    async def job() -> str:
+        asyncio.get_running_loop().call_later(0.05, ended.set)
+        return "a sandbox"
+
+    async def undo(result: str) -> None:
+        undone.append(result)
+
+    running = asyncio.create_task(remote._line.run(job(), undo))
+    await asyncio.sleep(0)
+    assert ended.wait(60)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert undone == ["a sandbox"]
+
+
+async def test_a_sandbox_can_be_left(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:
+    sandbox = await remote.start(template)
+    await remote._line.run(sandbox.leave())
+    assert tier.open == 0
 
 
 async def test_a_snapshot_starts_where_the_client_says(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:

@@ -58,7 +58,8 @@ class BubblewrapSandboxes:
     At most `workers` commands run at once in one sandbox. `spare` sandboxes are started in advance, as a server
     takes a while to import what `preload` names. `limits` hold for commands that bring none; `root` is where
     the copies live (shared memory or the temporary folder by default). Of this machine's files, commands see the
-    system's, this Python's, Turnstile's and the folders of `readable`, which must be there.
+    system's, this Python's, Turnstile's and the folders of `readable`. Raises ConfigError for one of these that is not
+    there.
     """
 
     def __init__(
@@ -76,6 +77,9 @@ class BubblewrapSandboxes:
         self._preload = tuple(preload)
         self._workers = workers
         self._spare = spare
+        for path in readable:
+            if not Path(path).exists():
+                raise ConfigError(f"sandbox.readable names {str(path)!r}, which is not there")
         needed = (Path(sys.prefix), Path(sys.base_prefix), Path(turnstile.__file__).parent, *map(Path, readable))
         self._readable = tuple(dict.fromkeys(name for path in needed for name in (str(path), str(path.resolve()))))
         self._home = Home(root)

@@ -52,8 +52,9 @@ class Line:
         self._closed = False
         self._pid = os.getpid()
 
-    async def run(self, job: Coroutine[Any, Any, T]) -> T:
-        """Run `job` in the line's thread. Where the caller is cancelled so is the job, and its end is waited for."""
+    async def run(self, job: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
+        """Run `job` in the line's thread. Where the caller is cancelled so is the job, and its end is waited for; what
+        came of one that had ended already, and that nobody will have, is given to `undo`."""
         done: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -75,7 +76,11 @@ class Line:
             if not waiting.done():
                 self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
                 await asyncio.wait([waiting])
-            waiting.exception()  # nobody else looks at it
+            if waiting.cancelled():
+                raise
+            if waiting.exception() is None and undo is not None:
+                undone = asyncio.run_coroutine_threadsafe(undo(waiting.result()), self._loop)
+                await asyncio.wait([asyncio.wrap_future(undone)])
             raise
 
     async def post(self, path: str, told: Mapping[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:

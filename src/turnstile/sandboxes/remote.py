@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import secrets
@@ -77,6 +78,12 @@ class RemoteSandbox:
         finally:
             self._closed = True
 
+    async def leave(self) -> None:
+        """What `close` asks for, in the line's own thread: of a sandbox whose caller was cancelled. Where the server
+        cannot be reached, it ends the sandbox as the lease runs out."""
+        with contextlib.suppress(SandboxError, ConfigError):
+            await self._lease.ask("close", {"sandbox": self._identity})
+
     async def _ask(self, verb: str, told: dict[str, Any], data: bytes = b"", *, identity: str | None = None) -> Answer:
         if self._closed:
             raise SandboxError("the sandbox was closed")
@@ -115,13 +122,16 @@ class RemoteSandboxes:
         """
         if isinstance(template, RemoteSnapshot):
             return await self._line.run(
-                self._start({"snapshot": template.name, "root": template.root}, client=template.client)
+                self._start({"snapshot": template.name, "root": template.root}, client=template.client),
+                RemoteSandbox.leave,
             )
         if isinstance(template, Image):
-            return await self._line.run(self._start({"image": template.name, "root": template.root}))
+            return await self._line.run(
+                self._start({"image": template.name, "root": template.root}), RemoteSandbox.leave
+            )
         archive, digest = await asyncio.to_thread(packed, template)
         with archive:
-            return await self._line.run(self._start({"tree": digest}, archive))
+            return await self._line.run(self._start({"tree": digest}, archive), RemoteSandbox.leave)
 
     async def close(self) -> None:
         """End every command and remove every file that is ours at the server."""
