@@ -44,6 +44,7 @@ def test_a_model_is_shown_what_tests_say_and_what_the_docs_say(bug: Bug) -> None
     ("text", "why"),
     [
         ("The fault is in src/tiny/__init__.py, somewhere.", "it names the file src/tiny/__init__.py"),
+        ("The bug is in src.tiny, I think.", None),
         ("Have a look at line 9 of the module, please.", "it names a line"),
         ("It should `return min( value, high )` instead of what it does.", "it quotes the code: return min("),
         ("It reads `max` there where `min` should stand.", "it names what was changed: max"),
@@ -59,7 +60,14 @@ def test_a_text_that_gives_the_repair_away_is_told(bug: Bug, text: str, why: str
     ("old", "new", "text", "why"),
     [
         ("<", "<=", "It compares with <= now.", "it names what was changed: <="),
-        ("<", "<=", "It should be smaller-or-equal.", None),
+        ("<", "<=", "It should be smaller-or-equal.", "it names what was changed, <=, in words: smaller-or-equal"),
+        ("<", "<=", "Be less than or equal.", "it names what was changed, <=, in words: less than or equal"),
+        ("<", "<=", "The end is inclusive.", "it names what was changed, <=, in words: inclusive"),
+        ("<", "<=", "At least one of them is lost.", None),
+        ("not ", "", "Remove the negation.", "it says what to do: Remove the negation"),
+        ("not ", "", "It is negated.", "it names what was changed, not, in words: negat"),
+        ("3", "4", "It must stop at three.", "it names what was changed, 3, in words: three"),
+        ("3", "4", "clamp(5) gives five, and should give nine instead.", None),
         ("10", "11", "It is 11 where 10 is right.", "it names what was changed: 10"),
         ("and", "or", "Both are needed, this and that.", None),
         ("and", "or", "There is an `or` too many.", "it names what was changed: or"),

@@ -18,6 +18,33 @@ _ENGLISH = frozenset(
      "try", "while", "with"}
 )  # fmt: skip
 """Words that prose has too: they give something away in code alone."""
+_NUMBERS = dict(
+    enumerate(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    )
+)
+_PROSE = {
+    "<": r"strict(ly)? (less|smaller|below)|exclusive",
+    "<=": r"(less|smaller)[ -](than[ -])?or[ -]equal|at most|no (more|greater|larger) than|inclusive",
+    ">": r"strict(ly)? (greater|more|larger|above)|exclusive",
+    ">=": r"(greater|more|larger)[ -](than[ -])?or[ -]equal|at least|no (less|fewer|smaller) than|inclusive",
+    "==": r"\bequality\b",
+    "!=": r"\binequality\b|\bunequal",
+    "not": r"\bnegat|\binver(t|s)|opposite",
+    "and": r"conjunction|logical and|both conditions",
+    "or": r"disjunction|logical or|either condition",
+    "+": r"\b(addition|plus)\b",
+    "-": r"\b(subtraction|minus)\b",
+    "*": r"\b(multiplication|times)\b",
+    "/": r"\bdivision\b",
+    "//": r"\b(floor|integer) division\b",
+    "%": r"\b(modulo|modulus|remainder)\b",
+}
+"""How prose says an operator."""
+_REMEDY = re.compile(
+    r"\b(remove|swap|flip|replace|change)\b[^.;]*\b(condition|operator|comparison|negation|constant|branch|statement)\b",
+    re.IGNORECASE,
+)
 
 
 def leak(text: str, bug: Bug, shown: str) -> str | None:
@@ -25,7 +52,9 @@ def leak(text: str, bug: Bug, shown: str) -> str | None:
 
     `shown` is what its writer was shown, lines of which may be repeated.
     """
-    names = {bug.file, PurePosixPath(bug.file).name} - {"__init__.py"}
+    path = PurePosixPath(bug.file)
+    dotted = [".".join(path.with_suffix("").parts[first:]) for first in range(len(path.parts) - 1)]
+    names = {bug.file, path.name, *dotted} - {"__init__.py"}
     said = next((name for name in sorted(names) if name in text), None)
     if said is not None:
         return f"it names the file {said}"
@@ -37,11 +66,23 @@ def leak(text: str, bug: Bug, shown: str) -> str | None:
     for line in _changed_lines(bug):
         if _bare(line) in _bare(own) and _bare(line) not in _bare(shown):
             return f"it quotes the code: {line.strip()}"
+    if remedy := _REMEDY.search(own):
+        return f"it says what to do: {remedy[0]}"
     spans = " ".join(_SPAN.findall(own))
     for token in sorted(_changed_tokens(bug, shown)):
         if token in _tokens(spans if token.lower() in _ENGLISH else own):
             return f"it names what was changed: {token}"
+        if words := _in_words(token, own):
+            return f"it names what was changed, {token}, in words: {words}"
     return None
+
+
+def _in_words(token: str, text: str) -> str | None:
+    """How a text says an operator or a small number, where it does."""
+    small = token.isdecimal() and int(token) < len(_NUMBERS)
+    pattern = rf"\b{_NUMBERS[int(token)]}\b" if small else _PROSE.get(token)
+    found = re.search(pattern, text, re.IGNORECASE) if pattern else None
+    return found[0] if found else None
 
 
 def _changed_lines(bug: Bug) -> list[str]:
