@@ -18,6 +18,8 @@ WHOLE_SUITES = frozenset({"test.py", "tests.py"})
 STARTUP = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
 RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "turnstile"})
 """What runs tests: the top-level modules that a verifier imports beside the standard library."""
+INSTALLED = (".dist-info", ".egg-info")
+"""How folders end that say what is installed: they can name plugins of the test runner."""
 UNCOUNTED = frozenset({"__pycache__", ".git"})
 
 
@@ -44,6 +46,7 @@ def can_change_tests(path: str) -> bool:
         or parts.name.endswith((".pyc", ".pth"))
         or not TEST_FOLDERS.isdisjoint(parts.parts[:-1])
         or "__pycache__" in parts.parts
+        or any(part.endswith(INSTALLED) for part in parts.parts)
     )
 
 

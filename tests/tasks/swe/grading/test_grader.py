@@ -115,6 +115,8 @@ async def test_edits_of_tests_are_ignored_and_counted(grader: Grader, template: 
         ("conftest.py", True),
         ("sitecustomize.py", True),
         ("x.pth", True),
+        ("src/x-1.0.dist-info/entry_points.txt", True),
+        ("x.egg-info/entry_points.txt", True),
     ],
 )
 def test_what_counts_as_a_test(path: str, ignored: bool) -> None:

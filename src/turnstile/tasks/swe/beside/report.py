@@ -1,16 +1,21 @@
 """A pytest plugin that tells every outcome under a random key. For Python 3.6 and pytest 3.6 or newer, whatever the
 project's own settings are; of the standard library, and a single file that is handed into a container.
 
-It is named in PYTEST_PLUGINS, beside it lies KEYFILE with the key of the report's lines and the name of the test that
-it adds, which must fail. Both files are gone before any code under test is imported.
+It is named in PYTEST_PLUGINS, beside it lies KEYFILE: the key of the report's lines, the name of the test that it adds,
+which must fail, the repository's folder, and the names that its modules had at the beginning. `beside.startup` imports
+it when Python starts, so that both files are gone before any code of the repository can be imported. Where pytest is
+called by a program of the repository, it is imported no earlier than pytest is. PYTEST_DONT_REWRITE
 """
 
+import importlib
+import importlib.machinery
 import json
 import os
 import sys
 from typing import Any
 
 import pytest
+from _pytest import config as pytest_config
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KEYFILE = "key.json"
@@ -20,7 +25,7 @@ SEALED = ("pytest", "_pytest", "pluggy", "unittest")
 class Report:
     """Writes begin, test, tampered and end lines to the standard output as it was at the beginning."""
 
-    def __init__(self, key: str, canary: str) -> None:
+    def __init__(self, key: str, canary: str, root: str) -> None:
         self.key, self.canary = key, canary
         self.channel = os.dup(1)
         self.write: Any = os.write
@@ -29,8 +34,8 @@ class Report:
         self.expected: Any = set()  # tests that were marked to fail when they were collected
         self.unsound: Any = set()
         self.count = 0
-        self.root = os.getcwd() + os.sep
-        self.files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        self.root = root + os.sep
+        self.files: Any = set()
         self.sealed = self.codes()
         self.emit(event="begin")
 
@@ -88,8 +93,8 @@ class Report:
 
     def is_under_test(self, file: str, item: Any = None) -> bool:
         """Whether a file is of the repository and no test."""
-        file = os.path.abspath(file)
-        own = "" if item is None else str(getattr(item, "path", None) or item.fspath)
+        file = os.path.realpath(file)
+        own = "" if item is None else os.path.realpath(str(getattr(item, "path", None) or item.fspath))
         return file.startswith(self.root) and file != own and not is_of_tests(file[len(self.root) :])
 
     def is_said_by_a_test(self, call: Any) -> bool:
@@ -160,8 +165,47 @@ def is_to_fail(item: Any) -> bool:
     return getattr(function, "__unittest_expecting_failure__", False) or item.get_closest_marker("xfail") is not None
 
 
+class Guard(importlib.machinery.FileFinder):
+    """Imports from a folder of the repository, but nothing in the place of a library of the image."""
+
+    libraries: Any = frozenset()
+
+    def find_spec(self, fullname: str, target: Any = None) -> Any:
+        return None if fullname in self.libraries else super().find_spec(fullname, target)
+
+
+def guard(root: str, own: Any) -> None:
+    """Has modules be imported from outside the repository where they are there, but those whose names are in `own`."""
+    names: Any = set()
+    for place in sys.path:
+        if os.path.isdir(place) and not (os.path.realpath(place) + os.sep).startswith(root + os.sep):
+            for name in os.listdir(place):
+                if name.endswith((".py", ".so")) or os.path.isfile(os.path.join(place, name, "__init__.py")):
+                    names.add(name.partition(".")[0])
+    Guard.libraries = frozenset(names.difference(own))
+    machinery = importlib.machinery
+    loaders: Any = (
+        (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+        (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
+        (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
+    )
+
+    def hook(path: str) -> Guard:
+        if not os.path.isdir(path) or not (os.path.realpath(path) + os.sep).startswith(root + os.sep):
+            raise ImportError("a folder outside the repository", path=path)
+        return Guard(path, *loaders)
+
+    sys.path_hooks.insert(0, hook)
+    sys.path_importer_cache.clear()
+
+
+def pytest_addoption(parser: Any) -> None:
+    os.environ.pop("PYTEST_PLUGINS", None)  # pytest has read it, and what the tests start is not to
+
+
 def pytest_configure(config: Any) -> None:
     if REPORT is not None and not hasattr(config, "workerinput"):
+        REPORT.files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         config.pluginmanager.register(REPORT, "turnstile")
 
 
@@ -174,9 +218,13 @@ def _open() -> Any:
         asked = json.load(opened)
     os.unlink(file)
     os.unlink(__file__)
-    os.environ.pop("PYTEST_PLUGINS", None)
     sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
-    return Report(asked["key"], asked["canary"])
+    for name in pytest_config.default_plugins:  # so that they are sealed
+        importlib.import_module("_pytest." + name)
+    root = os.path.realpath(asked["root"])
+    if asked["own"]:
+        guard(root, asked["own"])
+    return Report(asked["key"], asked["canary"], root)
 
 
 REPORT = _open()
