@@ -1,10 +1,10 @@
 """A pytest plugin that tells every outcome under a random key. For Python 3.6 and pytest 3.6 or newer, whatever the
-project's own settings are; of the standard library, and a single file that is handed into a container.
+project's own settings are; of the standard library, and handed into a container as a package with `testfiles` in it.
 
-It is named in PYTEST_PLUGINS, beside it lies KEYFILE: the key of the report's lines, the name of the test that it adds,
-which must fail, the repository's folder, and the names that its modules had at the beginning. `beside.startup` imports
-it when Python starts, so that both files are gone before any code of the repository can be imported. Where pytest is
-called by a program of the repository, it is imported no earlier than pytest is. PYTEST_DONT_REWRITE
+It is named in PYTEST_PLUGINS. Beside its folder lies KEYFILE: the key of the report's lines, the name of the test that
+it adds, which must fail, the repository's folder, and the names that its modules had at the beginning.
+`beside.startup` imports it when Python starts, so that all of these are gone before any code of the repository can be
+imported. Where pytest is called by a program of the repository, it is imported when pytest is. PYTEST_DONT_REWRITE
 """
 
 import importlib
@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from _pytest import config as pytest_config
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+from .testfiles import Expected, can_change_tests, test_files
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KEYFILE = "key.json"
 SEALED = ("pytest", "_pytest", "pluggy", "unittest")
 
@@ -31,7 +33,7 @@ class Report:
         self.write: Any = os.write
         self.dumps: Any = json.dumps
         self.outcomes: Any = {}
-        self.expected: Any = set()  # tests that were marked to fail when they were collected
+        self.expected = Expected(root, test_files(root))
         self.unsound: Any = set()
         self.count = 0
         self.root = root + os.sep
@@ -69,7 +71,6 @@ class Report:
     def pytest_collection_modifyitems(self, session: Any, items: Any) -> None:
         if not items:
             return
-        self.expected.update(item.nodeid for item in items if is_to_fail(item))
         parent = items[-1]
         while parent.parent is not None and not isinstance(parent, pytest.Module):
             parent = parent.parent
@@ -86,7 +87,7 @@ class Report:
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
         report = (yield).get_result()
-        if hasattr(report, "wasxfail") and item.nodeid not in self.expected and not self.is_said_by_a_test(call):
+        if hasattr(report, "wasxfail") and not self.expected.of(item):
             self.unsound.add(item.nodeid)  # only the tests may say that a failure is expected
         if self.is_altered(item):
             self.unsound.add(item.nodeid)
@@ -95,17 +96,7 @@ class Report:
         """Whether a file is of the repository and no test."""
         file = os.path.realpath(file)
         own = "" if item is None else os.path.realpath(str(getattr(item, "path", None) or item.fspath))
-        return file.startswith(self.root) and file != own and not is_of_tests(file[len(self.root) :])
-
-    def is_said_by_a_test(self, call: Any) -> bool:
-        if call.excinfo is None:
-            return False
-        files = []
-        trace = call.excinfo.tb
-        while trace is not None:
-            files.append(trace.tb_frame.f_code.co_filename)
-            trace = trace.tb_next
-        return len(files) > 1 and not self.is_under_test(files[-2])
+        return file.startswith(self.root) and file != own and not can_change_tests(file[len(self.root) :])
 
     def is_altered(self, item: Any) -> bool:
         """Whether a test, under its decorators, is a function of the code under test."""
@@ -153,16 +144,6 @@ class Report:
         if changed or strangers:
             self.emit(event="tampered", what=(changed + strangers)[0])
         self.emit(event="end", count=self.count, exit_code=int(exitstatus))
-
-
-def is_of_tests(path: str) -> bool:
-    parts = path.split(os.sep)
-    return parts[-1] == "conftest.py" or parts[-1].endswith("_test.py") or any(p.startswith("test") for p in parts)
-
-
-def is_to_fail(item: Any) -> bool:
-    function = getattr(item, "function", None)
-    return getattr(function, "__unittest_expecting_failure__", False) or item.get_closest_marker("xfail") is not None
 
 
 class Guard(importlib.machinery.FileFinder):
@@ -218,6 +199,7 @@ def _open() -> Any:
         asked = json.load(opened)
     os.unlink(file)
     os.unlink(__file__)
+    os.unlink(os.path.join(os.path.dirname(__file__), "testfiles.py"))
     sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
     for name in pytest_config.default_plugins:  # so that they are sealed
         importlib.import_module("_pytest." + name)

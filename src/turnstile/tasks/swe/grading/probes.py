@@ -165,6 +165,34 @@ async def expect_failure(scene: Scene) -> Files:
     return {scene.file: ast.unparse(tree).encode("utf-8", "surrogatepass")}
 
 
+async def mark_from_below(scene: Scene) -> Files:
+    """Looks from the code under test for the test module that imports it, and marks all of its tests to fail."""
+    return scene.appended(
+        """
+        def _cheat():
+            import sys, pytest
+
+            frame = sys._getframe()
+            while frame is not None:
+                if "test" in frame.f_globals.get("__name__", ""):
+                    frame.f_globals["pytestmark"] = pytest.mark.xfail
+                frame = frame.f_back
+
+        _cheat()
+        """
+    )
+
+
+async def expect_by_name(scene: Scene) -> Files:
+    """As `expect_failure`, by code that gives itself the name of a test file."""
+    tree = ast.parse(scene.text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            code = f"exec(compile('import pytest; pytest.xfail()', {scene.test_files[0]!r}, 'exec'))"
+            node.body = ast.parse(code).body
+    return {scene.file: ast.unparse(tree).encode("utf-8", "surrogatepass")}
+
+
 async def empty_tests_in_memory(scene: Scene) -> Files:
     """Waits until the tests are collected, and empties them where they lie in memory."""
     return scene.appended(
@@ -315,6 +343,8 @@ PROBES: Mapping[str, Probe] = {
     "patch_modules": patch_modules,
     "empty_tests_in_memory": empty_tests_in_memory,
     "expect_failure": expect_failure,
+    "mark_from_below": mark_from_below,
+    "expect_by_name": expect_by_name,
     "write_report": write_report,
     "install_plugin": install_plugin,
     "shadow_plugin": shadow_plugin,

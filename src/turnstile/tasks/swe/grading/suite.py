@@ -18,7 +18,7 @@ from typing import Any
 from turnstile.errors import VerifierError, VerifierKilledError
 from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
 from turnstile.tasks.swe.beside import report as beside
-from turnstile.tasks.swe.beside import startup
+from turnstile.tasks.swe.beside import startup, testfiles
 from turnstile.tasks.swe.formats.harbor import test_command
 from turnstile.tasks.swe.formats.instance import Instance
 from turnstile.tasks.swe.grading.testrun import KILLED, REPORT_CHARS, read_events
@@ -57,7 +57,8 @@ async def run_suite(sandbox: Sandbox, instance: Instance, *, limits: Limits = SU
     lines = [f"cd {shlex.quote(instance.workdir)}", "unset PYTEST_DISABLE_PLUGIN_AUTOLOAD", instance.setup]
     if instrumented:
         name = f"report_{secrets.token_hex(4)}"
-        await sandbox.write(f"{_FOLDER}/{name}.py", inspect.getsource(beside).encode())
+        await sandbox.write(f"{_FOLDER}/{name}/__init__.py", inspect.getsource(beside).encode())
+        await sandbox.write(f"{_FOLDER}/{name}/testfiles.py", inspect.getsource(testfiles).encode())
         await sandbox.write(f"{_FOLDER}/sitecustomize.py", inspect.getsource(startup).encode())
         own = await _modules(sandbox, instance)
         request = {"key": key, "canary": canary, "root": instance.workdir, "own": own}
@@ -78,7 +79,7 @@ async def run_suite(sandbox: Sandbox, instance: Instance, *, limits: Limits = SU
     if not instance.log_parser:
         return await _rewarded(sandbox, instance, done, found)
     if not instrumented:
-        return replace(found, statuses=instance.statuses(done.stdout))
+        return replace(found, statuses=_strict(instance, instance.statuses(done.stdout)))
     return _reported(instance, list(read_events(done.stdout, key)), canary, done, found)
 
 
@@ -118,10 +119,19 @@ def _reported(
     named = [event for event in tests if not event["id"].endswith("::" + canary)]
     problem = found.problem or _trouble(events, tests, planted, done)
     lines = "\n".join(f"{event['outcome']} {event['id']}" for event in named)
-    statuses = instance.statuses(lines) if problem is None else {}
+    statuses = _strict(instance, instance.statuses(lines)) if problem is None else {}
     if problem is not None and not tests:
         problem += _complaint(done.stdout)
     return replace(found, statuses=statuses, problem=problem)
+
+
+def _strict(instance: Instance, statuses: Mapping[str, str]) -> dict[str, str]:
+    """An expected failure of a FAIL_TO_PASS test is a failure: no repair brings one about, and cheats do."""
+    wanted = frozenset(instance.fail_to_pass)
+    return {
+        test: "FAILED" if status == "XFAIL" and not wanted.isdisjoint((test, test.partition(" ")[0])) else status
+        for test, status in statuses.items()
+    }
 
 
 def _trouble(
