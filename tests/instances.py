@@ -50,6 +50,11 @@ BASE: Mapping[str, str] = {
     "setup.cfg": "[tool:pytest]\naddopts = -q\nfilterwarnings =\n    error\n",
     ".gitignore": "*.log\nbuild/\n",
 }
+PLUGIN: Mapping[str, str] = {  # of pytest, as images have them
+    "handy.py": "",
+    "handy-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: handy\nVersion: 1.0\n",
+    "handy-1.0.dist-info/entry_points.txt": "[pytest11]\nhandy = handy\n",
+}
 TESTS = textwrap.dedent(
     """
     from calc import mean
@@ -120,6 +125,10 @@ def instance_image(engine: Dockerd, folder: Path) -> Instance:
             if file.is_file() and file.suffix != ".pyc":
                 more[f"/modules/{file.relative_to(site)}"] = file
     more["/modules/py.py"] = site / "py.py"
+    for name, text in PLUGIN.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+        more[f"/modules/{name}"] = folder / name
     for found, _, names in os.walk(folder / "repository"):
         for name in names:
             file = Path(found) / name

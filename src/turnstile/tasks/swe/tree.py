@@ -9,13 +9,13 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from turnstile.errors import TaskError
+from turnstile.tasks.swe.beside.testfiles import can_change_tests, is_test_file
 
-TEST_FOLDERS = frozenset({"test", "tests"})
-WHOLE_SUITES = frozenset({"test.py", "tests.py"})
-STARTUP = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
+__all__ = ["can_change_tests", "hides_a_library", "inside", "is_test_file", "tree_digest"]
+
 RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "turnstile"})
 """What runs tests: the top-level modules that a verifier imports beside the standard library."""
 UNCOUNTED = frozenset({"__pycache__", ".git"})
@@ -26,25 +26,6 @@ def inside(path: str) -> str:
     if os.path.isabs(path) or os.path.normpath(path).split(os.sep)[0] == os.pardir:
         raise ValueError(f"the path {path!r} leaves the template; give one relative to its root")
     return path
-
-
-def is_test_file(path: str) -> bool:
-    """Whether the file at `path` holds tests, going by its name: as pytest has it, and as older suites call theirs."""
-    name = PurePosixPath(path).name
-    return name in WHOLE_SUITES or (name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py")))
-
-
-def can_change_tests(path: str) -> bool:
-    """Whether a change to `path` could change the tests instead of the code, so that grading leaves it out."""
-    parts = PurePosixPath(path)
-    return (
-        is_test_file(path)
-        or parts.name in STARTUP
-        or parts.name.startswith("test_")  # data beside the tests
-        or parts.name.endswith((".pyc", ".pth"))
-        or not TEST_FOLDERS.isdisjoint(parts.parts[:-1])
-        or "__pycache__" in parts.parts
-    )
 
 
 def hides_a_library(path: str, exists: Callable[[str], bool], import_path: Iterable[str]) -> bool:

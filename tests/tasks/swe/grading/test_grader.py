@@ -115,6 +115,8 @@ async def test_edits_of_tests_are_ignored_and_counted(grader: Grader, template: 
         ("conftest.py", True),
         ("sitecustomize.py", True),
         ("x.pth", True),
+        ("src/x-1.0.dist-info/entry_points.txt", True),
+        ("x.egg-info/entry_points.txt", True),
     ],
 )
 def test_what_counts_as_a_test(path: str, ignored: bool) -> None:
@@ -538,20 +540,28 @@ class Case(unittest.TestCase):
     [
         ("pytest.xfail('known')", True),
         ("expect()", False),
-        ("request.applymarker(pytest.mark.xfail)\n    1 / 0", False),
+        ("mark(request)\n    1 / 0", False),
+        ("request.applymarker(pytest.mark.xfail)\n    1 / 0", True),
     ],
 )
 async def test_only_tests_may_expect_a_failure(
     sandboxes: LocalSandboxes, tmp_path: Path, body: str, passed: bool
 ) -> None:
     (tmp_path / "alone").mkdir()
-    (tmp_path / "alone" / "code.py").write_text("import pytest\n\n\ndef expect():\n    pytest.xfail('known')\n")
+    (tmp_path / "alone" / "code.py").write_text(
+        "import pytest\n\n\ndef expect():\n    pytest.xfail('known')\n\n\n"
+        "def mark(request):\n    request.applymarker(pytest.mark.xfail)\n"
+    )
     (tmp_path / "alone" / "test_it.py").write_text(
-        f"import pytest\nfrom code import expect\n\n\ndef test_a(request):\n    {body}\n"
+        f"import pytest\nfrom code import expect, mark\n\n\ndef test_a(request):\n    {body}\n\n\n"
+        "def test_b():\n    pass\n"
     )
     grader = Grader(sandboxes)
-    verdict = await grader.grade(tmp_path / "alone", {}, fail_to_pass=["test_it.py::test_a"])
+    first, second = "test_it.py::test_a", "test_it.py::test_b"
+    verdict = await grader.grade(tmp_path / "alone", {}, fail_to_pass=[second], pass_to_pass=[first])
     assert verdict.resolved is passed
+    repair = await grader.grade(tmp_path / "alone", {}, fail_to_pass=[first])
+    assert not repair.resolved  # an expected failure is no repair
 
 
 async def test_a_module_in_the_place_of_a_library_is_not_applied(grader: Grader, template: Path) -> None:

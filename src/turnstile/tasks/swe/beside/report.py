@@ -1,18 +1,25 @@
 """A pytest plugin that tells every outcome under a random key. For Python 3.6 and pytest 3.6 or newer, whatever the
-project's own settings are; of the standard library, and a single file that is handed into a container.
+project's own settings are; of the standard library, and handed into a container as a package with `testfiles` in it.
 
-It is named in PYTEST_PLUGINS, beside it lies KEYFILE with the key of the report's lines and the name of the test that
-it adds, which must fail. Both files are gone before any code under test is imported.
+It is named in PYTEST_PLUGINS. Beside its folder lies KEYFILE: the key of the report's lines, the name of the test that
+it adds, which must fail, the repository's folder, and the names that its modules had at the beginning.
+`beside.startup` imports it when Python starts, so that all of these are gone before any code of the repository can be
+imported. Where pytest is called by a program of the repository, it is imported when pytest is. PYTEST_DONT_REWRITE
 """
 
+import importlib
+import importlib.machinery
 import json
 import os
 import sys
 from typing import Any
 
 import pytest
+from _pytest import config as pytest_config
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+from .testfiles import Expected, can_change_tests, test_files
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KEYFILE = "key.json"
 SEALED = ("pytest", "_pytest", "pluggy", "unittest")
 
@@ -20,17 +27,17 @@ SEALED = ("pytest", "_pytest", "pluggy", "unittest")
 class Report:
     """Writes begin, test, tampered and end lines to the standard output as it was at the beginning."""
 
-    def __init__(self, key: str, canary: str) -> None:
+    def __init__(self, key: str, canary: str, root: str) -> None:
         self.key, self.canary = key, canary
         self.channel = os.dup(1)
         self.write: Any = os.write
         self.dumps: Any = json.dumps
         self.outcomes: Any = {}
-        self.expected: Any = set()  # tests that were marked to fail when they were collected
+        self.expected = Expected(root, test_files(root))
         self.unsound: Any = set()
         self.count = 0
-        self.root = os.getcwd() + os.sep
-        self.files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        self.root = root + os.sep
+        self.files: Any = set()
         self.sealed = self.codes()
         self.emit(event="begin")
 
@@ -64,7 +71,6 @@ class Report:
     def pytest_collection_modifyitems(self, session: Any, items: Any) -> None:
         if not items:
             return
-        self.expected.update(item.nodeid for item in items if is_to_fail(item))
         parent = items[-1]
         while parent.parent is not None and not isinstance(parent, pytest.Module):
             parent = parent.parent
@@ -81,26 +87,16 @@ class Report:
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
         report = (yield).get_result()
-        if hasattr(report, "wasxfail") and item.nodeid not in self.expected and not self.is_said_by_a_test(call):
+        if hasattr(report, "wasxfail") and not self.expected.of(item):
             self.unsound.add(item.nodeid)  # only the tests may say that a failure is expected
         if self.is_altered(item):
             self.unsound.add(item.nodeid)
 
     def is_under_test(self, file: str, item: Any = None) -> bool:
         """Whether a file is of the repository and no test."""
-        file = os.path.abspath(file)
-        own = "" if item is None else str(getattr(item, "path", None) or item.fspath)
-        return file.startswith(self.root) and file != own and not is_of_tests(file[len(self.root) :])
-
-    def is_said_by_a_test(self, call: Any) -> bool:
-        if call.excinfo is None:
-            return False
-        files = []
-        trace = call.excinfo.tb
-        while trace is not None:
-            files.append(trace.tb_frame.f_code.co_filename)
-            trace = trace.tb_next
-        return len(files) > 1 and not self.is_under_test(files[-2])
+        file = os.path.realpath(file)
+        own = "" if item is None else os.path.realpath(str(getattr(item, "path", None) or item.fspath))
+        return file.startswith(self.root) and file != own and not can_change_tests(file[len(self.root) :])
 
     def is_altered(self, item: Any) -> bool:
         """Whether a test, under its decorators, is a function of the code under test."""
@@ -150,18 +146,47 @@ class Report:
         self.emit(event="end", count=self.count, exit_code=int(exitstatus))
 
 
-def is_of_tests(path: str) -> bool:
-    parts = path.split(os.sep)
-    return parts[-1] == "conftest.py" or parts[-1].endswith("_test.py") or any(p.startswith("test") for p in parts)
+class Guard(importlib.machinery.FileFinder):
+    """Imports from a folder of the repository, but nothing in the place of a library of the image."""
+
+    libraries: Any = frozenset()
+
+    def find_spec(self, fullname: str, target: Any = None) -> Any:
+        return None if fullname in self.libraries else super().find_spec(fullname, target)
 
 
-def is_to_fail(item: Any) -> bool:
-    function = getattr(item, "function", None)
-    return getattr(function, "__unittest_expecting_failure__", False) or item.get_closest_marker("xfail") is not None
+def guard(root: str, own: Any) -> None:
+    """Has modules be imported from outside the repository where they are there, but those whose names are in `own`."""
+    names: Any = set()
+    for place in sys.path:
+        if os.path.isdir(place) and not (os.path.realpath(place) + os.sep).startswith(root + os.sep):
+            for name in os.listdir(place):
+                if name.endswith((".py", ".so")) or os.path.isfile(os.path.join(place, name, "__init__.py")):
+                    names.add(name.partition(".")[0])
+    Guard.libraries = frozenset(names.difference(own))
+    machinery = importlib.machinery
+    loaders: Any = (
+        (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+        (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
+        (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
+    )
+
+    def hook(path: str) -> Guard:
+        if not os.path.isdir(path) or not (os.path.realpath(path) + os.sep).startswith(root + os.sep):
+            raise ImportError("a folder outside the repository", path=path)
+        return Guard(path, *loaders)
+
+    sys.path_hooks.insert(0, hook)
+    sys.path_importer_cache.clear()
+
+
+def pytest_addoption(parser: Any) -> None:
+    os.environ.pop("PYTEST_PLUGINS", None)  # pytest has read it, and what the tests start is not to
 
 
 def pytest_configure(config: Any) -> None:
     if REPORT is not None and not hasattr(config, "workerinput"):
+        REPORT.files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         config.pluginmanager.register(REPORT, "turnstile")
 
 
@@ -174,9 +199,14 @@ def _open() -> Any:
         asked = json.load(opened)
     os.unlink(file)
     os.unlink(__file__)
-    os.environ.pop("PYTEST_PLUGINS", None)
+    os.unlink(os.path.join(os.path.dirname(__file__), "testfiles.py"))
     sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
-    return Report(asked["key"], asked["canary"])
+    for name in pytest_config.default_plugins:  # so that they are sealed
+        importlib.import_module("_pytest." + name)
+    root = os.path.realpath(asked["root"])
+    if asked["own"]:
+        guard(root, asked["own"])
+    return Report(asked["key"], asked["canary"], root)
 
 
 REPORT = _open()

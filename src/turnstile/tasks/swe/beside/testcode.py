@@ -28,8 +28,9 @@ class TestCode:
     __test__ = False  # the name begins like a test's
 
     def __init__(self, files: Iterable[str]) -> None:
+        self.files = tuple(files)
         self._root = os.getcwd()
-        self._known = {os.path.abspath(file): frozenset(_functions(_compiled(file))) for file in files}
+        self._known = {os.path.abspath(file): frozenset(_functions(_compiled(file))) for file in self.files}
 
     def altered(self, item: pytest.Item) -> bool:
         """Whether a test consists of other code than its file holds, or comes from the code under test.

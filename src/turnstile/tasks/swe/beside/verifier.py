@@ -37,7 +37,7 @@ from _pytest.unittest import TestCaseFunction
 from turnstile.tasks.swe.beside.calls import CallRecorder
 from turnstile.tasks.swe.beside.seal import Seal
 from turnstile.tasks.swe.beside.testcode import TestCode
-from turnstile.tasks.swe.tree import can_change_tests
+from turnstile.tasks.swe.beside.testfiles import Expected, test_files
 
 FLAGS = (
     "-c",
@@ -118,6 +118,7 @@ class Recorder:
         self.emit = emit
         self.seal = seal
         self.written = written
+        self.expected = Expected(HERE, written.files or test_files(HERE))
         self.wanted = wanted
         self.reverse: bool = request["reverse"]
         self.canary: str = request["canary"]
@@ -128,7 +129,6 @@ class Recorder:
         self._outcomes: list[str] = []
         self._message = ""
         self._seconds = 0.0
-        self._expected: frozenset[str] = frozenset()  # tests marked to fail when they were collected
         self._unsound = False  # the test is not what its file holds, or others than the tests expect it to fail
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -146,7 +146,6 @@ class Recorder:
         if self.reverse:
             items.reverse()
         self.collected = len(items)
-        self._expected = frozenset(item.nodeid for item in items if is_to_fail(item))
         items += canaries(self.canary, session, items)  # last: they see what the tests left behind
 
     @pytest.hookimpl(wrapper=True)
@@ -173,9 +172,7 @@ class Recorder:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report: pytest.TestReport = yield  # type: ignore[assignment]
         error = None if call.excinfo is None else call.excinfo.value
-        unexpected = hasattr(report, "wasxfail") and not (
-            item.nodeid in self._expected or (isinstance(error, pytest.xfail.Exception) and said_by_a_test(error))
-        )
+        unexpected = hasattr(report, "wasxfail") and not self.expected.of(item)
         altered = self.written.altered(item)
         self._unsound = self._unsound or unexpected or altered
         if altered:
@@ -228,18 +225,6 @@ def message_of(error: BaseException | None, rendered: object) -> str:
         return summary(error)
     lines = [line.removeprefix("E  ").strip() for line in str(rendered).splitlines() if line.strip()]
     return lines[-1][:LONGEST] if lines else ""
-
-
-def is_to_fail(item: pytest.Item) -> bool:
-    """Whether a test is marked as one that is expected to fail, in the way of pytest or of unittest."""
-    marked = getattr(getattr(item, "function", None), "__unittest_expecting_failure__", False)
-    return bool(marked) or item.get_closest_marker("xfail") is not None
-
-
-def said_by_a_test(error: BaseException) -> bool:
-    """Whether the frame that called what raised `error` is of a test file or of a helper beside it."""
-    callers = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][:-1]
-    return bool(callers) and can_change_tests(os.path.relpath(callers[-1]))
 
 
 def slipped_in(manager: pytest.PytestPluginManager, recorder: Recorder) -> str | None:

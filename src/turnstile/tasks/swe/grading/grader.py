@@ -95,15 +95,17 @@ class Grader:
         ignored = left_out(template, files, tests, env)
         code = {path: data for path, data in files.items() if path not in ignored}
         report, from_memo = await self._report(template, code, tests, env, repeat=repeat)
-        f2p = sum(map(report.passed, fail_to_pass))
-        p2p = sum(map(report.passed, pass_to_pass))
+        bad = {test for test in fail_to_pass if not report.repaired(test)}
+        bad.update(test for test in pass_to_pass if not report.passed(test))
+        f2p = sum(test not in bad for test in fail_to_pass)
+        p2p = sum(test not in bad for test in pass_to_pass)
         return Verdict(
             resolved=f2p == len(fail_to_pass) and p2p == len(pass_to_pass),
             fail_to_pass_passed=f2p,
             fail_to_pass_total=len(fail_to_pass),
             pass_to_pass_passed=p2p,
             pass_to_pass_total=len(pass_to_pass),
-            failed=tuple(test for test in tests if not report.passed(test)),
+            failed=tuple(test for test in tests if test in bad),
             ignored=ignored,
             messages=report.messages,
             timed_out=report.timed_out,

@@ -18,9 +18,11 @@ from typing import Any
 from turnstile.errors import VerifierError, VerifierKilledError
 from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
 from turnstile.tasks.swe.beside import report as beside
+from turnstile.tasks.swe.beside import startup, testfiles
 from turnstile.tasks.swe.formats.harbor import test_command
 from turnstile.tasks.swe.formats.instance import Instance
 from turnstile.tasks.swe.grading.testrun import KILLED, REPORT_CHARS, read_events
+from turnstile.tasks.swe.problems.diff import touched
 
 SUITE_LIMITS = Limits(seconds=1800.0, cpu_seconds=3600.0, memory_mb=1 << 20, processes=4096, file_mb=4096)
 REWARD = "logs/verifier/reward.txt"
@@ -55,9 +57,13 @@ async def run_suite(sandbox: Sandbox, instance: Instance, *, limits: Limits = SU
     lines = [f"cd {shlex.quote(instance.workdir)}", "unset PYTEST_DISABLE_PLUGIN_AUTOLOAD", instance.setup]
     if instrumented:
         name = f"report_{secrets.token_hex(4)}"
-        await sandbox.write(f"{_FOLDER}/{name}.py", inspect.getsource(beside).encode())
-        request = {"key": key, "canary": canary}
+        await sandbox.write(f"{_FOLDER}/{name}/__init__.py", inspect.getsource(beside).encode())
+        await sandbox.write(f"{_FOLDER}/{name}/testfiles.py", inspect.getsource(testfiles).encode())
+        await sandbox.write(f"{_FOLDER}/sitecustomize.py", inspect.getsource(startup).encode())
+        own = await _modules(sandbox, instance)
+        request = {"key": key, "canary": canary, "root": instance.workdir, "own": own}
         await sandbox.write(f"{_FOLDER}/{beside.KEYFILE}", json.dumps(request).encode())
+        lines.append(f"export {startup.REPOSITORY}={shlex.quote(instance.workdir)}")
         lines.append(f"export PYTEST_PLUGINS={name} PYTHONPATH=/{_FOLDER}${{PYTHONPATH:+:$PYTHONPATH}}")
     lines += ["exec 2>&1", test_command(instance)]
     done = await sandbox.exec(["bash", "-c", "\n".join(lines)], limits=replace(limits, output_chars=REPORT_CHARS))
@@ -73,8 +79,18 @@ async def run_suite(sandbox: Sandbox, instance: Instance, *, limits: Limits = SU
     if not instance.log_parser:
         return await _rewarded(sandbox, instance, done, found)
     if not instrumented:
-        return replace(found, statuses=instance.statuses(done.stdout))
+        return replace(found, statuses=_strict(instance, instance.statuses(done.stdout)))
     return _reported(instance, list(read_events(done.stdout, key)), canary, done, found)
+
+
+async def _modules(sandbox: Sandbox, instance: Instance) -> list[str]:
+    """The names in the repository's paths, with its tests' patch; none where it has no history to tell them."""
+    command = ["git", "-c", "safe.directory=*", "-C", instance.workdir, "ls-tree", "-r", "-z", "--name-only", "HEAD"]
+    listed = await sandbox.exec(command, limits=replace(SUITE_LIMITS, output_chars=REPORT_CHARS))
+    if listed.exit_code != 0:
+        return []
+    paths = [*listed.stdout.split("\0"), *touched(instance.test_patch)]
+    return sorted({part.partition(".")[0] for path in paths for part in path.split("/")} - {""})
 
 
 async def _rewarded(sandbox: Sandbox, instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
@@ -103,10 +119,19 @@ def _reported(
     named = [event for event in tests if not event["id"].endswith("::" + canary)]
     problem = found.problem or _trouble(events, tests, planted, done)
     lines = "\n".join(f"{event['outcome']} {event['id']}" for event in named)
-    statuses = instance.statuses(lines) if problem is None else {}
+    statuses = _strict(instance, instance.statuses(lines)) if problem is None else {}
     if problem is not None and not tests:
         problem += _complaint(done.stdout)
     return replace(found, statuses=statuses, problem=problem)
+
+
+def _strict(instance: Instance, statuses: Mapping[str, str]) -> dict[str, str]:
+    """An expected failure of a FAIL_TO_PASS test is a failure: no repair brings one about, and cheats do."""
+    wanted = frozenset(instance.fail_to_pass)
+    return {
+        test: "FAILED" if status == "XFAIL" and not wanted.isdisjoint((test, test.partition(" ")[0])) else status
+        for test, status in statuses.items()
+    }
 
 
 def _trouble(

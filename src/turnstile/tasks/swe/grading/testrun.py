@@ -54,6 +54,10 @@ class Report:
         """Whether the test counts as passed: an expected failure does, a skipped or missing test does not."""
         return self.outcomes.get(node_id) in ("passed", "xfailed", "xpassed")
 
+    def repaired(self, node_id: str) -> bool:
+        """Whether a FAIL_TO_PASS test counts as passed: an expected failure does not, as no repair brings one about."""
+        return self.outcomes.get(node_id) in ("passed", "xpassed")
+
 
 async def run_tests(
     sandbox: Sandbox,

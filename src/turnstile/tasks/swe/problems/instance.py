@@ -28,7 +28,7 @@ class InstanceProblem:
     """An `Instance`, tried in containers of its image (see `image.prepare`).
 
     Graded is what the agent changed but tests, what lies beside them, pytest's settings, and modules in place of a
-    library; a file that the repair itself changes is always graded.
+    library; a file that the repair itself changes is graded, settings apart.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class InstanceProblem:
         return prepared
 
     def _is_left_out(self, path: str) -> bool:
-        if path in self._repaired:
+        if path in self._repaired and PurePosixPath(path).name not in SETTINGS:
             return False
         paths = self._paths or frozenset()
         full = str(PurePosixPath(self._instance.workdir) / path)
