@@ -157,6 +157,20 @@ async def test_what_the_code_under_test_does_is_its_failure(problem: Problem) ->
     assert not verdict.resolved
 
 
+async def test_a_change_in_the_way_of_the_tests_is_its_failure(problems: Problems, instance: Instance) -> None:
+    moved = replace(
+        instance,
+        id="moved",
+        test_patch=instance.test_patch.replace("tests/test_mean.py", "checks/test_mean.py"),
+        fail_to_pass=("checks/test_mean.py::test_mean",),
+    )
+    problem = await problems.of(as_task(moved))
+    verdict = await problem.grade(await after(problem, FIX, "echo > checks"))
+    assert not verdict.resolved
+    assert str(verdict.problem).startswith("the change is in the way of its tests: ")
+    assert (await problem.grade(await after(problem, FIX))).resolved
+
+
 async def test_a_hang_is_a_failure_and_a_killed_run_none_of_anybodys(problems: Problems, instance: Instance) -> None:
     brief = Problems(problems.grader, limits=Limits(seconds=4.0, cpu_seconds=60.0, processes=256))
     problem = await brief.of(as_task(instance))
@@ -217,6 +231,7 @@ async def test_what_an_image_lacks_is_said(problems: Problems, instance: Instanc
     for changes, message in (
         ({"workdir": "/nowhere"}, "there is no folder /nowhere in it"),
         ({"patch": "", "bug_patch": "--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-a\n+b\n"}, "its bug does not apply"),
+        ({"test_patch": "--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-a\n+b\n"}, "its tests' patch does not apply"),
         ({"image": ""}, "it names no image"),
     ):
         with pytest.raises(TaskError, match=message):

@@ -18,6 +18,7 @@ from turnstile.tasks.swe.problems.copy import GIT_ENV
 
 LIMITS = Limits(seconds=600.0, cpu_seconds=600.0, memory_mb=1 << 20, file_mb=4096)
 TOP = "/"
+TESTS = "its tests' patch"
 _PATCH = ".turnstile.patch"
 _CARRIED = ".turnstile-carried"
 
@@ -43,8 +44,8 @@ async def prepare(instance: Instance, sandboxes: Sandboxes) -> Prepared:
         raise TaskError(f"instance {instance.id}: {error}") from None
     try:
         git = await _check(instance, sandbox)
-        if instance.bug_patch:
-            await apply_patch(instance, sandbox, instance.bug_patch, "its bug")
+        await apply_patch(instance, sandbox, instance.bug_patch, "its bug")
+        await apply_patch(instance, sandbox, instance.test_patch, TESTS, dry=True)
         if git:
             await _cut_history(instance, sandbox)
         graded = await _image(sandbox) if git or instance.bug_patch else source
@@ -116,12 +117,19 @@ async def _cut_history(instance: Instance, sandbox: Sandbox) -> None:
         )
 
 
-async def apply_patch(instance: Instance, sandbox: Sandbox, patch: str, what: str) -> None:
-    """Applies a unified diff in the repository. Raises TaskError naming `what` when it does not fit."""
+async def apply_patch(instance: Instance, sandbox: Sandbox, patch: str, what: str, *, dry: bool = False) -> None:
+    """Applies a unified diff, if there is one, in the repository; only tries it when `dry`.
+
+    Raises TaskError naming `what` when it does not fit.
+    """
+    if not patch:
+        return
+    try_git, try_patch = ("--check", "--dry-run") if dry else ("", "")
     await sandbox.write(_PATCH, patch.encode("utf-8", "surrogateescape"))
     command = (
-        f"file=$PWD/{_PATCH}; cd {shlex.quote(instance.workdir)} && {{ git apply --whitespace=nowarn $file 2>/dev/null"
-        " || patch -p1 --batch --forward --no-backup-if-mismatch -i $file; }; code=$?; rm -f $file; exit $code"
+        f"file=$PWD/{_PATCH}; cd {shlex.quote(instance.workdir)} && {{ git apply --whitespace=nowarn {try_git} $file"
+        f" 2>/dev/null || patch -p1 --batch --forward --no-backup-if-mismatch {try_patch} -i $file; }}; code=$?;"
+        " rm -f $file; exit $code"
     )
     await run(instance, sandbox, command, f"{what} does not apply")
 

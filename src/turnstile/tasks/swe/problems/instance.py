@@ -17,7 +17,7 @@ from turnstile.tasks.swe.grading.memo import Memo
 from turnstile.tasks.swe.grading.suite import PYTEST, REWARD, Outcome, run_suite
 from turnstile.tasks.swe.problems.copy import Change, ChangeError, Copy, begin
 from turnstile.tasks.swe.problems.diff import touched
-from turnstile.tasks.swe.problems.image import Prepared, apply_patch, carry, inner, prepare, run
+from turnstile.tasks.swe.problems.image import TESTS, Prepared, apply_patch, carry, inner, prepare, run
 from turnstile.tasks.swe.tree import can_change_tests, hides_a_library
 
 SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml"})
@@ -152,8 +152,10 @@ class InstanceProblem:
                 return Outcome(problem=f"the change cannot be put in: {error}")
             if change.executable:
                 await sandbox.exec(["chmod", "+x", "--", *(inner(instance, path) for path in change.executable)])
-            if instance.test_patch:
-                await apply_patch(instance, sandbox, instance.test_patch, "its tests' patch")
+            try:
+                await apply_patch(instance, sandbox, instance.test_patch, TESTS)
+            except TaskError as error:  # it fits what the image holds, so it is the change that is in its way
+                return Outcome(problem=f"the change is in the way of its tests: {error}")
             if not instance.log_parser:
                 await carry(instance, sandbox, self._folder / "tests", "/tests")
                 await run(instance, sandbox, "mkdir -p /logs/verifier", "no folder for its reward")
