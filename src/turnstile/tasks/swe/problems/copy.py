@@ -7,10 +7,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from turnstile.errors import TaskError
-from turnstile.sandboxes.base import Limits, Sandbox
+from turnstile.errors import SandboxError, TaskError
+from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
 from turnstile.tasks.swe.beside import manifest as beside
 from turnstile.tasks.swe.grading.bench import Files
+from turnstile.tasks.swe.grading.testrun import KILLED
 
 Manifest = Mapping[str, str]
 """path -> kind (f, x, l) and digest, as `beside.manifest` tells them."""
@@ -104,6 +105,7 @@ class Copy:
         for first in range(0, len(paths), _BATCH):
             batch = [path for path in paths[first : first + _BATCH] if _plain(path)]
             done = await self.sandbox.exec(["bash", "-c", _IGNORED, "bash", *batch], limits=_LIMITS, env=GIT_ENV)
+            ended(done, "git check-ignore")
             if done.exit_code == 0:
                 found.update(done.stdout.split("\0"))
         return found
@@ -124,6 +126,7 @@ GIT_ENV: Mapping[str, str] = {
 async def take_manifest(sandbox: Sandbox) -> Manifest:
     """The manifest of a sandbox's root. Raises ChangeError when it cannot be told, and SandboxError."""
     done = await sandbox.exec(["python3", "-I", "-S", "-c", _SCRIPT], limits=_LIMITS)
+    ended(done, "the listing of a sandbox's files")
     try:
         found = json.loads(done.stdout)
     except ValueError:
@@ -132,6 +135,14 @@ async def take_manifest(sandbox: Sandbox) -> Manifest:
         said = done.stderr.strip().splitlines()[-1:]
         raise ChangeError(f"the files cannot be listed: python3 said {said[0] if said else done.exit_code}")
     return {str(path): str(entry) or "?" for path, entry in found.items()}
+
+
+def ended(done: ExecResult, what: str) -> None:
+    """Raises SandboxError for a command that the clock or somebody else ended: a busy machine alone can do that."""
+    if done.timed_out:
+        raise SandboxError(f"{what} did not end within {done.seconds:.0f} s; is the machine busy?")
+    if done.exit_code == KILLED:
+        raise SandboxError(f"{what} was killed (exit code {KILLED}), as when memory runs out")
 
 
 async def begin(

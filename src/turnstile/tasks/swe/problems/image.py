@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from turnstile.errors import ConfigError, TaskError
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Sandbox, Sandboxes
 from turnstile.tasks.swe.formats.instance import Instance
-from turnstile.tasks.swe.problems.copy import GIT_ENV
+from turnstile.tasks.swe.problems.copy import GIT_ENV, ended
 
 LIMITS = Limits(seconds=600.0, cpu_seconds=600.0, memory_mb=1 << 20, file_mb=4096)
 TOP = "/"
@@ -152,7 +152,9 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 async def run(instance: Instance, sandbox: Sandbox, script: str, what: str) -> ExecResult:
+    """Runs a script with bash. Raises TaskError naming `what` when it fails, SandboxError when it was ended."""
     done = await sandbox.exec(["bash", "-c", script], limits=LIMITS, env=GIT_ENV)
+    ended(done, f"instance {instance.id}, image {instance.image}: a command ({what})")
     if done.exit_code != 0:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
         said = last[0] if last else f"exit code {done.exit_code}"
