@@ -11,7 +11,7 @@ from turnstile.errors import SandboxError, TaskError
 from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.formats.instance import Instance
-from turnstile.tasks.swe.problems.copy import ChangeError, Copy, begin, ended
+from turnstile.tasks.swe.problems.copy import MOST_BYTES, ChangeError, Copy, begin, ended
 from turnstile.tasks.swe.problems.image import run
 
 
@@ -51,4 +51,14 @@ async def test_a_listing_that_was_killed_is_no_change(
 ) -> None:
     monkeypatch.setattr("turnstile.tasks.swe.problems.copy._SCRIPT", f"import os; {script}")
     with pytest.raises(error):
+        await copy.change()
+
+
+async def test_what_is_too_large_is_known_before_it_is_read(copy: Copy) -> None:
+    done = await copy.sandbox.exec(["truncate", "-s", str(MOST_BYTES + 1), "large"], limits=Limits(file_mb=128))
+    assert done.exit_code == 0
+    assert (await copy.manifest())["large"].startswith(f"f{MOST_BYTES + 1} at ")
+    assert await copy.size("large") == MOST_BYTES + 1
+    assert (await copy.size("a.py"), await copy.size("none"), await copy.size("../large")) == (6, None, None)
+    with pytest.raises(ChangeError, match="larger than 64 MiB together"):
         await copy.change()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,12 +15,14 @@ from turnstile.tasks.swe.grading.bench import Files
 from turnstile.tasks.swe.grading.testrun import KILLED
 
 Manifest = Mapping[str, str]
-"""path -> kind (f, x, l) and digest, as `beside.manifest` tells them."""
+"""path -> kind (f, x, l), size and digest, as `beside.manifest` tells them."""
 
 _SCRIPT = inspect.getsource(beside)
 _LIMITS = Limits(seconds=120.0, cpu_seconds=120.0, output_chars=64_000_000)
 MOST_FILES = 2000
 MOST_BYTES = 64 << 20
+_TOO_LARGE = f"the changed files are larger than {MOST_BYTES >> 20} MiB together"
+_STAT = "import os, stat, sys; found = os.stat(sys.argv[1]); stat.S_ISREG(found.st_mode) and print(found.st_size)"
 _BATCH = 500  # paths on one command line
 _IGNORED = """printf '%s\\0' "$@" | git check-ignore -z --stdin"""
 
@@ -80,6 +83,8 @@ class Copy:
             raise ChangeError(f"{len(changed) + len(removed)} files were changed; at most {MOST_FILES} are taken up")
         files: dict[str, bytes | None] = {path: None for path in removed if self.base[path][0] in "fx"}
         lost = [path for path in removed if path not in files]
+        if sum(_size(now[path]) for path in changed) > MOST_BYTES:  # before any is read
+            raise ChangeError(_TOO_LARGE)
         size = 0
         for path in changed:
             if now[path][0] not in "fx" or not _plain(path):
@@ -91,11 +96,23 @@ class Copy:
                 lost.append(path)
                 continue
             size += len(data)
-            if size > MOST_BYTES:
-                raise ChangeError(f"the changed files are larger than {MOST_BYTES >> 20} MiB together")
+            if size > MOST_BYTES:  # its Python is the agent's, who may have had a hand in what it says
+                raise ChangeError(_TOO_LARGE)
             files[path] = data
         executable = frozenset(path for path in files if path in now and now[path][0] == "x")
         return Change(files=files, executable=executable, lost=tuple(sorted(lost)))
+
+    async def size(self, path: str) -> int | None:
+        """The bytes of a file now, None where there is none."""
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            return None
+        if not _plain(path):
+            return None
+        done = await self.sandbox.exec(["python3", "-I", "-S", "-c", _STAT, path], limits=_LIMITS)
+        said = done.stdout.strip()
+        return int(said) if done.exit_code == 0 and _is_size(said) else None
 
     async def _ignored(self, paths: list[str]) -> set[str]:
         """Those that git would not add: caches, builds. None where there is no git."""
@@ -167,6 +184,16 @@ async def begin(
         await sandbox.close()
         raise
     return Copy(sandbox=sandbox, base=base, env=env or {}, setup=setup, place=place, git=git)
+
+
+def _size(entry: str) -> int:
+    """The size that the manifest tells, 0 where it tells none."""
+    size = entry[1:].partition(" ")[0]
+    return int(size) if entry[0] in "fx" and _is_size(size) else 0
+
+
+def _is_size(text: str) -> bool:
+    return len(text) < 20 and text.isascii() and text.isdecimal()
 
 
 def _plain(path: str) -> bool:
