@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from turnstile.errors import ConfigError, TaskError
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Sandbox, Sandboxes
+from turnstile.tasks.swe.formats.history import cut_history
 from turnstile.tasks.swe.formats.instance import Instance
 from turnstile.tasks.swe.problems.copy import GIT_ENV, ended
 
@@ -81,35 +82,8 @@ async def _check(instance: Instance, sandbox: Sandbox) -> bool:
     return done.stdout.strip() == "git"
 
 
-# One commit without parents goes into an empty repository, with the objects that it needs and no others. A tag that
-# describes it keeps its name, as builds ask for that.
-_CUT = """
-set -e
-set -o pipefail
-cd {workdir}
-export GIT_AUTHOR_NAME=task GIT_AUTHOR_EMAIL=task@localhost GIT_AUTHOR_DATE="2000-01-01T00:00:00Z"
-export GIT_COMMITTER_NAME=task GIT_COMMITTER_EMAIL=task@localhost GIT_COMMITTER_DATE="2000-01-01T00:00:00Z"
-new=/tmp/turnstile-git
-rm -rf $new
-tag=$(git describe --tags --abbrev=0 2>/dev/null || true)
-git add -u
-commit=$(git commit-tree "$(git write-tree)" -m "The state that the task begins with" </dev/null)
-git init -q --bare $new
-printf '%s\\n' "$commit" | git pack-objects -q --revs --stdout | git --git-dir=$new index-pack --stdin >/dev/null
-git --git-dir=$new update-ref refs/heads/main "$commit"
-git --git-dir=$new symbolic-ref HEAD refs/heads/main
-git --git-dir=$new config core.bare false
-test -z "$tag" || git --git-dir=$new tag "$tag" main
-cp .git/info/exclude $new/info/exclude 2>/dev/null || true
-rm -rf .git
-mv $new .git
-git reset -q
-echo $(git cat-file --batch-all-objects --batch-check | grep -c ' commit ') $(git rev-list --all | wc -l)
-"""
-
-
 async def _cut_history(instance: Instance, sandbox: Sandbox) -> None:
-    done = await run(instance, sandbox, _CUT.format(workdir=shlex.quote(instance.workdir)), "its history cannot be cut")
+    done = await run(instance, sandbox, cut_history(instance.workdir), "its history cannot be cut")
     if done.stdout.split() != ["1", "1"]:
         raise TaskError(
             f"instance {instance.id}: commits are left in {instance.image} after its history was cut "
