@@ -175,6 +175,15 @@ async def test_what_is_graded_and_what_is_not(env: ShellEnv) -> None:
     assert "deleted file mode 100644\n--- a/LICENSE\n+++ /dev/null\n" in str(found["patch"])
 
 
+async def test_what_can_be_run_can_be_run_in_grading(env: ShellEnv) -> None:
+    command = f"printf '#!/bin/sh\\n' > run.sh; chmod +x run.sh; sed -i 's/value > low/value < low/' {FILE}"
+    await env.step(
+        call("bash", command=f"{command}; printf 'import subprocess\\nsubprocess.run([\"./run.sh\"])\\n' >> {FILE}")
+    )
+    found = await env.measure()
+    assert (found["resolved"], found["problem"]) == (True, "")
+
+
 async def test_a_copy_that_cannot_be_read_is_the_agents_doing(env: ShellEnv) -> None:
     await env.step(call("bash", command="mkdir many; cd many; seq 2001 | xargs touch"))
     found = await env.measure()
