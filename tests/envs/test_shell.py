@@ -121,6 +121,17 @@ async def test_what_view_shows(env: ShellEnv) -> None:
     assert long.endswith("   918\t918\n[lines 919 to 5000 are left out here; view them with start=919]")
 
 
+async def test_a_large_file_is_not_read(env: ShellEnv) -> None:
+    await env.step(call("bash", command="truncate -s 9M large; mkdir folder; ln -s ../large folder/link"))
+    say = "large is larger than the 8 MiB that view takes; use bash, with head or sed."
+    assert await said(env, "view", path="large") == say
+    assert "folder/link is larger" in await said(env, "str_replace", path="folder/link", old="a", new="b")
+    assert "is there already" in await said(env, "create", path="large", text="")
+    assert await said(env, "view", path="folder") == "link"
+    assert "cannot be read" in await said(env, "view", path="a\0b")
+    assert "cannot be read" in await said(env, "view", path="a\ud800b")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "answer"),
     [
@@ -162,6 +173,15 @@ async def test_what_is_graded_and_what_is_not(env: ShellEnv) -> None:
     found = await env.measure()
     assert (found["modified"], found["ignored"], found["resolved"], found["submitted"]) == (True, 2, True, False)
     assert "deleted file mode 100644\n--- a/LICENSE\n+++ /dev/null\n" in str(found["patch"])
+
+
+async def test_what_can_be_run_can_be_run_in_grading(env: ShellEnv) -> None:
+    command = f"printf '#!/bin/sh\\n' > run.sh; chmod +x run.sh; sed -i 's/value > low/value < low/' {FILE}"
+    await env.step(
+        call("bash", command=f"{command}; printf 'import subprocess\\nsubprocess.run([\"./run.sh\"])\\n' >> {FILE}")
+    )
+    found = await env.measure()
+    assert (found["resolved"], found["problem"]) == (True, "")
 
 
 async def test_a_copy_that_cannot_be_read_is_the_agents_doing(env: ShellEnv) -> None:

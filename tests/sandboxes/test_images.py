@@ -15,7 +15,7 @@ from turnstile.errors import ConfigError, DaemonError
 from turnstile.sandboxes.container import ContainerSandboxes
 from turnstile.sandboxes.daemon import Daemon
 from turnstile.sandboxes.history import git, past
-from turnstile.sandboxes.images import DEPENDENCIES, Images, Step
+from turnstile.sandboxes.images import DEPENDENCIES, Images, Step, refused
 
 Make = Callable[..., ContainerSandboxes]
 
@@ -164,3 +164,15 @@ async def test_a_sweep_leaves_images_and_a_container_holds_them(
     await provider.close()
     assert snapshot.name not in engine.images()
     assert {each.name for each in images.kept()} == {with_python.name}
+
+
+@pytest.mark.parametrize(
+    ("why", "error"),
+    [
+        ("toomanyrequests: You have reached your unauthenticated pull rate limit.", DaemonError),
+        ("received unexpected HTTP status: 429 Too Many Requests", DaemonError),
+        ("pull access denied for me/none, repository does not exist", ConfigError),
+    ],
+)
+def test_a_registry_that_gives_no_more_is_no_fault_of_the_image(why: str, error: type[Exception]) -> None:
+    assert type(refused("me/none:1", why)) is error

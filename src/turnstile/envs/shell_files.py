@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import PurePosixPath
 
 from turnstile.envs.shell_text import decode, encode, numbered, replaced
@@ -12,9 +13,12 @@ from turnstile.sandboxes.base import Limits
 from turnstile.tasks.swe.problems.copy import Copy
 from turnstile.types import JSON
 
+MOST_BYTES = 8 << 20
+"""A larger file is not read."""
+
 
 class FileTools:
-    """What `view`, `str_replace` and `create` do in a working copy.
+    """What `view`, `str_replace` and `create` do in a working copy, with files of at most MOST_BYTES.
 
     An answer holds at most `chars` characters of a file; to look at one of `suspects` is noted. `open` says what was
     viewed last.
@@ -49,7 +53,7 @@ class FileTools:
         if isinstance(found, Done):
             return found
         try:
-            text, line = replaced(decode(found), old, new)
+            text, line = await asyncio.to_thread(replaced, decode(found), old, new)  # it looks for what is like `old`
         except EditError as error:
             return failed("str_replace", str(error), str(error).partition(":")[0].partition(";")[0].partition(",")[0])
         around = numbered(text, max(line - 2, 1), line + new.count("\n") + 2, self._chars)
@@ -58,13 +62,17 @@ class FileTools:
     async def create(self, path: str, text: str) -> Done:
         inner = self._inner(path)
         try:
-            await self._copy.sandbox.read(inner)
+            if not await self._is_large(inner):
+                await self._copy.sandbox.read(inner)
         except (OSError, ValueError) as error:
             if not isinstance(error, FileNotFoundError):
                 return failed("create", f"{path}: {_said(error)}", "cannot be written")
         else:
             return failed("create", f"{inner} is there already; change it with str_replace.", "there already")
         return await self._write("create", inner, text, f"Wrote {inner}.")
+
+    async def _is_large(self, path: str) -> bool:
+        return (await self._copy.size(path) or 0) > MOST_BYTES
 
     async def _write(self, command: str, path: str, text: str, say: str) -> Done:
         try:
@@ -75,6 +83,9 @@ class FileTools:
 
     async def _read(self, command: str, path: str) -> bytes | Done:
         """A file's bytes; a folder's listing and the reason why there are none as what the command answers."""
+        if await self._is_large(path):
+            say = f"{path} is larger than the {MOST_BYTES >> 20} MiB that {command} takes; use bash, with head or sed."
+            return failed(command, say, "too large")
         try:
             return await self._copy.sandbox.read(path)
         except IsADirectoryError:

@@ -37,7 +37,8 @@ HOLDS = "turnstile.image.holds"
 OURS = "localhost/turnstile/"  # no registry has it, so nothing of that name is ever pulled
 DEPENDENCIES = "/opt/turnstile/deps"
 WORKDIR = "/testbed"
-UNREACHABLE = ("dial ", "lookup ", "timeout", "timed out", "connection", "eof", "no route")
+UNREACHABLE = ("dial ", "lookup ", "timeout", "timed out", "connection", "eof", "no route",
+               "toomanyrequests", "too many requests", "rate limit")  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -322,9 +323,9 @@ def refused(name: str, why: str) -> ConfigError | DaemonError:
         )
     if any(word in why.lower() for word in UNREACHABLE):
         return DaemonError(
-            f"the engine does not have the image {name}, and its registry cannot be reached ({why}); bring it here "
-            "(docker pull where there is a network, docker save and docker load), or make one without a registry: "
-            "turnstile sandbox image build --rootfs FOLDER"
+            f"the engine does not have the image {name}, and its registry cannot be reached or gives no more for now "
+            f"({why}); bring it here (docker pull where there is a network, docker save and docker load), or make one "
+            "without a registry: turnstile sandbox image build --rootfs FOLDER"
         )
     return ConfigError(
         f"the engine does not have the image {name}, and the registry does not give it ({why}); check the name, or "

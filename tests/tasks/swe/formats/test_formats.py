@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -266,8 +267,17 @@ def test_what_a_harbor_folder_says_is_run(repository: Path, tmp_path: Path, solv
     """Its scripts, with the folders they are mounted at replaced by those of this test."""
     folder = harbor.write_folder(instance_in(repository), tmp_path / "one")
     git = git_in(repository)
+    git("tag", "v1")
     git("apply", str(folder / "environment" / "bug.patch"))
+    cut = (folder / "environment" / "history.sh").read_text()
+    (tmp_path / "history.sh").write_text(cut.replace("=/tmp/turnstile-git", f"={tmp_path}/cut"))
+    (run,) = re.findall(r"^RUN (.*history.*)", (folder / "environment" / "Dockerfile").read_text(), re.MULTILINE)
+    subprocess.run(["bash", "-c", run.replace("/tmp/history.sh", f"{tmp_path}/history.sh")], cwd=repository, check=True)
+    assert (git("status", "--short"), git("tag")) == ("", "v1\n")
+    assert git("rev-list", "--all", "--reflog", "--count") == "1\n"
+    assert "width * height" not in git("log", "--all", "--patch")
     (repository / "test_shapes.py").write_text("def test_area(): pass\n")  # an agent's, and put back
+    git("commit", "-qam", "work")
     scripts = ["solution/solve.sh"] * solved + ["tests/test.sh"]
     for script in scripts:
         text = (folder / script).read_text()

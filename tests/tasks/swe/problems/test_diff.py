@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnstile.tasks.swe.problems.diff import git_diff, touched
+from turnstile.tasks.swe.problems.diff import MOST_LINES, git_diff, touched
 
 PAIRS: dict[str, tuple[bytes | None, bytes | None]] = {
     "changed.py": (b"a\nb\nc\n", b"a\nB\nc\n"),
@@ -46,6 +46,27 @@ def test_git_takes_it(names: list[str], tmp_path: Path) -> None:
     found = {str(file.relative_to(tree)): file.read_bytes() for file in tree.rglob("*") if file.is_file()}
     assert found == {name: data for name, data in after.items() if data is not None}
     assert bool(patch) == (names != ["same"])
+
+
+LINES = [b"line %d\n" % number for number in range(MOST_LINES)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hunk"),
+    [
+        (LINES, [*LINES[::-1], b"end"], f"@@ -1,{MOST_LINES} +1,{MOST_LINES + 1} @@"),
+        ([], LINES + LINES, f"@@ -0,0 +1,{2 * MOST_LINES} @@"),
+        (LINES + LINES, [], f"@@ -1,{2 * MOST_LINES} +0,0 @@"),
+        (LINES, [*LINES[:9], b"new\n", *LINES[10:]], "@@ -7,7 +7,7 @@"),
+    ],
+    ids=["reordered", "filled", "emptied", "one line"],
+)
+def test_what_was_much_changed_is_one_hunk(old: list[bytes], new: list[bytes], hunk: str, tmp_path: Path) -> None:
+    patch = git_diff({"file": b"".join(new)}, {"file": b"".join(old)}.get)
+    assert [line for line in patch.split("\n") if line.startswith("@@")] == [hunk]
+    (tmp_path / "file").write_bytes(b"".join(old))
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch.encode(), check=True)
+    assert (tmp_path / "file").read_bytes() == b"".join(new)
 
 
 def test_a_file_that_can_be_run(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dockerd import Dockerd
 from instances import STATEMENT, WORKDIR
 from turnstile.envs.shell import ShellEnv
-from turnstile.errors import TaskError, VerifierError
+from turnstile.errors import SandboxError, TaskError, VerifierError
 from turnstile.sandboxes.base import Limits
-from turnstile.sandboxes.container import ContainerSandboxes
+from turnstile.sandboxes.container import ContainerSandbox, ContainerSandboxes
+from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.demonstration import call
 from turnstile.tasks.swe.formats.instance import Instance, as_task, reversed_patch
 from turnstile.tasks.swe.grading.gate import check
@@ -157,6 +159,20 @@ async def test_what_the_code_under_test_does_is_its_failure(problem: Problem) ->
     assert not verdict.resolved
 
 
+async def test_a_change_in_the_way_of_the_tests_is_its_failure(problems: Problems, instance: Instance) -> None:
+    moved = replace(
+        instance,
+        id="moved",
+        test_patch=instance.test_patch.replace("tests/test_mean.py", "checks/test_mean.py"),
+        fail_to_pass=("checks/test_mean.py::test_mean",),
+    )
+    problem = await problems.of(as_task(moved))
+    verdict = await problem.grade(await after(problem, FIX, "echo > checks"))
+    assert not verdict.resolved
+    assert str(verdict.problem).startswith("the change is in the way of its tests: ")
+    assert (await problem.grade(await after(problem, FIX))).resolved
+
+
 async def test_a_hang_is_a_failure_and_a_killed_run_none_of_anybodys(problems: Problems, instance: Instance) -> None:
     brief = Problems(problems.grader, limits=Limits(seconds=4.0, cpu_seconds=60.0, processes=256))
     problem = await brief.of(as_task(instance))
@@ -217,6 +233,7 @@ async def test_what_an_image_lacks_is_said(problems: Problems, instance: Instanc
     for changes, message in (
         ({"workdir": "/nowhere"}, "there is no folder /nowhere in it"),
         ({"patch": "", "bug_patch": "--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-a\n+b\n"}, "its bug does not apply"),
+        ({"test_patch": "--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-a\n+b\n"}, "its tests' patch does not apply"),
         ({"image": ""}, "it names no image"),
     ):
         with pytest.raises(TaskError, match=message):
@@ -224,6 +241,31 @@ async def test_what_an_image_lacks_is_said(problems: Problems, instance: Instanc
     as_user = Problems(Grader(containers()))
     with pytest.raises(TaskError, match=r'user 1000 cannot write in /testbed; set sandbox.user = "0:0"'):
         await (await as_user.of(as_task(instance))).open()
+
+
+async def test_a_prepared_image_that_is_gone_is_made_again(
+    engine: Dockerd, problems: Problems, problem: Problem
+) -> None:
+    copy = await problem.open()
+    sandboxes = problems.grader.bench.sandboxes
+    assert isinstance(sandboxes, ContainerSandboxes)
+    with engine.client() as client:
+        assert isinstance(copy.sandbox, ContainerSandbox)
+        image = client.inspect_container(copy.sandbox.container.identity)["Image"]
+        await copy.close()
+        await sandboxes.settled()
+        client.remove_image(image, force=True)
+    with pytest.raises(SandboxError, match="its prepared image cannot be started from"):
+        await problem.open()
+    await (await problem.open()).close()
+
+
+async def test_an_instance_without_a_test_is_refused() -> None:
+    instance = Instance(id="testless", problem="p", image="i", patch="p")
+    sandboxes = LocalSandboxes()
+    with pytest.raises(TaskError, match="testless: it names no test that must pass; set `fail_to_pass` or"):
+        await Problems(Grader(sandboxes)).of(as_task(instance))
+    await sandboxes.close()
 
 
 async def test_expected_statuses_and_hidden_tests(problems: Problems, instance: Instance) -> None:

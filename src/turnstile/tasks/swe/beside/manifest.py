@@ -1,7 +1,7 @@
 """What files a folder holds, told by a digest of each. Of the standard library, for Python 3.7 or newer: its source is
 handed to the Python of a sandbox, which runs it in the folder.
 
-Printed is a JSON object: path -> kind (`f` file, `x` executable file, `l` link) and digest.
+Printed is a JSON object: path -> kind (`f` file, `x` executable file, `l` link), of files the size, and digest.
 """
 
 import hashlib
@@ -39,15 +39,19 @@ def manifest(root: str) -> Any:
                 elif stat.S_ISDIR(status.st_mode):
                     pending.append(path + "/")
                 elif stat.S_ISREG(status.st_mode):
-                    found[path] = ("x" if status.st_mode & 0o100 else "f") + digest(full, status)
+                    found[path] = f"{kind(status)}{status.st_size} {digest(full, status)}"
             except OSError as error:
                 found[path] = "?" + str(error.errno)
     return found
 
 
+def kind(status: os.stat_result) -> str:
+    return "x" if status.st_mode & 0o100 else "f"
+
+
 def digest(path: str, status: os.stat_result) -> str:
     if status.st_size > LARGE:
-        return f"{status.st_size} at {status.st_mtime_ns}"
+        return f"at {status.st_mtime_ns}"
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.errors import TaskError
+from turnstile.tasks.swe.formats.history import cut_history
 from turnstile.tasks.swe.formats.instance import Instance
 
 _OWN = "tests/instance.json"
@@ -35,6 +36,15 @@ _SOLVE = """#!/bin/bash
 set -e
 cd {workdir}
 git apply --whitespace=nowarn /solution/repair.patch
+"""
+_BEGIN = "refs/turnstile/begin"  # the commit that the agent starts from, wherever it moves HEAD
+_HISTORY = """#!/bin/bash
+# Leaves one commit of the repository, whose owner may be another user: none that came before or after it.
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
+{cut}git update-ref {begin} HEAD
+"""
+_CUT = """COPY history.sh /tmp/history.sh
+RUN test ! -e .git || test "$(bash /tmp/history.sh)" = "1 1"; code=$?; rm /tmp/history.sh; exit $code
 """
 _TOML = """version = "1.0"
 
@@ -92,6 +102,8 @@ def write_folder(
         files["environment/bug.patch"] = instance.bug_patch
         dockerfile += "COPY bug.patch /tmp/bug.patch\n"
         dockerfile += "RUN git apply --whitespace=nowarn /tmp/bug.patch && rm /tmp/bug.patch\n"
+    files["environment/history.sh"] = _HISTORY.format(cut=cut_history(instance.workdir), begin=_BEGIN)
+    dockerfile += _CUT
     if instance.test_patch:
         files["tests/tests.patch"] = instance.test_patch
     if instance.patch:
@@ -122,10 +134,10 @@ def _restore(instance: Instance) -> str:
     """The commands that bring back the test files which the tests' patch touches, and apply it."""
     if not instance.test_patch:
         return ""
-    base = shlex.quote(instance.base_commit or "HEAD")
     touched = re.findall(r"^diff --git a/(\S+) b/", instance.test_patch, re.MULTILINE)
     names = map(shlex.quote, touched)
-    lines = [f"git checkout {base} -- {name} 2>/dev/null || rm -f {name}\n" for name in names]
+    lines = [f"base=$(git rev-parse -q --verify {_BEGIN} || echo HEAD)\n"]
+    lines += [f"git checkout -q $base -- {name} 2>/dev/null || rm -f {name}\n" for name in names]
     return "".join(lines) + "git apply --whitespace=nowarn /tests/tests.patch || exit 1\n"
 
 

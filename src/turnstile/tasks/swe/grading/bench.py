@@ -45,6 +45,7 @@ class Bench:
         *,
         env: Mapping[str, str] | None = None,
         reverse: bool = False,
+        executable: frozenset[str] = frozenset(),
         calls: str | None = None,
         limits: Limits | None = None,
     ) -> Report:
@@ -55,6 +56,8 @@ class Bench:
         sandbox = await self._start(template)
         try:
             await put(sandbox, files)
+            if executable:
+                await sandbox.exec(["chmod", "+x", "--", *sorted(executable)])
             return await run_tests(
                 sandbox, node_ids, limits=limits or self._limits, env=env, reverse=reverse, calls=calls
             )

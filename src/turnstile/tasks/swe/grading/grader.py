@@ -78,10 +78,12 @@ class Grader:
         *,
         fail_to_pass: Sequence[str],
         pass_to_pass: Sequence[str] = (),
+        executable: frozenset[str] = frozenset(),
         env: Mapping[str, str] | None = None,
         repeat: int = 0,
     ) -> Verdict:
-        """Apply the changed files that are no tests to a fresh copy of `template` and run the named tests.
+        """Apply the changed files that are no tests to a fresh copy of `template` and run the named tests. Of the
+        files, `executable` ones can be run.
 
         A new module that would be imported in place of a library is not applied either. Requests that differ in
         `repeat` are run anew.
@@ -94,7 +96,9 @@ class Grader:
         tests = tuple(dict.fromkeys((*fail_to_pass, *pass_to_pass)))
         ignored = left_out(template, files, tests, env)
         code = {path: data for path, data in files.items() if path not in ignored}
-        report, from_memo = await self._report(template, code, tests, env, repeat=repeat)
+        report, from_memo = await self._report(
+            template, code, tests, env, executable=executable & code.keys(), repeat=repeat
+        )
         bad = {test for test in fail_to_pass if not report.repaired(test)}
         bad.update(test for test in pass_to_pass if not report.passed(test))
         f2p = sum(test not in bad for test in fail_to_pass)
@@ -141,10 +145,14 @@ class Grader:
         tests: tuple[str, ...] | None,
         env: Mapping[str, str] | None,
         reverse: bool = False,
+        executable: frozenset[str] = frozenset(),
         repeat: int = 0,
     ) -> tuple[Report, bool]:
-        key = await self._key(template, files, tests, env, reverse, repeat)
-        return await self._memo.get(key, lambda: self.bench.run(template, files, tests, env=env, reverse=reverse))
+        key = await self._key(template, files, tests, env, reverse, executable, repeat)
+        return await self._memo.get(
+            key,
+            lambda: self.bench.run(template, files, tests, env=env, reverse=reverse, executable=executable),
+        )
 
     async def _key(
         self,
@@ -153,6 +161,7 @@ class Grader:
         tests: tuple[str, ...] | None,
         env: Mapping[str, str] | None,
         reverse: bool,
+        executable: frozenset[str],
         repeat: int,
     ) -> str:
         """A name for everything the outcome depends on; a file with the template's own content is no change."""
@@ -163,7 +172,8 @@ class Grader:
             for path, data in files.items()
             if data != content(template, path)
         }
-        parts = (self._digests[template], sorted(changed.items()), tests, sorted((env or {}).items()), reverse, repeat)
+        settings = (sorted((env or {}).items()), reverse, sorted(executable), repeat)
+        parts = (self._digests[template], sorted(changed.items()), tests, settings)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -14,12 +14,21 @@ async def judge(grader: Grader, bug: Bug, package: Package, text: str, *, repeat
     return await judge_files(grader, bug, package, {bug.file: text.encode("utf-8", "surrogatepass")}, repeat=repeat)
 
 
-async def judge_files(grader: Grader, bug: Bug, package: Package, files: Files, *, repeat: int = 0) -> Verdict:
+async def judge_files(
+    grader: Grader,
+    bug: Bug,
+    package: Package,
+    files: Files,
+    *,
+    executable: frozenset[str] = frozenset(),
+    repeat: int = 0,
+) -> Verdict:
     """The verdict on the bug's tests when `files` are what was changed in the pristine tree: a caller whose agent
     did not touch the bug's own file names it too. Raises as `Grader.grade`."""
     return await grader.grade(
         package.tree,
         files,
+        executable=executable,
         fail_to_pass=bug.f2p,
         pass_to_pass=bug.p2p,
         env=package.environment,

@@ -41,6 +41,11 @@ class Memo(Generic[T]):
         self.reused += shared
         return result, shared
 
+    def forget(self, key: str, result: T) -> None:
+        """Forgets a result that is of no use any more, unless another one has its place by now."""
+        if self._known.get(key) is result:
+            del self._known[key]
+
     async def close(self) -> None:
         """End the runs under way."""
         running = list(self._running.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -53,4 +54,4 @@ async def graded_patch(problem: Problem, change: Change) -> str:
     left_out = await problem.ignored(change.files)
     files: Files = {path: data for path, data in change.files.items() if path not in left_out}
     base = await problem.base(files)
-    return git_diff(files, base.get, change.executable)
+    return await asyncio.to_thread(git_diff, files, base.get, change.executable)

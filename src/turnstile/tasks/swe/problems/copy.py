@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from turnstile.errors import TaskError
-from turnstile.sandboxes.base import Limits, Sandbox
+from turnstile.errors import SandboxError, TaskError
+from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
 from turnstile.tasks.swe.beside import manifest as beside
 from turnstile.tasks.swe.grading.bench import Files
+from turnstile.tasks.swe.grading.testrun import KILLED
 
 Manifest = Mapping[str, str]
-"""path -> kind (f, x, l) and digest, as `beside.manifest` tells them."""
+"""path -> kind (f, x, l), size and digest, as `beside.manifest` tells them."""
 
 _SCRIPT = inspect.getsource(beside)
 _LIMITS = Limits(seconds=120.0, cpu_seconds=120.0, output_chars=64_000_000)
 MOST_FILES = 2000
 MOST_BYTES = 64 << 20
+_TOO_LARGE = f"the changed files are larger than {MOST_BYTES >> 20} MiB together"
+_STAT = "import os, stat, sys; found = os.stat(sys.argv[1]); stat.S_ISREG(found.st_mode) and print(found.st_size)"
 _BATCH = 500  # paths on one command line
 _IGNORED = """printf '%s\\0' "$@" | git check-ignore -z --stdin"""
 
@@ -79,6 +83,8 @@ class Copy:
             raise ChangeError(f"{len(changed) + len(removed)} files were changed; at most {MOST_FILES} are taken up")
         files: dict[str, bytes | None] = {path: None for path in removed if self.base[path][0] in "fx"}
         lost = [path for path in removed if path not in files]
+        if sum(_size(now[path]) for path in changed) > MOST_BYTES:  # before any is read
+            raise ChangeError(_TOO_LARGE)
         size = 0
         for path in changed:
             if now[path][0] not in "fx" or not _plain(path):
@@ -90,11 +96,23 @@ class Copy:
                 lost.append(path)
                 continue
             size += len(data)
-            if size > MOST_BYTES:
-                raise ChangeError(f"the changed files are larger than {MOST_BYTES >> 20} MiB together")
+            if size > MOST_BYTES:  # its Python is the agent's, who may have had a hand in what it says
+                raise ChangeError(_TOO_LARGE)
             files[path] = data
         executable = frozenset(path for path in files if path in now and now[path][0] == "x")
         return Change(files=files, executable=executable, lost=tuple(sorted(lost)))
+
+    async def size(self, path: str) -> int | None:
+        """The bytes of a file now, None where there is none."""
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            return None
+        if not _plain(path):
+            return None
+        done = await self.sandbox.exec(["python3", "-I", "-S", "-c", _STAT, path], limits=_LIMITS)
+        said = done.stdout.strip()
+        return int(said) if done.exit_code == 0 and _is_size(said) else None
 
     async def _ignored(self, paths: list[str]) -> set[str]:
         """Those that git would not add: caches, builds. None where there is no git."""
@@ -104,6 +122,7 @@ class Copy:
         for first in range(0, len(paths), _BATCH):
             batch = [path for path in paths[first : first + _BATCH] if _plain(path)]
             done = await self.sandbox.exec(["bash", "-c", _IGNORED, "bash", *batch], limits=_LIMITS, env=GIT_ENV)
+            ended(done, "git check-ignore")
             if done.exit_code == 0:
                 found.update(done.stdout.split("\0"))
         return found
@@ -124,6 +143,7 @@ GIT_ENV: Mapping[str, str] = {
 async def take_manifest(sandbox: Sandbox) -> Manifest:
     """The manifest of a sandbox's root. Raises ChangeError when it cannot be told, and SandboxError."""
     done = await sandbox.exec(["python3", "-I", "-S", "-c", _SCRIPT], limits=_LIMITS)
+    ended(done, "the listing of a sandbox's files")
     try:
         found = json.loads(done.stdout)
     except ValueError:
@@ -132,6 +152,14 @@ async def take_manifest(sandbox: Sandbox) -> Manifest:
         said = done.stderr.strip().splitlines()[-1:]
         raise ChangeError(f"the files cannot be listed: python3 said {said[0] if said else done.exit_code}")
     return {str(path): str(entry) or "?" for path, entry in found.items()}
+
+
+def ended(done: ExecResult, what: str) -> None:
+    """Raises SandboxError for a command that the clock or somebody else ended: a busy machine alone can do that."""
+    if done.timed_out:
+        raise SandboxError(f"{what} did not end within {done.seconds:.0f} s; is the machine busy?")
+    if done.exit_code == KILLED:
+        raise SandboxError(f"{what} was killed (exit code {KILLED}), as when memory runs out")
 
 
 async def begin(
@@ -156,6 +184,16 @@ async def begin(
         await sandbox.close()
         raise
     return Copy(sandbox=sandbox, base=base, env=env or {}, setup=setup, place=place, git=git)
+
+
+def _size(entry: str) -> int:
+    """The size that the manifest tells, 0 where it tells none."""
+    size = entry[1:].partition(" ")[0]
+    return int(size) if entry[0] in "fx" and _is_size(size) else 0
+
+
+def _is_size(text: str) -> bool:
+    return len(text) < 20 and text.isascii() and text.isdecimal()
 
 
 def _plain(path: str) -> bool:

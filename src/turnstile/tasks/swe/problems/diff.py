@@ -6,10 +6,13 @@ import base64
 import difflib
 import hashlib
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from turnstile.tasks.swe.grading.bench import Files
 
+MOST_LINES = 4000
+"""Lines from the first to the last that was changed, old and new together, that are compared one by one. The time that
+takes can grow with their square; of more, all old ones are replaced by all new ones."""
 _ENDLESS = "\\ No newline at end of file\n"
 
 
@@ -37,7 +40,12 @@ def _file(path: str, old: bytes | None, new: bytes | None, executable: bool) -> 
         return f"{head}{index}GIT binary patch\n{_literal(new or b'')}\n{_literal(old or b'')}\n"
     before = "/dev/null" if old is None else before
     after = "/dev/null" if new is None else after
-    lines = list(difflib.unified_diff(_lines(texts[0]), _lines(texts[1]), before, after))
+    ours, theirs = _lines(texts[0]), _lines(texts[1])
+    if _span(ours, theirs) > MOST_LINES:
+        lines = [f"--- {before}\n", f"+++ {after}\n", f"@@ -{_extent(ours)} +{_extent(theirs)} @@\n"]
+        lines += [f"-{line}" for line in ours] + [f"+{line}" for line in theirs]
+    else:
+        lines = list(difflib.unified_diff(ours, theirs, before, after))
     return head + "".join(line if line.endswith("\n") else f"{line}\n{_ENDLESS}" for line in lines)
 
 
@@ -54,6 +62,19 @@ def _lines(text: str) -> list[str]:
     """Lines that end with a newline and nothing else, as git has it."""
     lines = text.split("\n")
     return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def _span(old: Sequence[str], new: Sequence[str]) -> int:
+    """How many lines, old and new together, lie between the beginning and the end that both have."""
+    shorter = min(len(old), len(new))
+    first = next((at for at in range(shorter) if old[at] != new[at]), shorter)
+    last = next((at for at in range(shorter - first) if old[-1 - at] != new[-1 - at]), shorter - first)
+    return len(old) + len(new) - 2 * (first + last)
+
+
+def _extent(lines: Sequence[str]) -> str:
+    """A whole file in a hunk's header."""
+    return f"{min(len(lines), 1)},{len(lines)}"
 
 
 def _blob(data: bytes | None) -> str:

@@ -13,11 +13,13 @@ from pathlib import Path, PurePosixPath
 
 from turnstile.errors import ConfigError, TaskError
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Sandbox, Sandboxes
+from turnstile.tasks.swe.formats.history import cut_history
 from turnstile.tasks.swe.formats.instance import Instance
-from turnstile.tasks.swe.problems.copy import GIT_ENV
+from turnstile.tasks.swe.problems.copy import GIT_ENV, ended
 
 LIMITS = Limits(seconds=600.0, cpu_seconds=600.0, memory_mb=1 << 20, file_mb=4096)
 TOP = "/"
+TESTS = "its tests' patch"
 _PATCH = ".turnstile.patch"
 _CARRIED = ".turnstile-carried"
 
@@ -43,8 +45,8 @@ async def prepare(instance: Instance, sandboxes: Sandboxes) -> Prepared:
         raise TaskError(f"instance {instance.id}: {error}") from None
     try:
         git = await _check(instance, sandbox)
-        if instance.bug_patch:
-            await apply_patch(instance, sandbox, instance.bug_patch, "its bug")
+        await apply_patch(instance, sandbox, instance.bug_patch, "its bug")
+        await apply_patch(instance, sandbox, instance.test_patch, TESTS, dry=True)
         if git:
             await _cut_history(instance, sandbox)
         graded = await _image(sandbox) if git or instance.bug_patch else source
@@ -80,35 +82,8 @@ async def _check(instance: Instance, sandbox: Sandbox) -> bool:
     return done.stdout.strip() == "git"
 
 
-# One commit without parents goes into an empty repository, with the objects that it needs and no others. A tag that
-# describes it keeps its name, as builds ask for that.
-_CUT = """
-set -e
-set -o pipefail
-cd {workdir}
-export GIT_AUTHOR_NAME=task GIT_AUTHOR_EMAIL=task@localhost GIT_AUTHOR_DATE="2000-01-01T00:00:00Z"
-export GIT_COMMITTER_NAME=task GIT_COMMITTER_EMAIL=task@localhost GIT_COMMITTER_DATE="2000-01-01T00:00:00Z"
-new=/tmp/turnstile-git
-rm -rf $new
-tag=$(git describe --tags --abbrev=0 2>/dev/null || true)
-git add -u
-commit=$(git commit-tree "$(git write-tree)" -m "The state that the task begins with" </dev/null)
-git init -q --bare $new
-printf '%s\\n' "$commit" | git pack-objects -q --revs --stdout | git --git-dir=$new index-pack --stdin >/dev/null
-git --git-dir=$new update-ref refs/heads/main "$commit"
-git --git-dir=$new symbolic-ref HEAD refs/heads/main
-git --git-dir=$new config core.bare false
-test -z "$tag" || git --git-dir=$new tag "$tag" main
-cp .git/info/exclude $new/info/exclude 2>/dev/null || true
-rm -rf .git
-mv $new .git
-git reset -q
-echo $(git cat-file --batch-all-objects --batch-check | grep -c ' commit ') $(git rev-list --all | wc -l)
-"""
-
-
 async def _cut_history(instance: Instance, sandbox: Sandbox) -> None:
-    done = await run(instance, sandbox, _CUT.format(workdir=shlex.quote(instance.workdir)), "its history cannot be cut")
+    done = await run(instance, sandbox, cut_history(instance.workdir), "its history cannot be cut")
     if done.stdout.split() != ["1", "1"]:
         raise TaskError(
             f"instance {instance.id}: commits are left in {instance.image} after its history was cut "
@@ -116,12 +91,19 @@ async def _cut_history(instance: Instance, sandbox: Sandbox) -> None:
         )
 
 
-async def apply_patch(instance: Instance, sandbox: Sandbox, patch: str, what: str) -> None:
-    """Applies a unified diff in the repository. Raises TaskError naming `what` when it does not fit."""
+async def apply_patch(instance: Instance, sandbox: Sandbox, patch: str, what: str, *, dry: bool = False) -> None:
+    """Applies a unified diff, if there is one, in the repository; only tries it when `dry`.
+
+    Raises TaskError naming `what` when it does not fit.
+    """
+    if not patch:
+        return
+    try_git, try_patch = ("--check", "--dry-run") if dry else ("", "")
     await sandbox.write(_PATCH, patch.encode("utf-8", "surrogateescape"))
     command = (
-        f"file=$PWD/{_PATCH}; cd {shlex.quote(instance.workdir)} && {{ git apply --whitespace=nowarn $file 2>/dev/null"
-        " || patch -p1 --batch --forward --no-backup-if-mismatch -i $file; }; code=$?; rm -f $file; exit $code"
+        f"file=$PWD/{_PATCH}; cd {shlex.quote(instance.workdir)} && {{ git apply --whitespace=nowarn {try_git} $file"
+        f" 2>/dev/null || patch -p1 --batch --forward --no-backup-if-mismatch {try_patch} -i $file; }}; code=$?;"
+        " rm -f $file; exit $code"
     )
     await run(instance, sandbox, command, f"{what} does not apply")
 
@@ -144,7 +126,9 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 async def run(instance: Instance, sandbox: Sandbox, script: str, what: str) -> ExecResult:
+    """Runs a script with bash. Raises TaskError naming `what` when it fails, SandboxError when it was ended."""
     done = await sandbox.exec(["bash", "-c", script], limits=LIMITS, env=GIT_ENV)
+    ended(done, f"instance {instance.id}, image {instance.image}: a command ({what})")
     if done.exit_code != 0:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
         said = last[0] if last else f"exit code {done.exit_code}"

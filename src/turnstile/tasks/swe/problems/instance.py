@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from turnstile.errors import TaskError
-from turnstile.sandboxes.base import Limits, Sandbox, Sandboxes
+from turnstile.errors import ConfigError, SandboxError, TaskError
+from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.tasks.swe.formats.instance import Instance
 from turnstile.tasks.swe.grading.bench import put
 from turnstile.tasks.swe.grading.grader import Verdict
@@ -17,7 +17,7 @@ from turnstile.tasks.swe.grading.memo import Memo
 from turnstile.tasks.swe.grading.suite import PYTEST, REWARD, Outcome, run_suite
 from turnstile.tasks.swe.problems.copy import Change, ChangeError, Copy, begin
 from turnstile.tasks.swe.problems.diff import touched
-from turnstile.tasks.swe.problems.image import Prepared, apply_patch, carry, inner, prepare, run
+from turnstile.tasks.swe.problems.image import TESTS, Prepared, apply_patch, carry, inner, prepare, run
 from turnstile.tasks.swe.tree import can_change_tests, hides_a_library
 
 SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml"})
@@ -42,6 +42,10 @@ class InstanceProblem:
     ) -> None:
         if not instance.image:
             raise TaskError(f"instance {instance.id}: it names no image; set `image` in its data")
+        if instance.log_parser and not instance.fail_to_pass and not instance.expected:
+            raise TaskError(
+                f"instance {instance.id}: it names no test that must pass; set `fail_to_pass` or `expected` in its data"
+            )
         self.id = instance.id
         self.statement = instance.problem or "Some tests of this repository fail. Find the cause and repair it."
         self.fail_to_pass: Sequence[str] = instance.fail_to_pass or tuple(instance.expected)
@@ -60,7 +64,7 @@ class InstanceProblem:
     async def open(self) -> Copy:
         prepared = await self._prepared()
         copy = await begin(
-            await self._sandboxes.start(prepared.agent),
+            await self._start(prepared, prepared.agent),
             self.id,
             setup=f"unset PYTEST_DISABLE_PLUGIN_AUTOLOAD\n{self._instance.setup}",
             place=self._instance.workdir,
@@ -79,7 +83,8 @@ class InstanceProblem:
     async def base(self, files: Iterable[str]) -> Mapping[str, bytes | None]:
         wanted = list(files)
         if not all(path in self._known for path in wanted):
-            sandbox = await self._sandboxes.start((await self._prepared()).graded)
+            prepared = await self._prepared()
+            sandbox = await self._start(prepared, prepared.graded)
             try:
                 await self._read(sandbox, wanted)
             finally:
@@ -100,7 +105,7 @@ class InstanceProblem:
         if not instance.patch and not scripted:
             return None
         prepared = await self._prepared()
-        sandbox = await self._sandboxes.start(replace(prepared.graded, root=instance.workdir))
+        sandbox = await self._start(prepared, replace(prepared.graded, root=instance.workdir))
         copy = await begin(sandbox, self.id, git=prepared.git)
         try:
             if scripted:
@@ -118,6 +123,15 @@ class InstanceProblem:
         """Made when first asked for, once for all who try the instance."""
         prepared, _ = await self._images.get(self._digest, lambda: prepare(self._instance, self._sandboxes))
         return prepared
+
+    async def _start(self, prepared: Prepared, image: Image) -> Sandbox:
+        """A sandbox of a prepared image. What cannot be started from is forgotten: it may have gone with the engine
+        that kept it, and the next one has it made again. Raises SandboxError."""
+        try:
+            return await self._sandboxes.start(image)
+        except (ConfigError, SandboxError) as error:
+            self._images.forget(self._digest, prepared)
+            raise SandboxError(f"instance {self.id}: its prepared image cannot be started from: {error}") from error
 
     def _is_left_out(self, path: str) -> bool:
         if path in self._repaired and PurePosixPath(path).name not in SETTINGS:
@@ -143,7 +157,8 @@ class InstanceProblem:
     async def _run(self, change: Change) -> Outcome:
         """The tests on a fresh container with the change in it."""
         instance = self._instance
-        sandbox = await self._sandboxes.start((await self._prepared()).graded)
+        prepared = await self._prepared()
+        sandbox = await self._start(prepared, prepared.graded)
         try:
             await self._read(sandbox, change.files)
             try:
@@ -152,8 +167,10 @@ class InstanceProblem:
                 return Outcome(problem=f"the change cannot be put in: {error}")
             if change.executable:
                 await sandbox.exec(["chmod", "+x", "--", *(inner(instance, path) for path in change.executable)])
-            if instance.test_patch:
-                await apply_patch(instance, sandbox, instance.test_patch, "its tests' patch")
+            try:
+                await apply_patch(instance, sandbox, instance.test_patch, TESTS)
+            except TaskError as error:  # it fits what the image holds, so it is the change that is in its way
+                return Outcome(problem=f"the change is in the way of its tests: {error}")
             if not instance.log_parser:
                 await carry(instance, sandbox, self._folder / "tests", "/tests")
                 await run(instance, sandbox, "mkdir -p /logs/verifier", "no folder for its reward")

@@ -53,7 +53,9 @@ class MadeProblem:
 
     async def grade(self, change: Change, *, repeat: int = 0) -> Verdict:
         files: Any = {**self._buggy, **change.files}
-        return await judge_files(self._grader, self._bug, self._package, files, repeat=repeat)
+        return await judge_files(
+            self._grader, self._bug, self._package, files, executable=change.executable, repeat=repeat
+        )
 
     async def gold(self) -> Change | None:
         text = self._bug.pristine_text(self._package)
