@@ -30,9 +30,9 @@ _SHOWN = 20  # failing tasks that are named
     default=2,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Tasks of each package on which cheats and the random agent are tried.",
+    help="Tasks of each package on which cheats are tried, and the random agent on made ones.",
 )
-@click.option("--all-probes", is_flag=True, help="Try cheats and the random agent on every task.")
+@click.option("--all-probes", is_flag=True, help="Try cheats, and the random agent, on every task.")
 @click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the tasks that passed here.")
 @click.option("--sandbox", default="local", show_default=True, help="The kind of sandbox to grade made tasks in.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
@@ -50,8 +50,9 @@ def check(
 ) -> int:
     """Checks that the rewards of FILE's repository tasks mean what they say.
 
-    The repair must score 1 and no change 0, each time; a random agent plays; and cheats must score 0: edited tests, a
-    conftest file, a patched runner, a report written early, and others. What is found is noted task by task: killed
+    The repair must score 1 and no change 0, each time; a random agent plays the made ones; and cheats must score 0:
+    edited tests, a conftest file, a patched runner, a report written early, and others. Of a task without a repair
+    the tests must run; one that passes so is counted as unproven. What is found is noted task by task: killed
     and started again, it goes on where it stopped, and turnstile train refuses tasks that failed. The exit code is 1
     when a task failed or could not be checked. Knobs are those of --sandbox, as in: --sandbox container
     image=python:3.12; instances are tried in containers of their own images.
@@ -88,14 +89,15 @@ def check(
 
 
 def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> None:
-    """One line a package: mean scores of repair, no change and random agent, and of every cheat; then what failed."""
+    """One line a package: mean scores of repair, no change and random agent, the cheats, and how many passed
+    without a known repair; then what failed."""
     cheats = list(dict.fromkeys(name for one in found for name in one.tried))
     piles: dict[str, list[CheckedTask]] = {}
     for one in found:
         piles.setdefault(one.pile, []).append(one)
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("package", no_wrap=True)
-    for column in ("tasks", "gold", "empty", "flaky", "killed", "random", "cheats", "won"):
+    for column in ("tasks", "gold", "empty", "flaky", "killed", "random", "cheats", "won", "unproven"):
         table.add_column(column, justify="right", no_wrap=True)
     for package, pile in piles.items():
         tried = sum(len(one.tried) for one in pile)
@@ -109,6 +111,7 @@ def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> 
             _mean([one.random for one in pile if one.random is not None]),
             str(tried) if tried else "-",
             str(sum(len(one.wins) for one in pile)) if tried else "-",
+            str(sum(one.unproven for one in pile)),
         )
     console.print(table)
     if cheats:
@@ -123,6 +126,8 @@ def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> 
     line = f"{file}: {passed} of {len(found)} tasks passed"
     before = sum(one.remembered for one in found)
     line += f", {before} of them by what was found before" if before else ""
+    unproven = sum(one.unproven for one in found)
+    line += f", {unproven} of them without a known repair" if unproven else ""
     console.print(Text(line + (f", {len(unknown)} could not be checked" if unknown else "")))
 
 

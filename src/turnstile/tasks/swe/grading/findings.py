@@ -28,11 +28,11 @@ class Ask:
 class CheckedTask:
     """What checking one task found. Scores are 1 or 0, one a repeat.
 
-    `pile` is what it shares its tests with, such as a package. `flaky` names the tests that came out differently
-    between repeats; `wins` the cheats that scored 1, of the `tried` ones; `random` is the random agent's score, None
-    where it did not play; `killed` counts gradings that ended by SIGKILL and were asked for again. `trouble` is what
-    speaks against the task beside these, `unknown` what broke when it was no fault of the task. `remembered` says that
-    all this was found by an earlier call.
+    `pile` is what it shares its tests with, such as a package. No `gold` says that no repair is known. `flaky` names
+    the tests that came out differently between repeats; `wins` the cheats that scored 1, of the `tried` ones;
+    `random` is the random agent's score, None where it did not play; `killed` counts gradings that ended by SIGKILL
+    and were asked for again. `trouble` is what speaks against the task beside these, `unknown` what broke when it was
+    no fault of the task. `remembered` says that all this was found by an earlier call.
     """
 
     task: Task
@@ -47,6 +47,11 @@ class CheckedTask:
     trouble: str | None = None
     unknown: str | None = None
     remembered: bool = False
+
+    @property
+    def unproven(self) -> bool:
+        """Whether nothing speaks against the task, and no repair shows that it can be solved."""
+        return not self.gold and self.why is None and self.unknown is None
 
     @property
     def why(self) -> str | None:
