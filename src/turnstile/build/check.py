@@ -49,7 +49,8 @@ def check_tasks(
         mine = [task for task in tasks if task.env == env]
         if mine:
             where = sandbox if env == ENV else containers or containers_of(mine[0])
-            notes = Notes(where.kind, known=not again)
+            section = where.model_dump(exclude=set() if env == ENV else {"image"})  # an instance has its own
+            notes = Notes(section, known=not again)
             found += asyncio.run(_check(mine, repeats, probed, where, workers, notes, done))
     if not found:
         raise TaskError(f"there is no repository task to check: env is none of {', '.join(REPOSITORY)}")

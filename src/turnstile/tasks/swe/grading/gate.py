@@ -82,6 +82,11 @@ class _Examination:
         pile = cases.pile(self.task)
         try:
             case = await cases.open(self.task)
+        except TaskError as error:
+            return CheckedTask(task=self.task, pile=pile, unready=str(error))
+        except InfrastructureError as error:
+            return CheckedTask(task=self.task, pile=pile, unknown=str(error))
+        try:
             repeats = range(self.ask.repeats)
             gold = [await self._graded(case.gold, number) for number in repeats] if await case.has_repair() else []
             empty = [await self._graded(case.empty, number) for number in repeats]
