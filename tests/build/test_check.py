@@ -13,16 +13,14 @@ from turnstile.errors import TaskError
 from turnstile.tasks.base import write_tasks
 from turnstile.tasks.swe.formats.instance import Instance, as_task
 from turnstile.tasks.swe.grading.findings import Ask, CheckedTask
-from turnstile.tasks.swe.grading.notes import Notes
+from turnstile.tasks.swe.grading.notes import Notes, failed_before
 from turnstile.types import Task
 
 GOOD, BAD = Task(id="good", env="swe", data={"n": 1}), Task(id="bad", env="swe", data={"n": 2})
 
 
 def test_instances_are_checked_in_containers(engine: Dockerd, instance: Instance) -> None:
-    where = Kind.model_validate(
-        {**containers_of(as_task(instance)).model_dump(), "daemon": engine.address, "ulimits": ULIMITS}
-    )
+    where = Kind.model_validate({"kind": "container", "daemon": engine.address, "ulimits": ULIMITS})
     good, bad = (
         as_task(instance),
         as_task(replace(instance, id="bad", patch="", fail_to_pass=("tests/none.py::test_a",))),
@@ -30,10 +28,20 @@ def test_instances_are_checked_in_containers(engine: Dockerd, instance: Instance
     gone = as_task(replace(instance, id="gone", image="turnstile-no-such-image"))
     found = check_tasks([good, bad, gone], containers=where, repeats=1, probed=0)
     assert [(one.task.id, one.gold, one.empty) for one in found[:2]] == [(good.id, (1,), (0,)), ("bad", (), (0,))]
-    assert [one.why for one in found[:2]] == [None, None]
+    assert found[0].why is None
+    assert str(found[1].why).startswith("its tests do not run, and it has no repair: ")
     said = found[2].why or found[2].unknown  # a registry that says no, or that nobody can reach
     assert "turnstile-no-such-image" in str(said)
+    assert failed_before([gone]) == {}
     assert engine.containers() == []
+
+
+def test_instances_start_from_their_own_images_with_the_knobs_of_the_section() -> None:
+    task = as_task(Instance(id="i", problem="", image="mine"))
+    section = Kind.model_validate({"kind": "container", "dockerfile": "Dockerfile", "memory_mb": 8192, "user": "7:7"})
+    knobs = {"image": "mine", "memory_mb": 8192, "user": "7:7", "warm": 0}
+    assert containers_of(task, section).knobs == knobs
+    assert containers_of(task).knobs == {"image": "mine", "user": "0:0", "warm": 0}
 
 
 @pytest.fixture

@@ -11,9 +11,13 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 
 from helpers import bug_task
+from turnstile.cli.check import print_checked, sections
 from turnstile.cli.tasks import _MakeView
+from turnstile.config import Kind
+from turnstile.errors import ConfigError
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.tasks.swe.bugs.make import Progress
+from turnstile.tasks.swe.grading.findings import CheckedTask
 from turnstile.types import Task
 
 Cli = Callable[..., Any]
@@ -133,7 +137,7 @@ def test_check_prints_a_table_and_keeps_what_passed(cli: Cli, tmp_path: Path, bu
     done = cli("tasks", "check", "t.jsonl", "--repeats", "1", "--keep", "good.jsonl")
     assert done.code == 1
     head, row, *rest = [line.split() for line in done.out.splitlines()]
-    assert head == ["package", "tasks", "gold", "empty", "flaky", "killed", "random", "cheats", "won"]
+    assert head == ["package", "tasks", "gold", "empty", "flaky", "killed", "random", "cheats", "won", "unproven"]
     assert row[:6] == ["tinyrange-1.0", "2", "1.00", "0.50", "0", "0"]
     assert int(row[8]) > 0  # on the task that any change solves, which is none
     assert [" ".join(line) for line in rest[1:]] == [
@@ -192,3 +196,28 @@ def test_instances_are_imported_and_exported(cli: Cli, tmp_path: Path, bug: Task
     assert cli("tasks", "export", "t.jsonl", "made", "--image", "x:1").code == 0
     assert cli("tasks", "import", "made", "--out", "made.jsonl").out == "made.jsonl: 1 tasks\n"
     assert "no such file or folder" in cli("tasks", "export", "none.jsonl", "made").error
+
+
+def test_knobs_are_of_the_sandboxes_that_are_used() -> None:
+    made, instance = Task(id="m", env="swe"), Task(id="i", env="swe_shell")
+    knobs = ["memory_mb=8192", "ulimits.nofile=1024"]
+    of_both = {"kind": "container", "memory_mb": 8192, "ulimits": {"nofile": 1024}}
+    assert sections([instance], None, knobs)[1] == Kind.model_validate(of_both)
+    assert [one and one.model_dump() for one in sections([made, instance], "container", knobs)] == [of_both, of_both]
+    assert sections([made], None, knobs[:1]) == (Kind.model_validate({"kind": "local", "memory_mb": 8192}), None)
+    assert sections([made, instance], "local", knobs[:1])[1] is None
+    with pytest.raises(ConfigError, match="say whose the knobs are"):
+        sections([made, instance], None, knobs)
+    with pytest.raises(ConfigError, match="instances are checked in containers"):
+        sections([instance], "local", knobs)
+
+
+def test_what_passes_without_a_repair_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        CheckedTask(task=Task(id=name, env="swe_shell"), gold=gold, empty=(0,), trouble=trouble)
+        for name, gold, trouble in (("a", (1,), None), ("b", (), None), ("c", (), "it is off"))
+    ]
+    print_checked(Console(), "t.jsonl", found)
+    _, row, _, line = capsys.readouterr().out.splitlines()
+    assert row.split() == ["-", "3", "1.00", "0.00", "0", "0", "-", "-", "-", "1"]
+    assert line == "t.jsonl: 2 of 3 tasks passed, 1 of them without a known repair"

@@ -25,6 +25,8 @@ from turnstile.types import Task
 
 TURNS = 8  # of the random agent
 LOCAL = Kind(kind="local")
+CONTAINER = "container"
+IMAGES = (CONTAINER, "remote")  # kinds of sandboxes that instances can be checked in
 
 
 def check_tasks(
@@ -39,7 +41,7 @@ def check_tasks(
     done: Callable[[CheckedTask], None] = lambda checked: None,
 ) -> list[CheckedTask]:
     """Checks the repository tasks among `tasks` (see `tasks.swe.grading.gate.check`): made ones in `sandbox`,
-    instances in `containers` (default: as root, each in its own image).
+    instances in `containers` (see `containers_of`; default: of this machine).
 
     What was found before is not looked for again, unless `again`. Raises TaskError when there is none, and
     ConfigError for an unknown kind of sandbox.
@@ -48,17 +50,25 @@ def check_tasks(
     for env in REPOSITORY:
         mine = [task for task in tasks if task.env == env]
         if mine:
-            where = sandbox if env == ENV else containers or containers_of(mine[0])
-            notes = Notes(where.kind, known=not again)
+            where = sandbox if env == ENV else containers_of(mine[0], containers)
+            section = where.model_dump(exclude=set() if env == ENV else {"image"})  # an instance has its own
+            notes = Notes(section, known=not again)
             found += asyncio.run(_check(mine, repeats, probed, where, workers, notes, done))
     if not found:
         raise TaskError(f"there is no repository task to check: env is none of {', '.join(REPOSITORY)}")
     return found
 
 
-def containers_of(task: Task) -> Kind:
-    """Containers for an instance and others like it: as root, who owns the files of images."""
-    return Kind.model_validate({"kind": "container", "image": instance_of(task).image, "user": "0:0", "warm": 0})
+def containers_of(task: Task, section: Kind | None = None) -> Kind:
+    """The section's containers for an instance and others like it: where it says nothing else as root, who owns the
+    files of images. Any other kind than `container` stays as it is."""
+    if section is not None and section.kind != CONTAINER:
+        return section
+    knobs = section.knobs if section is not None else {}
+    for name in ("dockerfile", "rootfs"):  # what containers of made tasks start from
+        knobs.pop(name, None)
+    image = instance_of(task).image
+    return Kind.model_validate({"kind": CONTAINER, "user": "0:0", "warm": 0, **knobs, "image": image})
 
 
 async def _check(

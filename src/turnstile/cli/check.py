@@ -10,12 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.build.check import check_tasks
+from turnstile.build.check import CONTAINER, IMAGES, LOCAL, check_tasks
 from turnstile.cli.bars import bars
 from turnstile.cli.sandbox import section_of
+from turnstile.config import Kind
+from turnstile.errors import ConfigError
 from turnstile.tasks.base import load_tasks, write_tasks
+from turnstile.tasks.swe.bug import ENV
+from turnstile.tasks.swe.formats.instance import INSTANCE
 from turnstile.tasks.swe.grading.findings import CheckedTask
 from turnstile.tasks.swe.problems.problems import REPOSITORY
+from turnstile.types import Task
 
 _SHOWN = 20  # failing tasks that are named
 
@@ -30,11 +35,11 @@ _SHOWN = 20  # failing tasks that are named
     default=2,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Tasks of each package on which cheats and the random agent are tried.",
+    help="Tasks of each package on which cheats are tried, and the random agent on made ones.",
 )
-@click.option("--all-probes", is_flag=True, help="Try cheats and the random agent on every task.")
+@click.option("--all-probes", is_flag=True, help="Try cheats, and the random agent, on every task.")
 @click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the tasks that passed here.")
-@click.option("--sandbox", default="local", show_default=True, help="The kind of sandbox to grade made tasks in.")
+@click.option("--sandbox", help="The kind of sandbox; default: local for made tasks, container for instances.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
 @click.option("--again", is_flag=True, help="Check also what an earlier check has found out.")
 def check(
@@ -44,19 +49,23 @@ def check(
     probed: int,
     all_probes: bool,
     keep: Path | None,
-    sandbox: str,
+    sandbox: str | None,
     workers: int,
     again: bool,
 ) -> int:
     """Checks that the rewards of FILE's repository tasks mean what they say.
 
-    The repair must score 1 and no change 0, each time; a random agent plays; and cheats must score 0: edited tests, a
-    conftest file, a patched runner, a report written early, and others. What is found is noted task by task: killed
+    The repair must score 1 and no change 0, each time; a random agent plays the made ones; and cheats must score 0:
+    edited tests, a conftest file, a patched runner, a report written early, and others. Of a task without a repair
+    the tests must run; one that passes so is counted as unproven. What is found is noted task by task: killed
     and started again, it goes on where it stopped, and turnstile train refuses tasks that failed. The exit code is 1
     when a task failed or could not be checked. Knobs are those of --sandbox, as in: --sandbox container
-    image=python:3.12; instances are tried in containers of their own images.
+    memory_mb=8192 image=python:3.12. Instances are tried in containers of their own images, as root; the knobs are
+    theirs too where --sandbox is container or remote, or FILE holds nothing else. A FILE with both kinds takes knobs
+    only with --sandbox.
     """
     found = load_tasks(file)
+    made_in, instances_in = sections(found, sandbox, knobs)
     console = Console(highlight=False)
     with bars(console) as shown:
         bar = shown.add_task("checking", total=sum(task.env in REPOSITORY for task in found))
@@ -74,7 +83,8 @@ def check(
             found,
             repeats=repeats,
             probed=None if all_probes else probed,
-            sandbox=section_of(sandbox, knobs),
+            sandbox=made_in,
+            containers=instances_in,
             workers=workers,
             again=again,
             done=done,
@@ -87,15 +97,32 @@ def check(
     return 1 if bad else 0
 
 
+def sections(tasks: Sequence[Task], sandbox: str | None, knobs: Sequence[str]) -> tuple[Kind, Kind | None]:
+    """The sandboxes of made tasks, and those of instances (None: the default). Raises ConfigError where it is not
+    clear what the knobs are of."""
+    made, instances = (any(task.env == env for task in tasks) for env in (ENV, INSTANCE))
+    if knobs and sandbox is None and made and instances:
+        raise ConfigError(
+            "the file holds made tasks, which are checked in local sandboxes, and instances, which are in containers: "
+            "say whose the knobs are, with --sandbox container for both or --sandbox local for made tasks"
+        )
+    kind = sandbox or (CONTAINER if instances and not made else LOCAL.kind)
+    section = section_of(kind, knobs)
+    if knobs and instances and not made and kind not in IMAGES:
+        raise ConfigError(f"instances are checked in containers, which do not take the knobs of {kind!r}")
+    return section, section if kind in IMAGES else None
+
+
 def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> None:
-    """One line a package: mean scores of repair, no change and random agent, and of every cheat; then what failed."""
+    """One line a package: mean scores of repair, no change and random agent, the cheats, and how many passed
+    without a known repair; then what failed."""
     cheats = list(dict.fromkeys(name for one in found for name in one.tried))
     piles: dict[str, list[CheckedTask]] = {}
     for one in found:
         piles.setdefault(one.pile, []).append(one)
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("package", no_wrap=True)
-    for column in ("tasks", "gold", "empty", "flaky", "killed", "random", "cheats", "won"):
+    for column in ("tasks", "gold", "empty", "flaky", "killed", "random", "cheats", "won", "unproven"):
         table.add_column(column, justify="right", no_wrap=True)
     for package, pile in piles.items():
         tried = sum(len(one.tried) for one in pile)
@@ -109,6 +136,7 @@ def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> 
             _mean([one.random for one in pile if one.random is not None]),
             str(tried) if tried else "-",
             str(sum(len(one.wins) for one in pile)) if tried else "-",
+            str(sum(one.unproven for one in pile)),
         )
     console.print(table)
     if cheats:
@@ -123,6 +151,8 @@ def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> 
     line = f"{file}: {passed} of {len(found)} tasks passed"
     before = sum(one.remembered for one in found)
     line += f", {before} of them by what was found before" if before else ""
+    unproven = sum(one.unproven for one in found)
+    line += f", {unproven} of them without a known repair" if unproven else ""
     console.print(Text(line + (f", {len(unknown)} could not be checked" if unknown else "")))
 
 

@@ -120,14 +120,20 @@ def test_what_each_data_set_means() -> None:
 
 def test_what_solves_an_instance() -> None:
     named = Instance(id="i", problem="", fail_to_pass=("a",), pass_to_pass=("b",))
-    assert named.resolved({"a": "PASSED", "b": "XFAIL"})
+    assert not named.unmet({"a": "PASSED", "b": "XFAIL"})
     for statuses in ({"a": "PASSED"}, {"a": "SKIPPED", "b": "PASSED"}, {"a": "PASSED", "b": "ERROR"}):
-        assert not named.resolved(statuses)
-    assert not replace(named, fail_to_pass=()).resolved({"b": "PASSED"})
+        assert named.unmet(statuses)
     mapped = Instance(id="i", problem="", expected={"a": "PASSED", "b": "FAILED"})
-    assert mapped.resolved({"a": "PASSED", "b": "FAILED", "c": "FAILED"})
-    assert not mapped.resolved({"a": "PASSED", "b": "PASSED"})
-    assert not mapped.resolved({"b": "FAILED"})
+    assert not mapped.unmet({"a": "PASSED", "b": "FAILED", "c": "FAILED"})
+    assert mapped.unmet({"a": "PASSED", "b": "PASSED"}) == ["b"]
+    assert mapped.unmet({"b": "FAILED"}) == ["a"]
+
+
+def test_whether_a_run_named_any_of_the_tests() -> None:
+    named = Instance(id="i", problem="", fail_to_pass=("a",), pass_to_pass=("b[x",))
+    assert [named.met_none(run) for run in ({}, {"c": "PASSED"}, {"a": "FAILED"}, {"b[x y]": "FAILED"})] == [
+        True, True, False, False,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,8 @@ async def test_what_was_found_is_not_looked_for_again(reference: Any, fresh: Pat
     assert all(one.remembered for one in again)
     more = await check(tasks, cases, repeats=1, probed=2, notes=Notes())
     assert [one.remembered for one in more].count(False) == 1  # which had not met the cheat
-    for known in (Notes(known=False), Notes("container")):
+    section = {"kind": "local", "memory_mb": 512}
+    for known in (Notes(known=False), Notes({"kind": "container"}), Notes(section)):
         assert not any(one.remembered for one in await check(tasks[:1], cases, repeats=1, probed=0, notes=known))
 
 
@@ -264,6 +265,37 @@ def test_what_failed_is_noted_and_refused(task: Task, fresh: Path) -> None:
         file.write(b"no json\n")
     with pytest.raises(TaskError, match=r"checks\.jsonl:4: the line is damaged .*; remove it, or the file"):
         failed_before([task])
+
+
+def test_a_failure_stands_until_as_much_was_asked(task: Task, fresh: Path) -> None:
+    strong, weak = Ask(repeats=2, cheats=("a", "b")), Ask(repeats=3)
+    Notes().add(CheckedTask(task=task), strong)
+    Notes().add(CheckedTask(task=task, wins=("b",)), strong)
+    Notes().add(CheckedTask(task=task), weak)
+    assert failed_before([task]) == {task.id: "a cheat scores 1: b"}
+    assert Notes().of(task, weak) is None  # it is looked at again
+    assert getattr(Notes().of(task, Ask()), "wins", None) == ("b",)
+    Notes().add(CheckedTask(task=task, trouble="off"), weak)
+    Notes({"kind": "container"}).add(CheckedTask(task=task), weak)
+    Notes().add(CheckedTask(task=task), strong)
+    assert failed_before([task]) == {task.id: "off"}
+    Notes().add(CheckedTask(task=task), strong.joined(weak))
+    assert failed_before([task]) == {}
+    assert getattr(Notes().of(task, weak), "why", "nothing") is None
+
+
+def test_how_many_sandboxes_there_are_is_no_other_setting(task: Task, fresh: Path) -> None:
+    Notes({"kind": "container", "workers": 2, "memory_mb": 512}).add(CheckedTask(task=task), Ask())
+    assert Notes({"kind": "container", "memory_mb": 512, "workers": 4, "warm": 1}).of(task, Ask()) is not None
+    assert Notes({"kind": "container", "memory_mb": 1024}).of(task, Ask()) is None
+
+
+async def test_what_a_machine_lacks_is_not_noted(task: Task, fresh: Path, grader: Grader) -> None:
+    other = Task(id="other", env="swe", data={**task.data, "digest": "f" * 16})
+    (found,) = await check([other], BugCases(grader=grader), repeats=1, probed=0, notes=Notes())
+    assert "the source tree differs" in str(found.why)
+    assert failed_before([other]) == {}
+    assert Notes().of(other, Ask()) is None
 
 
 def test_another_python_has_notes_of_its_own(task: Task, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

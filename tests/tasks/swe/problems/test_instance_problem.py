@@ -17,9 +17,10 @@ from turnstile.sandboxes.container import ContainerSandbox, ContainerSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.demonstration import call
 from turnstile.tasks.swe.formats.instance import Instance, as_task, reversed_patch
+from turnstile.tasks.swe.grading.bench import Files
 from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader
-from turnstile.tasks.swe.grading.probes import PROBES
+from turnstile.tasks.swe.grading.probes import PROBES, Scene
 from turnstile.tasks.swe.problems.base import Problem, graded_patch
 from turnstile.tasks.swe.problems.cases import ProblemCases
 from turnstile.tasks.swe.problems.copy import Change
@@ -213,6 +214,45 @@ async def test_the_gate_and_its_cheats(problems: Problems, instance: Instance, p
     assert (found.gold, found.empty, found.flaky, found.trouble, found.unknown) == ((1, 1), (0, 0), (), None, None)
     assert (found.tried, found.wins) == (tuple(PROBES), ())
     assert found.why is None
+
+
+async def test_without_a_repair_the_tests_must_run(problems: Problems, instance: Instance) -> None:
+    """As of R2E-Gym: that the empty change scores 0 says nothing where it is the suite that does not run."""
+    mapped = replace(
+        instance,
+        id="mapped",
+        patch="",
+        test_patch="",
+        fail_to_pass=(),
+        pass_to_pass=(),
+        expected={"test_biggest": "PASSED", "test_known": "FAILED"},
+        test_command="python3 -m pytest tests",
+        log_parser="r2e-gym",
+    )
+    never = replace(mapped, id="never", test_command="python3 -m pytest nowhere")
+    others = replace(mapped, id="others", expected={"TestA.test_nothing": "PASSED"})
+    cases = ProblemCases(problems=problems, probes={name: PROBES[name] for name in ("edit_tests", "patch_runner")})
+    found = await check([as_task(one) for one in (mapped, never, others)], cases, repeats=1, probed=1)
+    assert [(one.gold, one.empty, one.unknown) for one in found] == [((), (0,), None)] * 3
+    assert found[0].why is None
+    assert [one.unproven for one in found] == [True, False, False]
+    assert str(found[1].why).startswith("its tests do not run, and it has no repair: no test was run")
+    assert found[2].why == "none of its tests is among those that ran, and it has no repair"
+    assert [(one.tried, one.wins) for one in found if one.tried] == [(tuple(cases.cheats), ())]
+
+
+async def test_a_cheat_begins_in_the_largest_package(problems: Problems, instance: Instance) -> None:
+    begun: list[str] = []
+
+    async def note(scene: Scene) -> Files:
+        begun.append(scene.file)
+        return {}
+
+    without = replace(instance, id="without", patch="")
+    for one in (instance, without):
+        case = await ProblemCases(problems=problems, probes={"it": note}).open(as_task(one))
+        assert await case.cheat("it") is not None
+    assert begun == ["calc/__init__.py"] * 2
 
 
 async def test_an_agent_in_the_shell(problems: Problems, instance: Instance) -> None:

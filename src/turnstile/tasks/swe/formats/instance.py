@@ -67,28 +67,26 @@ class Instance:
         found: dict[str, str] = resolve("log_parser", self.log_parser)(log)
         return found
 
-    def resolved(self, statuses: Mapping[str, str]) -> bool:
-        """Whether the outcome of a run of tests, status by test, solves the problem. A test that is not there has
-        failed; one that was skipped has, too, unless it is expected to be."""
-        return bool(self.expected or self.fail_to_pass) and not self.unmet(statuses)
-
     def wanted(self) -> dict[str, str]:
         """What each test must come to, FAIL_TO_PASS first."""
         return dict(self.expected) or dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass), "PASSED")
 
     def unmet(self, statuses: Mapping[str, str]) -> list[str]:
-        """The tests that did not come to what they must.
+        """The tests that did not come to what they must, in a run that gave these statuses by test. One that is not
+        there did not; one that was skipped did not either, unless it is expected to be.
 
         Data sets cut names at the first blank: such a name stands for all tests that begin with it.
         """
-        cut: dict[str, list[str]] = {}
-        for test, status in statuses.items():
-            cut.setdefault(test.partition(" ")[0], []).append(status)
+        cut = _cut(statuses)
         return [
             test
             for test, status in self.wanted().items()
             if not all(_same(found, status) for found in _found(test, statuses, cut))
         ]
+
+    def met_none(self, statuses: Mapping[str, str]) -> bool:
+        """Whether a run named none of the tests; names are read as by `unmet`."""
+        return not self.wanted().keys() & {*statuses, *_cut(statuses)}
 
 
 def instance_of(task: Task) -> Instance:
@@ -101,6 +99,14 @@ def instance_of(task: Task) -> Instance:
 def as_task(instance: Instance) -> Task:
     """An instance as a task that `instance_of` reads back."""
     return Task(id=instance.id, env=INSTANCE, data=instance.to_json())
+
+
+def _cut(statuses: Mapping[str, str]) -> dict[str, list[str]]:
+    """The statuses by the names of their tests up to the first blank."""
+    cut: dict[str, list[str]] = {}
+    for test, status in statuses.items():
+        cut.setdefault(test.partition(" ")[0], []).append(status)
+    return cut
 
 
 def _found(test: str, statuses: Mapping[str, str], cut: Mapping[str, list[str]]) -> list[str]:

@@ -19,9 +19,9 @@ class Case(Protocol):
     """One task that can be checked. Gradings raise InfrastructureError where there is no verdict; those that
     differ in `repeat` are run anew."""
 
-    @property
-    def has_repair(self) -> bool:
-        """Whether the task carries its own repair. Where it does not, `gold` is not asked."""
+    async def has_repair(self) -> bool:
+        """Whether the task carries its own repair, which is made ready. Where it does not, `gold` is not asked.
+        Raises TaskError for one that cannot be used."""
         ...
 
     async def gold(self, repeat: int) -> Verdict:
@@ -54,7 +54,7 @@ class Cases(Protocol):
         ...
 
     async def open(self, task: Task) -> Case:
-        """The task, ready to be graded. Raises TaskError where something is wrong with it."""
+        """The task, ready to be graded. Raises TaskError where what it needs cannot be had or is not what it was."""
         ...
 
 
@@ -96,8 +96,7 @@ class BugCase:
     pristine: str
     buggy: str
 
-    @property
-    def has_repair(self) -> bool:
+    async def has_repair(self) -> bool:
         return True
 
     async def gold(self, repeat: int) -> Verdict:

@@ -82,8 +82,13 @@ class _Examination:
         pile = cases.pile(self.task)
         try:
             case = await cases.open(self.task)
+        except TaskError as error:
+            return CheckedTask(task=self.task, pile=pile, unready=str(error))
+        except InfrastructureError as error:
+            return CheckedTask(task=self.task, pile=pile, unknown=str(error))
+        try:
             repeats = range(self.ask.repeats)
-            gold = [await self._graded(case.gold, number) for number in repeats] if case.has_repair else []
+            gold = [await self._graded(case.gold, number) for number in repeats] if await case.has_repair() else []
             empty = [await self._graded(case.empty, number) for number in repeats]
             tried = [name for name in self.ask.cheats if await self._tempt(case, name)]
             random = int(await self.play(self.task)) if self.play is not None and self.ask.random else None

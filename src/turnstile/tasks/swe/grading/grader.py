@@ -29,8 +29,8 @@ class Verdict:
 
     `failed` are the tests that did not pass, FAIL_TO_PASS first; `ignored` the changed files that were not
     applied, being tests or standing in for a library; `waited_out` says that it was the wall clock that ended the
-    run; `seconds` is the wall-clock time of the run that gave the verdict, `from_memo` says that this was an
-    earlier one.
+    run, `silent` that the run named none of the tests; `seconds` is the wall-clock time of the run that gave the
+    verdict, `from_memo` says that this was an earlier one.
     """
 
     resolved: bool
@@ -44,6 +44,7 @@ class Verdict:
     timed_out: bool = False
     waited_out: bool = False
     problem: str | None = None
+    silent: bool = False
     seconds: float = 0.0
     from_memo: bool = False
 

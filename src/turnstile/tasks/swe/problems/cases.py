@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from turnstile.tasks.swe.formats.instance import instance_of
 from turnstile.tasks.swe.grading.grader import Verdict, normal
 from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene
 from turnstile.tasks.swe.problems.base import Problem
-from turnstile.tasks.swe.problems.copy import Change
+from turnstile.tasks.swe.problems.copy import Change, Copy
 from turnstile.tasks.swe.problems.problems import Problems
 from turnstile.types import Task
 
@@ -30,19 +32,20 @@ class ProblemCases:
 
     async def open(self, task: Task) -> ProblemCase:
         problem = await self.problems.of(task)
-        return ProblemCase(problem=problem, probes=self.probes, repair=await problem.gold())
+        await problem.ignored(())  # its image is made ready now, and what keeps it from that comes of this call
+        return ProblemCase(problem=problem, probes=self.probes)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class ProblemCase:
-    """One problem; `repair` is None where the task carries none."""
+    """One problem; `repair` is there once it was asked for, where the task carries one."""
 
     problem: Problem
     probes: Mapping[str, Probe]
-    repair: Change | None
+    repair: Change | None = None
 
-    @property
-    def has_repair(self) -> bool:
+    async def has_repair(self) -> bool:
+        self.repair = await self.problem.gold()
         return self.repair is not None
 
     async def gold(self, repeat: int) -> Verdict:
@@ -52,21 +55,42 @@ class ProblemCase:
         return await self.problem.grade(Change(), repeat=repeat)
 
     async def cheat(self, name: str) -> Verdict | None:
-        """None where no file is known for a cheat to begin with."""
+        """None where there is no Python file for a cheat to begin with."""
         copy = await self.problem.open()
         try:
-            files = [file for file in sorted(self.problem.suspects) if file.endswith(".py") and file in copy.base]
-            if not files:
+            file = await self._beginning(copy)
+            if file is None:
                 return None
-            text = (await copy.sandbox.read(files[0])).decode("utf-8", "surrogateescape")
+            text = (await copy.sandbox.read(file)).decode("utf-8", "surrogateescape")
             tests = (*self.problem.fail_to_pass, *self.problem.pass_to_pass)
-            left = await self.probes[name](Scene(sandbox=copy.sandbox, file=files[0], text=text, tests=tests))
+            left = await self.probes[name](Scene(sandbox=copy.sandbox, file=file, text=text, tests=tests))
         finally:
             await copy.close()
         return await self.problem.grade(Change(files={normal(path): data for path, data in left.items()}))
+
+    async def _beginning(self, copy: Copy) -> str | None:
+        """Where the fault lies; where that is not known, the file that tests of the largest package import first."""
+        files = [path for path in copy.base if path.endswith(".py")]
+        faulty = sorted(self.problem.suspects.intersection(files))
+        if faulty:
+            return faulty[0]
+        left_out = frozenset(await self.problem.ignored(files))
+        sizes = Counter(str(folder) for path in files for folder in PurePosixPath(path).parents)
+
+        def rank(path: str) -> tuple[bool, int, str]:
+            inner = PurePosixPath(path)
+            return inner.name != "__init__.py", -sizes[str(inner.parent)], path
+
+        return min((path for path in files if path not in left_out), key=rank, default=None)
 
     def trouble(self, gold: Verdict | None, empty: Verdict) -> str | None:
         if gold is not None and not gold.resolved:
             first = gold.failed[0]
             return f"the repair scores 0: {gold.problem or f'{first} ({gold.messages.get(first)})'}"
-        return "no change scores 1" if empty.resolved else None
+        if empty.resolved:
+            return "no change scores 1"
+        if gold is None and empty.problem is not None:  # no repair shows that it is the fault which does this
+            return f"its tests do not run, and it has no repair: {empty.problem}"
+        if gold is None and empty.silent:
+            return "none of its tests is among those that ran, and it has no repair"
+        return None

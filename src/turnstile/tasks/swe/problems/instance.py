@@ -205,6 +205,7 @@ class InstanceProblem:
             timed_out=outcome.timed_out,
             waited_out=outcome.waited_out,
             problem=outcome.problem,
+            silent=outcome.reward is None and self._instance.met_none(outcome.statuses),
             seconds=outcome.seconds,
             from_memo=from_memo,
         )
