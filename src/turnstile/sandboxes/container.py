@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 from turnstile.errors import ConfigError, ContainerDiedError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes import runner
@@ -285,6 +285,28 @@ class ContainerSandbox:
             raise
 
 
+class Named(TypedDict):
+    """How an image is named; see `Images.base`."""
+
+    image: str
+    dockerfile: Path | None
+    rootfs: Path | None
+
+
+def named(image: str, dockerfile: Path | str | None, rootfs: Path | str | None) -> Named:
+    """The image that a recipe names. Raises ConfigError where it names none."""
+    if not image and not dockerfile and not rootfs:
+        raise ConfigError(
+            "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = NAME }, or "
+            "dockerfile = PATH, or rootfs = FOLDER_OR_TAR"
+        )
+    return Named(
+        image=image,
+        dockerfile=Path(dockerfile) if dockerfile else None,
+        rootfs=Path(rootfs) if rootfs else None,
+    )
+
+
 class ContainerSandboxes:
     """Private copies of a template in containers of an image, which needs Python 3.7 or newer and no network.
 
@@ -297,8 +319,8 @@ class ContainerSandboxes:
     `ulimits` sets what a daemon cannot raise on its own (nofile, nproc). `python` is the image's interpreter; commands
     can import the image's modules and, where a folder was started from, those that `carry` names, copied from this
     Python. `readable` folders of this machine can be read at the same place inside, where the engine is one of this
-    machine. `limits` hold for commands
-    that bring none: a command's own memory limit counts where it is below the container's.
+    machine. `limits` hold for commands that bring none: a command's own memory limit counts where it is below the
+    container's.
 
     At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
     `run` and with this process, so that a sweep finds those whose process is gone. `daemon` is a socket's address
@@ -332,21 +354,13 @@ class ContainerSandboxes:
         daemon: str | None = None,
         root: Path | None = None,
     ) -> None:
-        if not image and not dockerfile and not rootfs:
-            raise ConfigError(
-                "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = NAME }, or "
-                "dockerfile = PATH, or rootfs = FOLDER_OR_TAR"
-            )
+        base = named(image, dockerfile, rootfs)
         self._carried = pack_modules(carry) if carry else b""
         self.carrying: set[str] = set()  # images of snapshots that hold what is carried
         self.daemon = Daemon(daemon, threads=starts + 2)
         self.images = Images(self.daemon)
         try:
-            image = self.images.base(
-                image=image,
-                dockerfile=Path(dockerfile) if dockerfile else None,
-                rootfs=Path(rootfs) if rootfs else None,
-            )
+            image = self.images.base(**base)
         except BaseException:
             self.daemon.close()
             raise

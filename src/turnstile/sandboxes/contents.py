@@ -13,7 +13,6 @@ import docker.utils
 
 from turnstile.sandboxes.folder import walk_tree
 
-PIECE = 1 << 20
 IGNORED = ".dockerignore"
 
 
