@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.sandboxes.base import Limits, Sandbox, Sandboxes
-from turnstile.sandboxes.container import ContainerSandbox, ContainerSandboxes
+from turnstile.sandboxes.containers.provider import ContainerSandbox, ContainerSandboxes
+from turnstile.sandboxes.http.remote import RemoteSandboxes
+from turnstile.sandboxes.http.wire import TOKEN
 from turnstile.sandboxes.local import LocalSandboxes
-from turnstile.sandboxes.remote import RemoteSandboxes
-from turnstile.sandboxes.wire import TOKEN
 from turnstile.tasks.swe.grading.grader import Grader
 
 CARRY = ("turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")

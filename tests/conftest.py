@@ -13,7 +13,7 @@ from helpers import byte_tokenizer, tiny_tokenizer
 from instances import instance_image
 from turnstile.models.load import load_tokenizer
 from turnstile.sandboxes.base import Limits
-from turnstile.sandboxes.container import ContainerSandboxes
+from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.tasks.swe.formats.instance import Instance
 
 torch.set_num_threads(1)  # networks of tests are so small that threads would mostly wait for each other

@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 import docker
 
-from turnstile.sandboxes.daemon import knock
+from turnstile.sandboxes.containers.daemon import knock
 
 IMAGE = "turnstile-test"
 BARE = "turnstile-test-bare"  # without Python

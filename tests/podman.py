@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dockerd import ULIMITS, Dockerd
-from turnstile.sandboxes.daemon import knock
+from turnstile.sandboxes.containers.daemon import knock
 
 
 def why_no_podman() -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from turnstile.sandboxes.remote import RemoteSandboxes
+from turnstile.sandboxes.http.remote import RemoteSandboxes
 
 TOKEN = "a token of the tests"
 STARTING = 120.0  # seconds

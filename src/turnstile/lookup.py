@@ -22,8 +22,8 @@ KINDS: dict[str, dict[str, str]] = {
     "sandbox": {
         "local": "turnstile.sandboxes.local:LocalSandboxes",
         "bubblewrap": "turnstile.sandboxes.bubblewrap:BubblewrapSandboxes",
-        "container": "turnstile.sandboxes.container:ContainerSandboxes",
-        "remote": "turnstile.sandboxes.remote:RemoteSandboxes",
+        "container": "turnstile.sandboxes.containers.provider:ContainerSandboxes",
+        "remote": "turnstile.sandboxes.http.remote:RemoteSandboxes",
     },
     "engine": {
         "transformers": "turnstile.engines.transformers:TransformersEngine",

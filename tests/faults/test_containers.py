@@ -16,7 +16,7 @@ from dockerd import IMAGE, ULIMITS, Dockerd
 from turnstile.errors import ContainerDiedError, DaemonError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.check import processes_with
-from turnstile.sandboxes.container import ContainerSandboxes
+from turnstile.sandboxes.containers.provider import ContainerSandboxes
 
 Make = Callable[..., ContainerSandboxes]
 LONG = Limits(seconds=300, cpu_seconds=300)
@@ -45,7 +45,7 @@ RUN = """
 import asyncio, json, sys
 from pathlib import Path
 from turnstile.sandboxes.base import Limits
-from turnstile.sandboxes.container import ContainerSandboxes
+from turnstile.sandboxes.containers.provider import ContainerSandboxes
 
 async def main():
     knobs = json.loads(sys.argv[1])

@@ -13,9 +13,9 @@ from podman import Podman, podman, why_no_podman
 from turnstile.errors import ContainerDiedError, DiskFullError, OutOfMemoryError
 from turnstile.sandboxes.base import Image, Limits
 from turnstile.sandboxes.check import check_sandboxes
-from turnstile.sandboxes.container import ContainerSandboxes
-from turnstile.sandboxes.daemon import Daemon
-from turnstile.sandboxes.images import Images
+from turnstile.sandboxes.containers.daemon import Daemon
+from turnstile.sandboxes.containers.images import Images
+from turnstile.sandboxes.containers.provider import ContainerSandboxes
 
 Make = Callable[..., ContainerSandboxes]
 PATIENT = Limits(seconds=120.0, cpu_seconds=60.0)

@@ -152,7 +152,7 @@ def _container_engine() -> Finding:
     """Whether there is an engine for containers, and what runs that were killed left in it."""
     name = "sandbox container"
     try:
-        Daemon = importlib.import_module("turnstile.sandboxes.daemon").Daemon  # noqa: N806 - needs an extra
+        Daemon = importlib.import_module("turnstile.sandboxes.containers.daemon").Daemon  # noqa: N806 - needs an extra
         daemon = Daemon()
         try:
             version, left = daemon.version(), len(daemon.find())

@@ -20,7 +20,7 @@ from turnstile.cli.bars import bars
 from turnstile.tasks.swe.packages.source import fetch
 
 if TYPE_CHECKING:
-    from turnstile.sandboxes.images import Images, Step
+    from turnstile.sandboxes.containers.images import Images, Step
 
 DAEMON = click.option(
     "--daemon", help="The engine's socket, like unix:///run/podman/podman.sock; default: DOCKER_HOST."
@@ -118,7 +118,7 @@ def list_images(daemon: str | None) -> None:
 
 def remove_kept(engine: Any) -> None:
     """Remove every image that was made here, and say so."""
-    images = importlib.import_module("turnstile.sandboxes.images").Images(engine)
+    images = importlib.import_module("turnstile.sandboxes.containers.images").Images(engine)
     found = images.kept()
     used = images.remove(found)
     click.echo(f"images made here: {len(found) - len(used)} removed")
@@ -129,9 +129,9 @@ def remove_kept(engine: Any) -> None:
 @contextmanager
 def open_images(daemon: str | None, view: _View | None = None) -> Iterator[Images]:
     """The images of an engine, whose client is an extra."""
-    engine = importlib.import_module("turnstile.sandboxes.daemon").Daemon(daemon)
+    engine = importlib.import_module("turnstile.sandboxes.containers.daemon").Daemon(daemon)
     try:
-        yield importlib.import_module("turnstile.sandboxes.images").Images(engine, view)
+        yield importlib.import_module("turnstile.sandboxes.containers.images").Images(engine, view)
     finally:
         engine.close()
 

@@ -91,7 +91,7 @@ def serve(
     environment variable TURNSTILE_SANDBOX_TOKEN; without either one is made up, and only this machine is served.
     What goes over the network is not encrypted: put TLS or an SSH tunnel in front.
     """
-    module = importlib.import_module("turnstile.sandboxes.server")  # needs an extra
+    module = importlib.import_module("turnstile.sandboxes.http.server")  # needs an extra
     section = section_of(kind, knobs)
     token, told = find_token(token_file)
     if told is None and not module.is_loopback(host):
@@ -132,7 +132,7 @@ def find_token(file: Path | None) -> tuple[str, str | None]:
         except OSError as error:
             raise ConfigError(f"the token file {file} cannot be made: {error.strerror}") from None
         return token, f"token: a new one, written to {file}"
-    remote = importlib.import_module("turnstile.sandboxes.remote")
+    remote = importlib.import_module("turnstile.sandboxes.http.remote")
     if file is not None:
         return remote.read_token(str(file)), f"token: that of {file}"
     if os.environ.get(remote.TOKEN):
@@ -159,7 +159,7 @@ def prune(daemon: str | None, everybodys: bool, images: bool) -> None:
     folders = sweep(default_parent())
     click.echo(f"folders of local sandboxes: {folders} removed")
     try:
-        engine = importlib.import_module("turnstile.sandboxes.daemon").Daemon(daemon)
+        engine = importlib.import_module("turnstile.sandboxes.containers.daemon").Daemon(daemon)
     except TurnstileError as error:
         if daemon is not None:
             raise

@@ -10,7 +10,7 @@ import pytest
 from turnstile.errors import SandboxError, TaskError, VerifierError
 from turnstile.sandboxes.base import ExecResult, Limits
 from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
-from turnstile.sandboxes.container import ContainerSandboxes
+from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.testrun import PRELOAD, REQUEST, VERIFIER, Report, read_report, run_tests

@@ -13,7 +13,7 @@ from instances import STATEMENT, WORKDIR
 from turnstile.envs.shell import ShellEnv
 from turnstile.errors import SandboxError, TaskError, VerifierError
 from turnstile.sandboxes.base import Limits
-from turnstile.sandboxes.container import ContainerSandbox, ContainerSandboxes
+from turnstile.sandboxes.containers.provider import ContainerSandbox, ContainerSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.demonstration import call
 from turnstile.tasks.swe.formats.instance import Instance, as_task, reversed_patch

@@ -11,8 +11,8 @@ from typing import Any
 
 from turnstile.errors import SandboxError, TurnstileError
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes, Template
-from turnstile.sandboxes.uploads import UnknownUploadError, Uploads
-from turnstile.sandboxes.wire import KEPT, POLL, GarbageError, error_told, frame, part
+from turnstile.sandboxes.http.uploads import UnknownUploadError, Uploads
+from turnstile.sandboxes.http.wire import KEPT, POLL, GarbageError, error_told, frame, part
 
 _log = logging.getLogger(__name__)
 

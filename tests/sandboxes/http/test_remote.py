@@ -19,10 +19,10 @@ import pytest
 from dockerd import IMAGE, ULIMITS, Dockerd
 from served import TOKEN, Served, proxy, served
 from turnstile.errors import ConfigError, SandboxError
-from turnstile.sandboxes import line
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes, processes_with
-from turnstile.sandboxes.remote import RemoteSandboxes
+from turnstile.sandboxes.http import line
+from turnstile.sandboxes.http.remote import RemoteSandboxes
 
 LONG = Limits(seconds=300)
 NAME = "caf\udce9"
@@ -237,7 +237,7 @@ CLIENT = """
 import asyncio, sys
 from pathlib import Path
 from turnstile.sandboxes.base import Limits
-from turnstile.sandboxes.remote import RemoteSandboxes
+from turnstile.sandboxes.http.remote import RemoteSandboxes
 
 async def main():
     provider = RemoteSandboxes(url=sys.argv[1], token=sys.argv[2], run="killed")
@@ -325,7 +325,7 @@ async def test_what_is_no_sandbox_server_is_told_as_such(
 
 
 async def test_another_version_is_refused(server: Served, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnstile.sandboxes.lease.__version__", "0.0.1")
+    monkeypatch.setattr("turnstile.sandboxes.http.lease.__version__", "0.0.1")
     provider = server.client()
     with pytest.raises(ConfigError, match=r"this client 0\.0\.1 .* install the same version"):
         await provider.start(template)

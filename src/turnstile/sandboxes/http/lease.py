@@ -8,8 +8,8 @@ from typing import Any
 
 from turnstile import __version__
 from turnstile.errors import ConfigError, SandboxError
-from turnstile.sandboxes.line import Answer, Line
-from turnstile.sandboxes.wire import WIRE, GarbageError, part
+from turnstile.sandboxes.http.line import Answer, Line
+from turnstile.sandboxes.http.wire import WIRE, GarbageError, part
 
 BEATS = 4  # in the time of a lease
 

@@ -1,4 +1,4 @@
-"""What runs inside a container and carries out what `turnstile.sandboxes.container` asks for.
+"""What runs inside a container and carries out what `turnstile.sandboxes.containers.provider` asks for.
 
 It is the container's first process, handed to the image's Python as text, so of the image it needs nothing but
 Python 3.7 with its standard library. Requests come over standard input, answers go over standard output:

@@ -26,9 +26,16 @@ import docker.utils
 from turnstile.cache import cache_dir, locked
 from turnstile.errors import ConfigError, DaemonError
 from turnstile.sandboxes.base import Image
-from turnstile.sandboxes.contents import context_digest, digest_of, file_digest, root_digest, tree_digest, write_root
-from turnstile.sandboxes.daemon import Daemon, short
-from turnstile.sandboxes.history import commit_once
+from turnstile.sandboxes.containers.contents import (
+    context_digest,
+    digest_of,
+    file_digest,
+    root_digest,
+    tree_digest,
+    write_root,
+)
+from turnstile.sandboxes.containers.daemon import Daemon, short
+from turnstile.sandboxes.containers.repository import commit_once
 
 _log = logging.getLogger(__name__)
 

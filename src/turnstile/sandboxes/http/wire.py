@@ -19,7 +19,7 @@ from turnstile.errors import (
     OutOfMemoryError,
     SandboxError,
 )
-from turnstile.sandboxes.runner import HEAD
+from turnstile.sandboxes.containers.runner import HEAD
 
 WIRE = 1  # of both ends the same
 TOKEN = "TURNSTILE_SANDBOX_TOKEN"

@@ -12,10 +12,10 @@ import pytest
 
 from dockerd import BARE, IMAGE, Dockerd, write_root
 from turnstile.errors import ConfigError, DaemonError
-from turnstile.sandboxes.container import ContainerSandboxes
-from turnstile.sandboxes.daemon import Daemon
-from turnstile.sandboxes.history import git, past
-from turnstile.sandboxes.images import DEPENDENCIES, Images, Step, refused
+from turnstile.sandboxes.containers.daemon import Daemon
+from turnstile.sandboxes.containers.images import DEPENDENCIES, Images, Step, refused
+from turnstile.sandboxes.containers.provider import ContainerSandboxes
+from turnstile.sandboxes.containers.repository import git, past
 
 Make = Callable[..., ContainerSandboxes]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile.sandboxes import runner
-from turnstile.sandboxes.runner import Cut
+from turnstile.sandboxes.containers import runner
+from turnstile.sandboxes.containers.runner import Cut
 
 
 def test_an_old_python_can_read_it() -> None:

@@ -9,7 +9,7 @@ import socket
 import ssl
 from typing import IO, Any
 
-from turnstile.sandboxes.runner import CHUNK, HEAD
+from turnstile.sandboxes.containers.runner import CHUNK, HEAD
 
 STDERR = 2
 SAID = 4096  # bytes of the runner's own errors that are kept

@@ -19,9 +19,9 @@ from typing import Any
 from turnstile import __version__
 from turnstile.errors import ConfigError, MissingExtraError, SandboxError
 from turnstile.sandboxes.base import Sandboxes
-from turnstile.sandboxes.tenant import Tenant, name_of
-from turnstile.sandboxes.uploads import Uploads
-from turnstile.sandboxes.wire import POLL, TOKEN, WIRE, GarbageError, error_told, frame, part, unframe
+from turnstile.sandboxes.http.tenant import Tenant, name_of
+from turnstile.sandboxes.http.uploads import Uploads
+from turnstile.sandboxes.http.wire import POLL, TOKEN, WIRE, GarbageError, error_told, frame, part, unframe
 
 try:
     from aiohttp import web

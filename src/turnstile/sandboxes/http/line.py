@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from typing import IO, Any, TypeVar
 
 from turnstile.errors import ConfigError, MissingExtraError, SandboxError
-from turnstile.sandboxes.runner import CHUNK
-from turnstile.sandboxes.wire import POLL, GarbageError, frame, raise_told, unframe
+from turnstile.sandboxes.containers.runner import CHUNK
+from turnstile.sandboxes.http.wire import POLL, GarbageError, frame, raise_told, unframe
 
 try:
     import aiohttp

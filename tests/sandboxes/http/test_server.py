@@ -20,10 +20,10 @@ from turnstile.errors import (
     OutOfMemoryError,
     SandboxError,
 )
-from turnstile.sandboxes import server
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
-from turnstile.sandboxes.remote import RemoteSandboxes
-from turnstile.sandboxes.server import SandboxServer, is_loopback
+from turnstile.sandboxes.http import server
+from turnstile.sandboxes.http.remote import RemoteSandboxes
+from turnstile.sandboxes.http.server import SandboxServer, is_loopback
 
 DONE = ExecResult(exit_code=0, stdout="", stderr="", seconds=0.0)
 
@@ -125,8 +125,8 @@ async def test_a_request_is_known_for_as_long_as_it_takes(
 ) -> None:
     """And some time longer; the client asks for it again and again meanwhile."""
     for module in ("tenant", "server"):
-        monkeypatch.setattr(f"turnstile.sandboxes.{module}.POLL", 0.05)
-    monkeypatch.setattr("turnstile.sandboxes.tenant.KEPT", 0.2)
+        monkeypatch.setattr(f"turnstile.sandboxes.http.{module}.POLL", 0.05)
+    monkeypatch.setattr("turnstile.sandboxes.http.tenant.KEPT", 0.2)
     sandbox = await remote.start(template)
     command = asyncio.create_task(sandbox.exec(["wait"]))
     await tier.begun.wait()

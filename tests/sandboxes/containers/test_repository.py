@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from turnstile.errors import ConfigError
-from turnstile.sandboxes.history import commit_once, git, past
+from turnstile.sandboxes.containers.repository import commit_once, git, past
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.archive import pack_tree
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
 from turnstile.sandboxes.folder import as_folder
-from turnstile.sandboxes.lease import Lease
-from turnstile.sandboxes.line import Answer, Line
-from turnstile.sandboxes.wire import TOKEN, part
+from turnstile.sandboxes.http.lease import Lease
+from turnstile.sandboxes.http.line import Answer, Line
+from turnstile.sandboxes.http.wire import TOKEN, part
 
 SENDINGS = 3  # of one template for one start, should the server need its room for others
 

@@ -15,7 +15,7 @@ from turnstile.config import make_recipe
 from turnstile.errors import ConfigError, ContainerDiedError, DaemonError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
-from turnstile.sandboxes.container import ContainerSandboxes
+from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.sandboxes.owner import PID, STARTED, started
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.packages.source import deps_home
