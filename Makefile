@@ -75,7 +75,7 @@ format: setup
 	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
 
-# docs/configuration.md and docs/cli.md, from the code
+# docs/configuration.md, docs/algorithms.md and docs/cli.md, from the code
 docs: setup
 	@$(BIN)/python docs/reference.py
 
