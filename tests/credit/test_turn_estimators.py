@@ -20,6 +20,7 @@ from turnstile.credit.reinforce_pp import reinforce_pp
 from turnstile.credit.rlvmr import rlvmr
 from turnstile.credit.salt import salt
 from turnstile.credit.segments import segments
+from turnstile.credit.turns import states_shared
 from turnstile.errors import ConfigError, TrainingError
 
 
@@ -76,6 +77,13 @@ def test_gigpo_without_states_is_grpo() -> None:
 def test_states_of_two_groups_do_not_meet() -> None:
     groups = [group_of(attempt(0, [1], states=["s"])), group_of(attempt(0, [1], states=["s"], group="h"), name="h")]
     assert by_turn(gigpo(groups, [[score(1.0)], [score(0.0)]], {}, {})[0]) == [[0.0], [0.0]]
+
+
+def test_states_shared_is_the_share_of_turns_with_company() -> None:
+    # s is met three times in this group, a and b once; the other group's s and the turn without a key are alone
+    other = group_of(attempt(0, [1, 1], states=["s", ""], group="h"), name="h")
+    assert states_shared([group_of(A, B), other]) == pytest.approx(3 / 7)
+    assert states_shared([]) == 0.0
 
 
 def test_salt_merges_equal_steps() -> None:

@@ -47,7 +47,7 @@ PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
 def _hints(function: Any) -> dict[str, Any]:
     """The types of a function's parameters; none where they name what is there for a type checker alone."""
     try:
-        return get_type_hints(function.__init__ if isinstance(function, type) else function)
+        return get_type_hints(vars(function).get("__init__", function) if isinstance(function, type) else function)
     except (NameError, TypeError):
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -95,6 +96,16 @@ class Turns:
             for group in self.groups
             for trajectory in group.trajectories
         ]
+
+
+def states_shared(groups: Sequence[Group]) -> float:
+    """The share of turns that began in a state (`state_key`) in which another turn of the group began too: what
+    estimators that compare turns of equal state have to go by."""
+    met = Counter(
+        (place, turn.state_key) for place, group in enumerate(groups) for t in group.trajectories for turn in t.turns
+    )
+    shared = sum(count for (_, key), count in met.items() if key and count > 1)
+    return shared / max(1, met.total())
 
 
 def turns_of(groups: Sequence[Group], scores: Scores) -> Turns:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from turnstile.credit.base import Estimator, State
+from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
@@ -183,6 +184,7 @@ def _metrics(
         **trained.metrics,
         "groups/flat": float(flat),
         "groups/all": float(len(groups)),
+        "credit/states_shared": states_shared(groups),
         "tokens/sampled": sampled,
         "tokens/computed": engine["tokens_computed"],
         "tokens/asked": engine["tokens_asked"] + sampled,
