@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from turnstile.config import Kind
 from turnstile.errors import ConfigError
-from turnstile.lookup import nearest, resolve
+from turnstile.lookup import check_types, nearest, resolve
 
 
 def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[..., Any]:
@@ -29,44 +29,8 @@ def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[...,
             if knob not in knobs:
                 hint = nearest(knob, knobs) if knobs else "it has none"
                 raise ConfigError(f"{room} kind {kind.kind!r} has no knob {knob!r}; {hint}")
-    hints = _hints(function)
-    for knob, value in kind.knobs.items():
-        if wanted := _misfit(hints.get(knob), value):
-            raise ConfigError(f"{room} kind {kind.kind!r}: {knob} = {value!r} is not {wanted}")
+    check_types(f"{room} kind {kind.kind!r}", function, kind.knobs)
     return functools.partial(function, **kind.knobs)
-
-
-PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
-    bool: ("true or false", (bool,)),
-    int: ("a whole number", (int,)),
-    float: ("a number", (int, float)),
-    str: ("a string", (str,)),
-}
-
-
-def _hints(function: Any) -> dict[str, Any]:
-    """The types of a function's parameters; none where they name what is there for a type checker alone."""
-    try:
-        return get_type_hints(vars(function).get("__init__", function) if isinstance(function, type) else function)
-    except (NameError, TypeError):
-        return {}
-
-
-def _misfit(hint: Any, value: object) -> str | None:
-    """What a plain type or a Literal would have a value be, where the value is not; None for every other type."""
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
-        if value in choices:
-            return None
-        known = [choice for choice in choices if isinstance(choice, str)]
-        if isinstance(value, str) and known:
-            return f"known; {nearest(value, known)}"
-        return "one of " + ", ".join(map(repr, choices))
-    if hint not in PLAIN:
-        return None
-    wanted, types = PLAIN[hint]
-    fits = isinstance(value, types) and (hint is bool or not isinstance(value, bool))
-    return None if fits else wanted
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
