@@ -1,0 +1,106 @@
+"""Sharper means of sampled gradients: what of their noise is explained by sums whose mean is exactly known.
+
+A control is a gradient made with other weights than an estimator's (returns to go, returns less the others' mean,
+...). Its mean is known from the list of all paths, so the regression of an estimator's gradient on the controls, read
+off at those known means, is its mean with the explained noise gone; of an estimator that is itself a sum of controls
+(rloo) nothing is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnstile.evaluation.lab.play import Drawn
+from turnstile.evaluation.lab.world import F64, Truth, sums
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adjusted:
+    """The mean of a sampled gradient."""
+
+    mean: F64  # [D]
+    covariance: F64  # [D, D] of that mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Controls:
+    """C controls of N steps, less their known means. One coefficient serves all logits: with one for each, a logit that
+    few samples touch would be fitted to nothing but those."""
+
+    values: F64  # [N, D, C]
+    inverse: F64  # [C, N * D] the pseudo-inverse of the same less its sample mean
+
+    def mean(self, gradients: F64) -> Adjusted:
+        """Of gradients f64[N, D]."""
+        n = len(gradients)
+        plain = gradients.mean(axis=0)
+        by_step = self.values @ (self.inverse @ (gradients - plain).ravel())
+        explained = by_step.mean(axis=0)
+        residuals = gradients - plain - (by_step - explained)
+        return Adjusted(mean=plain - explained, covariance=residuals.T @ residuals / n / max(1, n - 1))
+
+
+def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls:
+    """For the steps of `drawn`; `independent`: the attempts of a group were drawn on their own."""
+    columns = _single(drawn, true) + (_crossed(drawn, true) if independent and drawn.paths.shape[2] > 1 else [])
+    values = np.stack(columns, axis=-1)
+    flat = (values - values.mean(axis=0)).reshape(-1, len(columns))
+    sizes = np.maximum(np.abs(flat).max(axis=0), 1e-12)  # columns of one scale
+    return Controls(values=values, inverse=np.linalg.pinv(flat / sizes, rcond=1e-9) / sizes[:, None])
+
+
+def _single(drawn: Drawn, true: Truth) -> list[F64]:
+    """Controls that add up something of each attempt, f64[N, D], less their means."""
+    world, pi = drawn.player.world, drawn.player.pi
+    value, to_go = world.turn_weights("value"), world.turn_weights("to_go")
+    turns = np.arange(value.shape[1])
+    squares = np.square(value - true.value)
+    weights = [value, to_go, true.advantage, np.ones_like(value), squares]
+    for t in turns:
+        weights += [value * (turns == t), np.ones_like(value) * (turns == t)]
+    result = []
+    for each in weights:
+        by_path = world.scores(pi, each)
+        result.append(by_path[drawn.paths].mean(axis=(1, 2)) - _mean(drawn, true, by_path))
+    return result
+
+
+def _crossed(drawn: Drawn, true: Truth) -> list[F64]:
+    """Controls that take something of an attempt times something of the others of its group."""
+    world, pi = drawn.player.world, drawn.player.pi
+    value = world.turn_weights("value")
+    result: list[F64] = []
+    for seat in world.seats:
+        own = np.array([[step.seat == seat for step in path.steps] + [False] * (value.shape[1] - len(path.steps))
+                        for path in world.paths])  # fmt: skip
+        returns = np.array([path.value(seat) for path in world.paths])
+        spread = np.square(returns - _by_task(drawn, true, returns))
+        for of, other in ((own * 1.0, returns), (own * (value - true.value), spread)):
+            by_path = world.scores(pi, of)
+            others = _others(other[drawn.paths])
+            means = _by_task(drawn, true, other)  # the two factors are independent, so their means multiply
+            result.append(
+                (others[..., None] * by_path[drawn.paths]).mean(axis=(1, 2))
+                - _mean(drawn, true, by_path * means[:, None])
+            )
+    return result
+
+
+def _others(values: F64) -> F64:
+    """The mean over the other attempts of the group, along the last axis."""
+    result: F64 = (values.sum(axis=-1, keepdims=True) - values) / (values.shape[-1] - 1)
+    return result
+
+
+def _mean(drawn: Drawn, true: Truth, by_path: F64) -> F64:
+    """The exact mean of something of a path, f64[P, D] -> f64[D], tasks counting the same."""
+    result: F64 = true.probabilities @ by_path / len(drawn.player.tasks)
+    return result
+
+
+def _by_task(drawn: Drawn, true: Truth, values: F64) -> F64:
+    """The exact mean of `values` f64[P] within each path's task, f64[P]."""
+    task = drawn.player.world.task
+    return sums(task, true.probabilities * values, len(drawn.player.tasks))[task]

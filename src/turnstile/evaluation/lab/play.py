@@ -1,0 +1,162 @@
+"""Paths of a world as the groups, trajectories and scores that estimators get in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from turnstile.evaluation.lab.world import F64, I64, World, accumulate
+from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
+
+_SAMPLING = Sampling()
+_WORDS = 100  # token ids from here on are the observations', which nobody samples
+GroupScores = list[list[Score]]
+_Array = TypeVar("_Array", I32, F32)
+
+
+class Player:
+    """Makes the objects of one world under one policy `pi` f64[D]; a path's are made once."""
+
+    def __init__(self, world: World, pi: F64, scores: Sequence[Score] | None = None) -> None:
+        """`scores` [P]: what the rewards make of each path; by default its own outcome and step rewards."""
+        self.world, self.pi = world, pi
+        self._logs = np.log(np.maximum(pi, 1e-300)).astype(np.float32)
+        self._entropies = world.entropies(pi).astype(np.float32)
+        self._words = {name: _WORDS + place for place, name in enumerate(_views(world))}
+        self._scores = list(scores) if scores is not None else [plain_score(world, p) for p in range(len(world.paths))]
+        self._trajectories: dict[int, Trajectory] = {}
+        process = world.process
+        self.tasks = [Task(id=f"{process.name}-{n}", env=process.name) for n in range(len(process.starts))]
+
+    def trajectory(self, path: int) -> Trajectory:
+        """The trajectory of a path, as attempt 0 of no group."""
+        if path not in self._trajectories:
+            self._trajectories[path] = self._make(path)
+        return self._trajectories[path]
+
+    def group(self, name: str, paths: Sequence[int], parents: Sequence[tuple[int, int, int] | None] = ()) -> Group:
+        """A group with these paths as its attempts 0, 1, ..., all of one task."""
+        task = self.tasks[self.world.task[paths[0]]]
+        return Group(
+            id=name,
+            task=task,
+            trajectories=tuple(
+                replace(self.trajectory(path), group=name, attempt=i, parent=parents[i] if parents else None)
+                for i, path in enumerate(paths)
+            ),
+        )
+
+    def scores(self, paths: Sequence[int]) -> list[Score]:
+        return [self._scores[path] for path in paths]
+
+    def _make(self, path: int) -> Trajectory:
+        process, found = self.world.process, self.world.paths[path]
+        views = [process.view(step.state) for step in found.steps]
+        turns = []
+        for t, step in enumerate(found.steps):
+            logits = np.array(step.logits)
+            following = views[t + 1] if t + 1 < len(views) else "the end"
+            turns.append(
+                Turn(
+                    context_ids=_frozen(np.array([self._words[views[t]]], dtype=np.int32)),
+                    completion=Completion(
+                        token_ids=_frozen(np.array(step.tokens, dtype=np.int32)),
+                        logprobs=_frozen(self._logs[logits]),
+                        versions=_frozen(np.zeros(len(step.tokens), dtype=np.int32)),
+                        sampling=_SAMPLING,
+                        finish="stop",
+                        seconds=0.0,
+                        entropies=_frozen(self._entropies[logits]),
+                    ),
+                    message=Message(role="assistant", content=" ".join(map(str, step.tokens))),
+                    observation=(Message(role="user", content=following),),
+                    rewards={"step": step.reward},
+                    signals={"tag": process.tag(step.state, step.action)},
+                    state_key=process.key(step.state),
+                    agent=step.seat,
+                )
+            )
+        return Trajectory(
+            task_id=self.tasks[self.world.task[path]].id,
+            group="",
+            attempt=0,
+            turns=tuple(turns),
+            stop=Stop.DONE,
+            signals={"outcome": sum(found.outcome.values())},
+        )
+
+
+def plain_score(world: World, path: int) -> Score:
+    """A path's own outcome and step rewards, added up."""
+    found = world.paths[path]
+    turn = _frozen(np.array([step.reward for step in found.steps], dtype=np.float32))
+    outcome = dict(found.outcome)
+    return Score(outcome=outcome, turn=turn, total=sum(outcome.values()) + float(turn.sum(dtype=np.float64)))
+
+
+def _frozen(array: _Array) -> _Array:
+    array.setflags(write=False)
+    return array
+
+
+def _views(world: World) -> list[str]:
+    return list(dict.fromkeys(world.process.view(step.state) for path in world.paths for step in path.steps))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """Steps of groups that were drawn: N steps of B groups of G attempts. Tasks take turns, so N and B are such that
+    every step holds each task equally often."""
+
+    player: Player
+    paths: I64  # [N, B, G]
+    steps: list[list[Group]]  # [N][B]
+    scores: list[GroupScores]  # [N][B][G]
+    _owner: I64  # [tokens] the step of each token
+    _logits: I64  # [tokens]
+
+    @property
+    def tokens(self) -> I64:
+        """How many tokens each step holds, [N]."""
+        return np.bincount(self._owner, minlength=len(self.paths))
+
+    def gradients(self, advantages: F64) -> F64:
+        """What each step's update would be, f64[N, D], of the advantages of all its tokens in the order of steps,
+        groups, attempts, turns and tokens: sum of A * gradient of the log-probability, over the step's attempts."""
+        world, (n, b, g) = self.player.world, self.paths.shape
+        return accumulate(world, self.player.pi, self._owner, self._logits, advantages / (b * g), n)
+
+
+def deal(player: Player, paths: I64, parents: Sequence[Sequence[tuple[int, int, int] | None]] = ()) -> Drawn:
+    """The objects of these paths, [N, B, G]; `parents` [N * B][G] where attempts branched from each other."""
+    world, (n, b, g) = player.world, paths.shape
+    steps = [
+        [player.group(f"g{s}-{k}", paths[s, k].tolist(), parents[s * b + k] if parents else ()) for k in range(b)]
+        for s in range(n)
+    ]
+    ends = np.append(world.first[1:], len(world.logits))
+    flat = paths.ravel()
+    lengths = ends[flat] - world.first[flat]
+    begins = np.repeat(world.first[flat] - np.append(0, np.cumsum(lengths)[:-1]), lengths)
+    return Drawn(
+        player=player,
+        paths=paths,
+        steps=steps,
+        scores=[[player.scores(paths[s, k].tolist()) for k in range(b)] for s in range(n)],
+        _owner=np.repeat(np.arange(n), lengths.reshape(n, b * g).sum(axis=1)),
+        _logits=world.logits[begins + np.arange(int(lengths.sum()))],
+    )
+
+
+def draw_paths(world: World, probabilities: F64, rng: np.random.Generator, n: int, groups: int, size: int) -> I64:
+    """Paths [n, groups, size] drawn from `probabilities` f64[P]; group k of every step is of task k mod tasks."""
+    tasks = len(world.process.starts)
+    result = np.zeros((n, groups, size), dtype=np.int64)
+    for k in range(groups):
+        own = np.flatnonzero(world.task == k % tasks)
+        share = probabilities[own] / probabilities[own].sum()
+        result[:, k] = own[np.minimum(np.searchsorted(np.cumsum(share), rng.random((n, size))), len(own) - 1)]
+    return result

@@ -1,0 +1,52 @@
+"""What a tabular decision process is: states, actions of one to three tokens, chance, rewards.
+
+The policy sees a state's `view` alone, so what two states with one view differ in is hidden from it; `key` is what
+the environment would call the state (`Turn.state_key`), which is never the history and need not be all of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+State = tuple[Any, ...]
+Menu = tuple[tuple[int, ...], ...]
+"""The actions a state offers, each as its tokens; none is the beginning of another."""
+
+THREE: Menu = ((0,), (1, 0), (1, 1))
+"""Three actions, of one, two and two tokens."""
+SOLO = "agent"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Branch:
+    """One of the things that can follow an action. `state` None: the episode is over, with `outcome` by seat."""
+
+    chance: float = 1.0
+    reward: float = 0.0  # the step reward of this turn
+    state: State | None = None
+    outcome: Mapping[str, float] | None = None
+
+
+def goes_on(state: State, reward: float = 0.0, chance: float = 1.0) -> Branch:
+    return Branch(chance=chance, reward=reward, state=state)
+
+
+def ends(outcome: float, reward: float = 0.0, chance: float = 1.0) -> Branch:
+    return Branch(chance=chance, reward=reward, outcome={SOLO: outcome})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """A process with a finite number of paths. One start is one task; `step` takes the index of an action."""
+
+    name: str
+    starts: tuple[State, ...]
+    menu: Callable[[State], Menu]
+    step: Callable[[State, int], tuple[Branch, ...]]
+    view: Callable[[State], str]
+    key: Callable[[State], str]
+    seat: Callable[[State], str] = lambda state: SOLO
+    tag: Callable[[State, int], str] = lambda state, action: "act"  # what kind of turn the action makes
+    knobs: Mapping[str, Any]
