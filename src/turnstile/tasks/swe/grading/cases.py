@@ -75,6 +75,7 @@ class BugCases:
     async def open(self, task: Task) -> BugCase:
         bug = Bug.of(task)
         package = await asyncio.to_thread(package_of, bug)
+        await self.grader.bench.check_hidden(package, bug.file)
         return BugCase(
             grader=self.grader,
             probes=self.probes,
@@ -108,7 +109,7 @@ class BugCase:
     async def cheat(self, name: str) -> Verdict:
         """What the cheat leaves behind in a sandbox of its own is graded in another one."""
         buggy = {self.bug.file: self.buggy.encode("utf-8", "surrogatepass")}
-        sandbox = await self.grader.bench.sandboxes.start(self.package.tree)
+        sandbox = await self.grader.bench.sandboxes.start(self.package.tree, deps=self.package.deps)
         try:
             for path, data in buggy.items():
                 await sandbox.write(path, data)

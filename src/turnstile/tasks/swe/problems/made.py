@@ -30,11 +30,14 @@ class MadeProblem:
 
     @classmethod
     async def of(cls, name: str, bug: Bug, grader: Grader) -> MadeProblem:
-        """Raises TaskError when the package cannot be had, or is not the one the bug was made in."""
-        return cls(name, bug, await asyncio.to_thread(package_of, bug), grader)
+        """Raises TaskError when the package cannot be had, is not the one the bug was made in, or can be read in the
+        sandboxes without the bug."""
+        package = await asyncio.to_thread(package_of, bug)
+        await grader.bench.check_hidden(package, bug.file)
+        return cls(name, bug, package, grader)
 
     async def open(self) -> Copy:
-        sandbox = await self._grader.bench.sandboxes.start(self._package.tree)
+        sandbox = await self._grader.bench.sandboxes.start(self._package.tree, deps=self._package.deps)
         try:
             for path, data in self._buggy.items():
                 await sandbox.write(path, data)
