@@ -30,6 +30,7 @@ GIVEN = {
     "reward": {"task", "trajectory"},
     "credit": {"groups", "scores", "aux", "state"},
     "loss": {"logprobs", "batch"},
+    "factor": {"batch"},
     "weights": {"rows"},
     "tracker": {"run"},
     "env": {"grader", "sandboxes"},

@@ -110,6 +110,18 @@ KINDS: dict[str, dict[str, str]] = {
         "reinforce": "turnstile.losses.reinforce:reinforce",
         "sft": "turnstile.losses.sft:sft",
         "kl": "turnstile.losses.kl:kl",
+        "decoupled_ppo": "turnstile.losses.decoupled_ppo:decoupled_ppo",
+        "gspo": "turnstile.losses.gspo:gspo",
+        "gmpo": "turnstile.losses.gmpo:gmpo",
+        "cispo": "turnstile.losses.cispo:cispo",
+        "clip_cov": "turnstile.losses.covariance:clip_cov",
+        "kl_cov": "turnstile.losses.covariance:kl_cov",
+        "entropy": "turnstile.losses.entropy:entropy",
+    },
+    "factor": {
+        "tis": "turnstile.losses.correction:tis",
+        "mis": "turnstile.losses.correction:mis",
+        "icepop": "turnstile.losses.correction:icepop",
     },
     "weights": {
         "token": "turnstile.batching.weights:token",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,16 @@ from networks import distance, network, random_rows
 from turnstile.batching.batch import Batch, join
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
+from turnstile.credit.check import Declaration
+from turnstile.lookup import resolve
 from turnstile.losses.base import Needs, needs, needs_of
+from turnstile.losses.check import DECLARED
 from turnstile.losses.kl import kl
+from turnstile.trainer import learner as learner_module
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
 from turnstile.trainer.whole import is_cut
-from turnstile.types import Row
+from turnstile.types import F32, Row
 
 
 @needs(whole="step", entropy_gradient=True)
@@ -31,10 +36,17 @@ def tangled(logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
 
 def rows_of_groups() -> list[Row]:
     """Three groups; one trajectory in each has two rows, as after a rewritten context."""
-    rows = random_rows(9, seed=4)
+    rng, rows = np.random.default_rng(0), random_rows(9, seed=4)
     rows = [replace(row, origin=(f"g{i % 3}", i // 3)) for i, row in enumerate(rows)]
     later = [replace(row, origin=(f"g{i}", 0)) for i, row in enumerate(random_rows(3, seed=5))]
-    return [*rows, *(replace(row, turn_ids=np.where(row.loss_mask, row.turn_ids + 9, -1)) for row in later)]
+    later = [replace(row, turn_ids=np.where(row.loss_mask, row.turn_ids + 9, -1)) for row in later]
+    return [replace(row, extras=extras(row, rng)) for row in (*rows, *later)]
+
+
+def extras(row: Row, rng: np.random.Generator) -> dict[str, F32]:
+    """Log-probabilities of other policies, near those recorded."""
+    names = ("ref_logprobs", "proximal_logprobs", "teacher_logprobs")
+    return {name: (row.logprobs + 0.2 * rng.normal(size=len(row.logprobs))).astype(np.float32) for name in names}
 
 
 class Keep:
@@ -67,6 +79,26 @@ def test_packing_changes_no_gradient_of_a_loss_of_the_step(regularizers: Any, mo
         assert distance(found, expected)[0] < 1e-9
         for name in ("loss/total", "loss/share", "policy/entropy", "policy/logprob_gap"):
             assert other[name] == pytest.approx(report[name], rel=1e-9), name
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")
+def test_packing_and_sharing_change_no_gradient_of_any_loss(
+    declared: Declaration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = functools.partial(resolve("loss", declared.kind), **declared.knobs)
+    keep, rows = Keep(monkeypatch), rows_of_groups()
+    objective = Objective(loss=loss, weigh=token_weights)
+    report, expected = step(keep, objective, rows, 10_000)
+    assert any(tensor.any() for tensor in expected.values())
+    reports = [report]
+    for budget, share in ((20, True), (45, True), (10_000, False), (20, False)):
+        monkeypatch.setattr(learner_module, "plant", functools.partial(plant, share=share))
+        other, found = step(keep, objective, rows, budget)
+        assert distance(found, expected)[0] < 1e-9
+        reports.append(other)
+    for name in report:
+        if name.startswith(("loss/", "policy/")):
+            assert [other[name] for other in reports] == pytest.approx([report[name]] * 5, rel=1e-7, abs=1e-12), name
 
 
 def test_a_loss_that_keeps_its_need_to_itself_is_changed_by_packing(monkeypatch: pytest.MonkeyPatch) -> None:

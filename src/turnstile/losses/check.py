@@ -3,8 +3,8 @@
     broken = check_loss(my_loss, {"clip": 0.2})
     assert not broken, broken
 
-`DECLARED` says for each built-in kind which invariants do not hold, and why they cannot. Invariants 5 and 6
-speak of rewards and turns, which a loss never sees.
+`DECLARED` and `FACTORS` say for each built-in kind which invariants do not hold, and why they cannot. Invariants 5
+and 6 speak of rewards and turns, which a loss never sees.
 """
 
 from __future__ import annotations
@@ -20,20 +20,35 @@ from turnstile.batching.batch import PER_TOKEN, Batch
 from turnstile.credit.check import Declaration
 from turnstile.losses.base import TokenLoss, needs_of
 
+_NO_REWARD = {7: "it does not depend on rewards"}
+_STEP = {3: "chosen over all tokens of a step: the trainer gives it them in one batch"}
+
 DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="ppo"),
     Declaration(kind="ppo", knobs={"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0}),
     Declaration(kind="reinforce"),
     Declaration(kind="sft"),
-    *(
-        Declaration(
-            kind="kl",
-            knobs={"estimator": estimator},
-            exempt={7: "the distance to the reference policy does not depend on rewards"},
-        )
-        for estimator in ("k1", "k2", "k3")
-    ),
+    *(Declaration(kind="kl", knobs={"estimator": estimator}, exempt=_NO_REWARD) for estimator in ("k1", "k2", "k3")),
+    Declaration(kind="decoupled_ppo"),
+    Declaration(kind="decoupled_ppo", knobs={"cap": 1.1}),
+    Declaration(kind="gspo"),
+    Declaration(kind="gspo", knobs={"unit": "turn", "clip_low": 0.1, "clip_high": 0.1}),
+    Declaration(kind="gmpo"),
+    Declaration(kind="gmpo", knobs={"unit": "turn", "clip_low": 0.1, "clip_high": 0.1}),
+    Declaration(kind="cispo"),
+    Declaration(kind="clip_cov", knobs={"share": 0.2, "low": 0.05}, exempt=_STEP),
+    Declaration(kind="kl_cov", knobs={"share": 0.2}, exempt=_STEP),
+    Declaration(kind="entropy", exempt=_NO_REWARD),
 )
+
+FACTORS: tuple[Declaration, ...] = (
+    Declaration(kind="tis", knobs={"cap": 1.1}),
+    Declaration(kind="tis", knobs={"unit": "turn"}),
+    Declaration(kind="mis", knobs={"cap": 1.1}),
+    Declaration(kind="mis", knobs={"unit": "turn", "mean": True}),
+    Declaration(kind="icepop", knobs={"low": 0.9, "high": 1.2}),
+)
+"""The same for factors, each of them with any loss that keeps the invariants by itself."""
 
 
 def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed: int = 0) -> dict[int, str]:
