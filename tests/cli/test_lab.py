@@ -50,3 +50,12 @@ def test_what_cannot_be_read_is_one_line(cli: Command) -> None:
     assert "has no knob 'scal'; did you mean 'scale'" in cli("lab", "grpo", "scal=none").error
     assert "a knob without an estimator" in cli("lab", "scale=none").error
     assert "did you mean 'walk'" in cli("lab", "rloo", "--process", "wall").error
+
+
+def test_losses(cli: Command) -> None:
+    done = cli("lab", "--losses", "ppo", "clip_low=0.1", "kl", "--process", "stopping", "--groups", "64")
+    assert done.code == 0, done.err
+    assert "ppo (clip_low=0.1)" in done.out
+    assert "stopping +0.1" in done.out
+    assert "not measured: kl (estimator=k1): a regulariser" in done.out
+    assert "did you mean 'ppo'" in cli("lab", "--losses", "pppo").error

@@ -36,12 +36,12 @@ def panels(titles: Sequence[str], *, columns: int, width: float, height: float) 
 
 def draw_study(lines: Sequence[Line]) -> Figure:
     """Progress of each estimator on each process as a dot, orange where its direction is surely biased."""
-    processes = list(dict.fromkeys(line.process for line in lines))
+    processes = list(dict.fromkeys(line.column for line in lines))
     names = list(dict.fromkeys(line.estimator for line in lines))[::-1]
     figure, axes = panels(processes, columns=4, width=3.2, height=0.8 + 0.17 * len(names))
     for place, (ax, process) in enumerate(zip(axes, processes, strict=True)):
         ax.grid(axis="x", color=_LIGHT["grid"], linewidth=0.8)
-        found = {line.estimator: line.figures for line in lines if line.process == process}
+        found = {line.estimator: line.figures for line in lines if line.column == process}
         for at, name in enumerate(names):
             if (figures := found.get(name)) is not None:
                 ax.plot(figures.aligned, at, "o", color=BIASED if figures.biased else STRAIGHT, markersize=5)

@@ -32,6 +32,12 @@ class Line:
     broken: tuple[int, ...]
     figures: Figures | None = None
     refused: str = ""
+    drift: float = 0.0  # how far the policy has moved since it played, in logits
+
+    @property
+    def column(self) -> str:
+        """The process, and how far the policy has moved."""
+        return f"{self.process} +{self.drift:g}" if self.drift else self.process
 
     def to_json(self) -> JSON:
         """As `json.dumps` takes it; numbers that are not finite are words."""

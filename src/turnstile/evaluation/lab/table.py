@@ -55,8 +55,8 @@ PROGRESS_NOTE = (
 
 def overview(lines: Sequence[Line], title: str, show: Show, note: str) -> Grid:
     """One row an estimator, one column a process."""
-    processes = tuple(dict.fromkeys(line.process for line in lines))
-    cells = {(line.estimator, line.process): show(line.figures) if line.figures else NOTHING for line in lines}
+    processes = tuple(dict.fromkeys(line.column for line in lines))
+    cells = {(line.estimator, line.column): show(line.figures) if line.figures else NOTHING for line in lines}
     rows = [
         (name, *(cells.get((name, process), NOTHING) for process in processes))
         for name in dict.fromkeys(line.estimator for line in lines)
@@ -97,7 +97,7 @@ def details(lines: Sequence[Line], process: str) -> Grid:
     """All figures of one process."""
     rows = []
     for line in lines:
-        if line.process == process:
+        if line.column == process:
             shown = [show(line.figures) for show in DETAILS.values()] if line.figures else [NOTHING] * len(DETAILS)
             rows.append((line.estimator, *shown, " ".join(map(str, line.broken)) or NOTHING))
     return Grid(title=process, columns=("estimator", *DETAILS, "breaks"), rows=tuple(rows), note=DETAILS_NOTE)
