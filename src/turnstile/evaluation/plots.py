@@ -28,7 +28,7 @@ BLOCK = 4
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for colour-blind
 _DARK_COLOURS = ("#56B4E9", "#E69F00", "#2BC79A", "#E39BC4", "#F0784A", "#F0E442")
-_INK: Mapping[Theme, Mapping[str, str]] = {
+INK: Mapping[Theme, Mapping[str, str]] = {
     "light": {"paper": "#ffffff", "text": "#1f2328", "faint": "#656d76", "grid": "#e4e7eb"},
     "dark": {"paper": "#171a21", "text": "#e6e8eb", "faint": "#9aa3ad", "grid": "#2c323b"},
 }
@@ -121,7 +121,7 @@ def draw(runs: Runs, *, panels: Sequence[Panel] = PANELS, theme: Theme = "light"
     several seeds, the seeds' mean with a bar from the lowest to the highest.
     """
     panels = [panel for panel in panels if any(_has(rows, panel) for seeds in runs.values() for rows in seeds)]
-    ink = _INK[theme]
+    ink = INK[theme]
     height = max(1, -(-len(panels) // columns))
     figure = Figure(figsize=(3.4 * columns, 2.35 * height + 0.5), facecolor=ink["paper"], layout="constrained")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # type: ignore[union-attr, call-arg]
@@ -164,15 +164,20 @@ def _palette(theme: Theme, count: int) -> list[str]:
     return [base[place % len(base)] for place in range(count)]
 
 
-def _style(ax: Axes, panel: Panel, ink: Mapping[str, str], *, last: bool) -> None:
+def style(ax: Axes, title: str, ink: Mapping[str, str]) -> None:
+    """The house's look of one pair of axes."""
     ax.set_facecolor(ink["paper"])
-    ax.set_title(panel.title, loc="left", fontsize=10.5, fontweight="bold", color=ink["text"])
+    ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=ink["text"])
     ax.grid(axis="y", color=ink["grid"], linewidth=0.8)
     ax.set_axisbelow(True)
     for side, spine in ax.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(ink["grid"])
     ax.tick_params(colors=ink["faint"], labelsize=8.5, length=0)
+
+
+def _style(ax: Axes, panel: Panel, ink: Mapping[str, str], *, last: bool) -> None:
+    style(ax, panel.title, ink)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     if last:
@@ -212,7 +217,7 @@ def _held_out(ax: Axes, seeds: Sequence[Rows], name: str, colour: str, shift: fl
 
 
 def _legend(figure: Figure, runs: Runs, theme: Theme) -> None:
-    ink, colours = _INK[theme], _palette(theme, len(runs))
+    ink, colours = INK[theme], _palette(theme, len(runs))
     key = ink["faint"] if len(runs) > 1 else colours[0]
     handles = [
         Line2D([], [], color=colour, linewidth=3, label=f"{label} ({len(seeds)} seeds)" if len(seeds) > 1 else label)

@@ -42,9 +42,9 @@ class Controls:
         return Adjusted(mean=plain - explained, covariance=residuals.T @ residuals / n / max(1, n - 1))
 
 
-def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls:
-    """For the steps of `drawn`; `independent`: the attempts of a group were drawn on their own."""
-    columns = _single(drawn, true) + (_crossed(drawn, true) if independent and drawn.paths.shape[2] > 1 else [])
+def controls(drawn: Drawn, true: Truth) -> Controls:
+    """For the steps of `drawn`; `true` is of the policy that played them."""
+    columns = _single(drawn, true) + (_crossed(drawn, true) if drawn.paths.shape[2] > 1 else [])
     values = np.stack(columns, axis=-1)
     flat = (values - values.mean(axis=0)).reshape(-1, len(columns))
     sizes = np.maximum(np.abs(flat).max(axis=0), 1e-12)  # columns of one scale
@@ -53,7 +53,7 @@ def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls
 
 def _single(drawn: Drawn, true: Truth) -> list[F64]:
     """Controls that add up something of each attempt, f64[N, D], less their means."""
-    world, pi = drawn.player.world, drawn.player.pi
+    world, pi = drawn.player.world, drawn.at
     value, to_go = world.turn_weights("value"), world.turn_weights("to_go")
     turns = np.arange(value.shape[1])
     squares = np.square(value - true.value)
@@ -69,7 +69,7 @@ def _single(drawn: Drawn, true: Truth) -> list[F64]:
 
 def _crossed(drawn: Drawn, true: Truth) -> list[F64]:
     """Controls that take something of an attempt times something of the others of its group."""
-    world, pi = drawn.player.world, drawn.player.pi
+    world, pi = drawn.player.world, drawn.at
     value = world.turn_weights("value")
     result: list[F64] = []
     for seat in world.seats:

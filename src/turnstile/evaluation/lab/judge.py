@@ -60,6 +60,7 @@ def judge(found: Adjusted, noise: float, true: Truth, *, exact: bool) -> Figures
     total = math.hypot(length, mid)
     silent = total < EXACT
     cosine = math.nan if silent else length / total
+    bounds = sorted(length / max(math.hypot(length, end), EXACT) for end in (low, high))
     difference = mean - unit
     outcome = float(np.linalg.norm(true.outcome_gradient))
     return Figures(
@@ -67,8 +68,8 @@ def judge(found: Adjusted, noise: float, true: Truth, *, exact: bool) -> Figures
         length=length,
         length_se=length_se,
         cosine=cosine,
-        cosine_low=math.nan if silent else length / math.hypot(length, high),
-        cosine_high=math.nan if silent else length / max(math.hypot(length, low), 1e-12),
+        cosine_low=math.nan if silent else bounds[0],
+        cosine_high=math.nan if silent else bounds[1],
         bias=math.sqrt(max(0.0, float(difference @ difference) - float(np.trace(covariance)))),
         bias_scaled=1.0 if silent else math.sqrt(max(0.0, 1 - cosine**2)),
         z=surely(difference, covariance),
@@ -92,4 +93,4 @@ def surely(difference: F64, covariance: F64) -> float:
         return math.inf if squared > EXACT**2 else 0.0
     degrees = expected**2 / float(np.square(covariance).sum())
     spread = 2 / (9 * degrees)
-    return ((squared / expected) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    return float((squared / expected) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)

@@ -37,16 +37,13 @@ class Player:
             self._trajectories[path] = self._make(path)
         return self._trajectories[path]
 
-    def group(self, name: str, paths: Sequence[int], parents: Sequence[tuple[int, int, int] | None] = ()) -> Group:
+    def group(self, name: str, paths: Sequence[int]) -> Group:
         """A group with these paths as its attempts 0, 1, ..., all of one task."""
         task = self.tasks[self.world.task[paths[0]]]
         return Group(
             id=name,
             task=task,
-            trajectories=tuple(
-                replace(self.trajectory(path), group=name, attempt=i, parent=parents[i] if parents else None)
-                for i, path in enumerate(paths)
-            ),
+            trajectories=tuple(replace(self.trajectory(path), group=name, attempt=i) for i, path in enumerate(paths)),
         )
 
     def scores(self, paths: Sequence[int]) -> list[Score]:
@@ -112,42 +109,36 @@ class Drawn:
     every step holds each task equally often."""
 
     player: Player
+    at: F64  # [D] the policy whose log-probabilities are differentiated: the player's own, or a later one
     paths: I64  # [N, B, G]
     steps: list[list[Group]]  # [N][B]
     scores: list[GroupScores]  # [N][B][G]
-    _owner: I64  # [tokens] the step of each token
-    _logits: I64  # [tokens]
-
-    @property
-    def tokens(self) -> I64:
-        """How many tokens each step holds, [N]."""
-        return np.bincount(self._owner, minlength=len(self.paths))
+    owner: I64  # [tokens] the step of each token
+    logits: I64  # [tokens]
 
     def gradients(self, advantages: F64) -> F64:
         """What each step's update would be, f64[N, D], of the advantages of all its tokens in the order of steps,
         groups, attempts, turns and tokens: sum of A * gradient of the log-probability, over the step's attempts."""
         world, (n, b, g) = self.player.world, self.paths.shape
-        return accumulate(world, self.player.pi, self._owner, self._logits, advantages / (b * g), n)
+        return accumulate(world, self.at, self.owner, self.logits, advantages / (b * g), n)
 
 
-def deal(player: Player, paths: I64, parents: Sequence[Sequence[tuple[int, int, int] | None]] = ()) -> Drawn:
-    """The objects of these paths, [N, B, G]; `parents` [N * B][G] where attempts branched from each other."""
+def deal(player: Player, paths: I64, *, at: F64 | None = None) -> Drawn:
+    """The objects of these paths, [N, B, G]."""
     world, (n, b, g) = player.world, paths.shape
-    steps = [
-        [player.group(f"g{s}-{k}", paths[s, k].tolist(), parents[s * b + k] if parents else ()) for k in range(b)]
-        for s in range(n)
-    ]
+    steps = [[player.group(f"g{s}-{k}", paths[s, k].tolist()) for k in range(b)] for s in range(n)]
     ends = np.append(world.first[1:], len(world.logits))
     flat = paths.ravel()
     lengths = ends[flat] - world.first[flat]
     begins = np.repeat(world.first[flat] - np.append(0, np.cumsum(lengths)[:-1]), lengths)
     return Drawn(
         player=player,
+        at=player.pi if at is None else at,
         paths=paths,
         steps=steps,
         scores=[[player.scores(paths[s, k].tolist()) for k in range(b)] for s in range(n)],
-        _owner=np.repeat(np.arange(n), lengths.reshape(n, b * g).sum(axis=1)),
-        _logits=world.logits[begins + np.arange(int(lengths.sum()))],
+        owner=np.repeat(np.arange(n), lengths.reshape(n, b * g).sum(axis=1)),
+        logits=world.logits[begins + np.arange(int(lengths.sum()))],
     )
 
 

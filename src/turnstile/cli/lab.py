@@ -1,0 +1,145 @@
+"""`turnstile lab`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from turnstile.build.kinds import bind
+from turnstile.cli.bars import bars
+from turnstile.config import make_recipe
+from turnstile.errors import ConfigError
+from turnstile.evaluation.lab.figures import draw_study, to_png
+from turnstile.evaluation.lab.losses import (
+    DRIFTS,
+    LossSubject,
+    declared_losses,
+    every_loss,
+    loss_subject,
+    study_losses,
+)
+from turnstile.evaluation.lab.measure import Subject
+from turnstile.evaluation.lab.processes import PROCESSES, make
+from turnstile.evaluation.lab.study import Line, Setting, study
+from turnstile.evaluation.lab.subjects import declared, everyone, subject
+from turnstile.evaluation.lab.table import Grid, details, directions, progress, to_rich
+
+_FEW = 6  # estimators of which every figure is shown
+_GIVEN = ("groups", "scores", "aux", "state")
+
+
+@click.command(short_help="Hold estimators and losses against processes whose exact gradient is known.")
+@click.argument("names", nargs=-1, metavar="[NAME [KNOB=VALUE]...]...")
+@click.option("--losses", is_flag=True, help="NAMEs are losses, of leave-one-out advantages, instead of estimators.")
+@click.option("--process", "processes", multiple=True, help="A process of the lab, again for more; default: all.")
+@click.option("--size", default=8, show_default=True, type=click.IntRange(min=2), help="Attempts of a group.")
+@click.option("--groups", default=256, show_default=True, type=click.IntRange(min=32), help="Groups drawn.")
+@click.option("--seed", default=0, show_default=True, help="Of the policy and of what is drawn.")
+@click.option("--details", "all_details", is_flag=True, help=f"Every figure, also of more than {_FEW} estimators.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Keep the figures and plots here.")
+def lab(
+    names: tuple[str, ...],
+    losses: bool,
+    processes: tuple[str, ...],
+    size: int,
+    groups: int,
+    seed: int,
+    all_details: bool,
+    out: Path | None,
+) -> None:
+    """Measures bias and noise of estimators on small decision processes; by default of all, with all declared knobs.
+
+    A NAME is a kind of a recipe's [credit], or any package.module:function of the same shape; knobs follow it, as in:
+    turnstile lab grpo scale=none rloo. With --losses it is a kind of [loss], whose gradient is taken where the policy
+    stands and after it has moved. The last column says which invariants of a training signal are broken.
+    """
+    settings = [
+        Setting(process=make(name), size=size, groups=groups, seed=seed) for name in processes or tuple(PROCESSES)
+    ]
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 132
+    subjects = _losses(names) if losses else _estimators(names)
+    with bars(console) as shown:
+        bar = shown.add_task("measuring", total=len(subjects) * len(settings) * (len(DRIFTS) if losses else 1))
+
+        def done(line: Line) -> None:
+            shown.update(bar, advance=1)
+
+        lines = (
+            study_losses([each for each in subjects if isinstance(each, LossSubject)], settings, done=done)
+            if losses
+            else study([each for each in subjects if isinstance(each, Subject)], settings, done)
+        )
+    every = all_details or len(subjects) <= _FEW
+    for grid in grids(lines, every):
+        console.print(to_rich(grid))
+    print_notes(console, lines, subjects, every)
+    if out is not None:
+        keep(out, lines)
+        console.print(Text(f"kept in {out}"))
+
+
+def read_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Names with the knobs that follow them. Raises ConfigError for a knob that follows none."""
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        if "=" not in word:
+            found.append((word, []))
+        elif found:
+            found[-1][1].append(word)
+        else:
+            raise ConfigError(f"{word!r} is a knob without an estimator; write the estimator before it")
+    return found
+
+
+def _estimators(words: Sequence[str]) -> list[Subject]:
+    """A name without knobs stands for all that it declares, and no name for everything there is."""
+    found: list[Subject] = []
+    for name, knobs in read_words(words):
+        section = make_recipe({"credit": {"kind": name}}, [f"credit.{knob}" for knob in knobs]).credit
+        bind("credit", section, given=_GIVEN)
+        found += [subject(name, section.knobs)] if knobs else declared(name)
+    return found if words else everyone()
+
+
+def _losses(words: Sequence[str]) -> list[LossSubject]:
+    found: list[LossSubject] = []
+    for name, knobs in read_words(words):
+        section = make_recipe({"loss": {"kind": name}}, [f"loss.{knob}" for knob in knobs]).loss
+        bind("loss", section, given=("logprobs", "batch"))
+        found += [loss_subject(name, section.knobs)] if knobs else declared_losses(name)
+    return found if words else every_loss()
+
+
+def grids(lines: Sequence[Line], every: bool) -> list[Grid]:
+    """The tables of these lines: two of all processes, and one for each where `every` figure is wanted."""
+    processes = list(dict.fromkeys(line.column for line in lines))
+    found = [details(lines, process) for process in processes] if every else []
+    return found if every and len(processes) == 1 else [*found, directions(lines), progress(lines)]
+
+
+def print_notes(
+    console: Console, lines: Sequence[Line], subjects: Sequence[Subject | LossSubject], every: bool
+) -> None:
+    """What the tables' columns are, what could not be measured, and which invariants are broken."""
+    for note in dict.fromkeys(grid.note for grid in grids(lines, every)):
+        console.print(Text(note, style="dim"))
+    for refused in dict.fromkeys(f"{line.estimator}: {line.refused}" for line in lines if line.refused):
+        console.print(Text(f"not measured: {refused}"))
+    for each in subjects:
+        for number, seen in each.broken.items() if every else ():
+            console.print(Text(f"{each.label} breaks invariant {number}: {seen}"))
+
+
+def keep(out: Path, lines: Sequence[Line]) -> None:
+    """Writes lab.json and lab.png."""
+    out.mkdir(parents=True, exist_ok=True)
+    body = {"lines": [line.to_json() for line in lines]}
+    (out / "lab.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    (out / "lab.png").write_bytes(to_png(draw_study(lines)))

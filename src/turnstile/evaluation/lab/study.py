@@ -1,0 +1,115 @@
+"""Many estimators on many worlds, one line of figures for each pair."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from turnstile.errors import TurnstileError
+from turnstile.evaluation.lab.judge import Figures
+from turnstile.evaluation.lab.measure import Subject, make_bench, measure
+from turnstile.evaluation.lab.process import Process
+from turnstile.evaluation.lab.processes import make
+from turnstile.evaluation.lab.world import list_world, some_policy
+
+JSON = Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One estimator on one world. `figures` None: `refused` says why it cannot be measured there."""
+
+    estimator: str  # its label, knobs included
+    kind: str
+    process: str
+    knobs: dict[str, int]  # of the process
+    size: int  # G
+    groups: int
+    seconds: float
+    broken: tuple[int, ...]
+    figures: Figures | None = None
+    refused: str = ""
+    drift: float = 0.0  # how far the policy has moved since it played, in logits
+
+    @property
+    def column(self) -> str:
+        """The process, and how far the policy has moved."""
+        return f"{self.process} +{self.drift:g}" if self.drift else self.process
+
+    def to_json(self) -> JSON:
+        """As `json.dumps` takes it; numbers that are not finite are words."""
+        body = asdict(self)
+        if self.figures is not None:
+            body["figures"] = {name: _word(value) for name, value in body["figures"].items()}
+            body["figures"]["biased"] = self.figures.biased
+        return body
+
+
+def line_of(body: JSON) -> Line:
+    """The inverse of `Line.to_json`."""
+    figures = body["figures"]
+    if figures is not None:
+        figures = {name: value if isinstance(value, bool) else float(value) for name, value in figures.items()}
+        del figures["biased"]
+    return Line(**{**body, "broken": tuple(body["broken"]), "figures": None if figures is None else Figures(**figures)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A process, the size of its groups, and how many are drawn where they cannot be listed."""
+
+    process: Process
+    size: int = 8
+    groups: int = 512
+    seed: int = 0
+
+
+def sweeps(*, groups: int = 512) -> dict[str, list[Setting]]:
+    """Settings by what changes: the size of groups where the policy stops itself, the turns of an episode, and the
+    turns that a reward comes late."""
+    return {
+        "size": [Setting(process=make("stopping"), size=size, groups=groups) for size in (2, 4, 8, 16)],
+        "horizon": [Setting(process=make("delayed", horizon=h, delay=1), groups=groups) for h in (2, 3, 4, 5, 6)],
+        "delay": [Setting(process=make("delayed", horizon=5, delay=d), groups=groups) for d in (0, 1, 2, 3, 5)],
+    }
+
+
+def study(
+    subjects: Sequence[Subject], settings: Iterable[Setting], done: Callable[[Line], None] = lambda line: None
+) -> list[Line]:
+    """Every subject in every setting; the same groups for all subjects of a setting. `done` hears of each line."""
+    lines = []
+    for setting in settings:
+        world = list_world(setting.process)
+        theta = some_policy(world, seed=setting.seed)
+        bench = make_bench(world, theta, size=setting.size, groups=setting.groups, seed=setting.seed)
+        for each in subjects:
+            began = time.perf_counter()
+            figures, refused = None, ""
+            try:
+                figures = measure(each, bench)
+            except TurnstileError as error:
+                refused = str(error)
+            lines.append(
+                Line(
+                    estimator=each.label,
+                    kind=each.name,
+                    process=setting.process.name,
+                    knobs=dict(setting.process.knobs),
+                    size=setting.size,
+                    groups=setting.groups,
+                    seconds=round(time.perf_counter() - began, 3),
+                    broken=tuple(each.broken),
+                    figures=figures,
+                    refused=refused,
+                )
+            )
+            done(lines[-1])
+    return lines
+
+
+def _word(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
