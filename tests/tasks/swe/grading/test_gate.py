@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from turnstile.errors import TaskError
-from turnstile.sandboxes.base import Sandbox
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.base import write_tasks
 from turnstile.tasks.swe.bug import Bug, package_of
@@ -29,7 +28,7 @@ from turnstile.tasks.swe.grading.gate import KILLS, check
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.judge import judge_files
 from turnstile.tasks.swe.grading.notes import Notes, failed_before
-from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene, read_history
+from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene, read_history, shadow_plugin
 from turnstile.types import Task
 
 CASES = """
@@ -60,7 +59,7 @@ async def wins(probe: Probe, task: Task, grader: Grader) -> tuple[str, ...]:
     return found.wins
 
 
-def scene_of(sandbox: Sandbox, task: Task, text: str) -> Scene:
+def scene_of(sandbox: Any, task: Task, text: str) -> Scene:
     bug = Bug.of(task)
     return Scene(sandbox=sandbox, file=bug.file, text=text, tests=(*bug.f2p, *bug.p2p))
 
@@ -115,6 +114,25 @@ async def test_such_cheats_do_win_where_nobody_looks(name: str, task: Task, sand
     assert codes == [1, 0]
 
 
+class OldPython:
+    """A sandbox whose Python lacks some of what came after 3.7, and goes by no other name than python3."""
+
+    LACKS = """
+import glob, sys
+whole = glob.glob
+glob.glob = lambda pathname, *, recursive=False: whole(pathname, recursive=recursive)
+sys.modules["importlib.metadata"] = None
+"""
+
+    def __init__(self, sandbox: Any) -> None:
+        self.sandbox = sandbox
+
+    async def exec(self, argv: Sequence[str], **settings: Any) -> Any:
+        program, option, script, *rest = argv
+        assert (program, option) == ("python3", "-c")
+        return await self.sandbox.exec([program, option, self.LACKS + script, *rest], **settings)
+
+
 async def test_history_is_found_where_there_is_some(task: Task, grader: Grader, sandboxes: LocalSandboxes) -> None:
     bug, package = Bug.of(task), package_of(task)
     buggy = bug.bugged_text(package)
@@ -124,9 +142,11 @@ async def test_history_is_found_where_there_is_some(task: Task, grader: Grader, 
         for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "later"]):
             assert (await sandbox.exec([*git, *arguments])).exit_code == 0
         await sandbox.write(bug.file, buggy.encode())
-        files = await read_history(scene_of(sandbox, task, buggy))
+        files = await read_history(scene_of(OldPython(sandbox), task, buggy))
+        plugins = await shadow_plugin(scene_of(OldPython(sandbox), task, buggy))
     finally:
         await sandbox.close()
+    assert any("pytest_asyncio" in path for path in plugins)  # as it is installed here
     assert files == {bug.file: bug.pristine_text(package).encode()}
     assert (await judge_files(grader, bug, package, files)).resolved
 
