@@ -21,7 +21,7 @@ class MadeProblem:
         self.id = name
         self.fail_to_pass: Sequence[str] = bug.f2p
         self.pass_to_pass: Sequence[str] = bug.p2p
-        self.must_fail = self.fail_to_pass
+        self.must_fail: Sequence[str] = bug.f2p
         self.suspects = frozenset((bug.file,))
         self.import_root = package.import_root
         self.statement = bug.statement or problem_statement(
