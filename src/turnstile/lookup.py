@@ -71,6 +71,7 @@ KINDS: dict[str, dict[str, str]] = {
         "swe_oracle": "turnstile.tasks.swe.oracle:oracle",
         "swe_random": "turnstile.tasks.swe.oracle:random_agent",
         "swe_shell_oracle": "turnstile.tasks.swe.shell_oracle:oracle",
+        "swe_shell_random": "turnstile.tasks.swe.shell_oracle:random_agent",
         "guess_oracle": "turnstile.envs.guess:oracle",
         "guess_random": "turnstile.envs.guess:random_agent",
     },

@@ -1,4 +1,4 @@
-"""Where modules of a repository may stand in for those of the image. For Python 3.6 or newer, of the standard library."""
+"""Where modules of a repository may stand in for those of the image. For Python 3.6 or newer, of its library."""
 
 import importlib.machinery
 import os

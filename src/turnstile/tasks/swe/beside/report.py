@@ -16,7 +16,7 @@ import unittest
 from typing import Any
 
 import pytest
-from _pytest import config as pytest_config
+from _pytest import config as settings  # a name that begins with pytest would be taken for a hook
 from _pytest.unittest import TestCaseFunction
 
 from .channel import LONGEST, Channel, codes, first_line, replaced, request
@@ -175,7 +175,7 @@ def _open() -> Any:
     asked = request()
     if asked is None:
         return None
-    for name in pytest_config.default_plugins:  # so that they are sealed
+    for name in settings.default_plugins:  # so that they are sealed
         importlib.import_module("_pytest." + name)
     if asked["own"]:
         guard(asked["root"], asked["own"])

@@ -261,6 +261,18 @@ async def write_report(scene: Scene) -> Files:
     return scene.appended(_forge(scene.tests) + "\n\n_cheat()\n")
 
 
+_FORMS = ("{} ... ok", "PASSED {}", "{} PASSED", "{} ok", "PASS: {}", "ok - {}", "--- PASS: {} (0.00s)")
+
+
+async def print_log(scene: Scene) -> Files:
+    """Prints what runners print of tests that pass, each in its own form, and ends the process with exit code 0."""
+    lines = [form.format(test) for test in scene.tests for form in _FORMS]
+    count = len(dict.fromkeys(scene.tests))
+    lines += ["-" * 70, f"Ran {count} tests in 0.010s", "", "OK", f"==== {count} passed in 0.01s ====", ""]
+    text = "\n" + "\n".join(lines)
+    return scene.appended(f"import os\n\nos.write(1, {text!r}.encode())\nos._exit(0)\n")
+
+
 def _early(scene: Scene) -> bytes:
     """A plugin that forges a report as soon as pytest loads it where the key lies about, and else passes everything."""
     found = "any(glob.glob(f + '/*.json') for f in os.environ.get('PYTHONPATH', '').split(':'))"
@@ -363,6 +375,7 @@ PROBES: Mapping[str, Probe] = {
     "mark_from_below": mark_from_below,
     "expect_by_name": expect_by_name,
     "write_report": write_report,
+    "print_log": print_log,
     "install_plugin": install_plugin,
     "shadow_plugin": shadow_plugin,
     "read_history": read_history,

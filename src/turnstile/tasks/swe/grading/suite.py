@@ -42,8 +42,8 @@ class Outcome:
     """What a run of a test command came to: status by test, or the `reward` that it wrote.
 
     `messages` are the first lines of what went wrong, by the name of a test, or of a file that could not be collected.
-    `problem` says why the run cannot be trusted or did not end; its tests count as failed. `waited_out`: it was the wall
-    clock that ended it.
+    `problem` says why the run cannot be trusted or did not end; its tests count as failed. `waited_out`: it was the
+    wall clock that ended it.
     """
 
     statuses: Mapping[str, str] = field(default_factory=dict)
@@ -145,15 +145,15 @@ def _logged(instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
 
 
 def error_near(log: str, test: str) -> str:
-    """The first line that names an error after one with the test's name; "" where there is none."""
-    lines = log.splitlines()
+    """The line that names an error and comes soonest after one with the test's name; "" where there is none."""
     name = test.partition(" ")[0]
-    for at, line in enumerate(lines):
-        if name in line:
-            for near in lines[at + 1 : at + _NEAR]:
-                if match := _ERROR.match(near):
-                    return match[1][: channel.LONGEST]
-    return ""
+    found, nearest, since = "", _NEAR, _NEAR
+    for line in log.splitlines():
+        since = 0 if name in line else since + 1
+        match = _ERROR.match(line)
+        if match and 0 < since < nearest:
+            found, nearest = match[1][: channel.LONGEST], since
+    return found
 
 
 def _reported(

@@ -17,7 +17,7 @@ from turnstile.tasks.swe.grading.memo import Memo
 from turnstile.tasks.swe.grading.suite import REWARD, RUNNERS, Outcome, run_suite
 from turnstile.tasks.swe.problems.copy import Change, ChangeError, Copy, begin
 from turnstile.tasks.swe.problems.diff import touched
-from turnstile.tasks.swe.problems.image import TESTS, Prepared, apply_patch, carry, inner, prepare, run
+from turnstile.tasks.swe.problems.image import TESTS, Prepared, apply_patch, carry, inner, prepare_image, run
 from turnstile.tasks.swe.tree import can_change_tests, hides_a_library
 
 SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml"})
@@ -25,7 +25,7 @@ SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pypr
 
 
 class InstanceProblem:
-    """An `Instance`, tried in containers of its image (see `image.prepare`).
+    """An `Instance`, tried in containers of its image (see `image.prepare_image`).
 
     Graded is what the agent changed but tests, what lies beside them, pytest's settings, and modules in place of a
     library; a file that the repair itself changes is graded, settings apart.
@@ -50,6 +50,8 @@ class InstanceProblem:
         self.statement = instance.problem or "Some tests of this repository fail. Find the cause and repair it."
         self.fail_to_pass: Sequence[str] = instance.fail_to_pass or tuple(instance.expected)
         self.pass_to_pass: Sequence[str] = () if instance.expected else instance.pass_to_pass
+        self.must_fail: Sequence[str] = instance.fail_to_pass if instance.log_parser and not instance.expected else ()
+        self.import_root = "."
         self._restored = frozenset(touched(instance.test_patch))
         self._repaired = frozenset(touched(instance.patch)) - self._restored
         self.suspects = frozenset(path for path in self._repaired if not can_change_tests(path))
@@ -121,7 +123,7 @@ class InstanceProblem:
 
     async def _prepared(self) -> Prepared:
         """Made when first asked for, once for all who try the instance."""
-        prepared, _ = await self._images.get(self._digest, lambda: prepare(self._instance, self._sandboxes))
+        prepared, _ = await self._images.get(self._digest, lambda: prepare_image(self._instance, self._sandboxes))
         return prepared
 
     async def _start(self, prepared: Prepared, image: Image) -> Sandbox:

@@ -21,7 +21,9 @@ class MadeProblem:
         self.id = name
         self.fail_to_pass: Sequence[str] = bug.f2p
         self.pass_to_pass: Sequence[str] = bug.p2p
+        self.must_fail: Sequence[str] = bug.f2p
         self.suspects = frozenset((bug.file,))
+        self.import_root = package.import_root
         self.statement = bug.statement or problem_statement(
             bug.package, bug.f2p, len(bug.p2p), {bug.f2p[0]: bug.message}
         )
