@@ -31,6 +31,7 @@ MODEL = ROOT / "runs/peers/model"
 SIDES = ("ours", "theirs", "bare")
 CASES = ("8x4", "32x4", "8x20", "32x20")
 GOALS = {"8x4": (2.5, 5), "32x4": (3, 5), "8x20": (3, 10), "32x20": (4, 10)}  # the step, its rollout
+TRIES = 4
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 
@@ -51,14 +52,14 @@ def main() -> None:
                 key = f"{case} {train} {side} {repeat}"
                 if args.again or key not in kept.results:
                     print(f"measuring {key}", flush=True)
-                    kept.put(key, measure(shape_of(case, train), side, repeat))
+                    kept.put(key, whole(shape_of(case, train), side, repeat))
                     print(json.dumps({k: v for k, v in kept.results[key].items() if k != "metrics"}), flush=True)
     report(kept)
 
 
 def shape_of(case: str, train: str) -> Shape:
     episodes, rounds = map(int, case.split("x"))
-    return Shape(episodes=episodes, rounds=rounds, train=train, rows=8 if rounds < 10 else 2)
+    return Shape(episodes=episodes, rounds=rounds, train=train, rows=4 if rounds < 10 else 2)
 
 
 def prepare() -> None:
@@ -69,6 +70,17 @@ def prepare() -> None:
     if not (MODEL / "config.json").is_file():
         print("teaching the model to call the game's tool, some minutes", flush=True)
         python(Path(sys.executable), "peers.prepare", str(templates[0]), str(MODEL))
+
+
+def whole(shape: Shape, side: str, repeat: int) -> Body:
+    """The measurement of a step in which every episode had all its turns: one that had not is measured again with
+    another seed, so that both sides do the same work."""
+    for number in range(TRIES):
+        found = measure(shape, side, repeat + 100 * number)
+        if found.get("turns", shape.turns) == shape.turns:
+            return {**found, "cut short before": number}
+        print(f"{found['turns']} turns of {shape.turns}: an episode ended early; once more", flush=True)
+    sys.exit(f"error: {TRIES} steps of {side} had episodes that ended early; teach the model more (peers/prepare.py)")
 
 
 def measure(shape: Shape, side: str, seed: int) -> Body:

@@ -16,8 +16,9 @@ from turnstile.types import JSON, Message, Task, ToolSpec
 T = TypeVar("T")
 LOW, HIGH = 100_000, 999_999
 TURN_TOKENS = 64  # at most, of one turn
-TEMPERATURE = 0.6  # at 1 a call in fifty is no call, and ends its episode early
+TEMPERATURE = 0.6  # at 1 a call in fifty is no call, and ends its episode early; now one in two thousand
 ATTEMPTS = 8  # episodes a group
+WARM_UP_ROUNDS = 0  # of the step before the one that counts: a turn for each episode
 LEARNING_RATE = 1e-6
 TOOL = ToolSpec(
     name="guess",
@@ -46,6 +47,16 @@ class Shape:
     @property
     def groups(self) -> int:
         return self.episodes // ATTEMPTS
+
+    @property
+    def turns(self) -> int:
+        """Of a step whose episodes all come to their end."""
+        return self.episodes * (self.rounds + 1)
+
+    @property
+    def long(self) -> bool:
+        """Whether a step is so long that warming up with another one is not worth its minutes."""
+        return self.episodes * self.rounds > 64
 
     @property
     def context(self) -> int:

@@ -4,7 +4,7 @@
 
 SHAPE is a `Shape` in JSON, MODEL a folder, OUT a file to write.
 
-The first step, of one round, warms up; the second is the one that counts.
+The first step, of one turn, warms up; the second is the one that counts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import turnstile
-from peers.game import ATTEMPTS, LEARNING_RATE, TEMPERATURE, TURN_TOKENS, Game, Shape
+from peers.game import ATTEMPTS, LEARNING_RATE, TEMPERATURE, TURN_TOKENS, WARM_UP_ROUNDS, Game, Shape
 from turnstile.envs.guess import guess_tasks
 from turnstile.rollout.record import read_record
 from turnstile.tracking.jsonl import read_metrics
-
-WARM_UP_ROUNDS = 1
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from turnstile.config import Kind, Recipe, TermConfig
 from turnstile.engines.base import Engine
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
+from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
 from turnstile.losses.base import TokenLoss
 from turnstile.losses.factors import weighted
@@ -57,10 +58,11 @@ class World:
 
 def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
     """The environment of a recipe, or `env` in its place. One that names a parameter `sandboxes`, `grader` or
-    `problems` is given the run's."""
+    `problems` is given the run's; one whose methods are plain functions is called in threads."""
+    threads = Threads(recipe.episode.concurrent)  # none is made before it is needed
     maker = functools.partial(env, **recipe.env.knobs) if env is not None else bind("env", recipe.env, given=SHARED)
     if not any(takes(maker, name) for name in SHARED):
-        return World(make_env=maker)
+        return World(make_env=threads.around(maker), shared=(threads,))
     grades = takes(maker, "grader") or takes(maker, "problems")
     sandboxes = make_sandboxes(recipe.sandbox, run=recipe.name, grading=grades)
     shared: dict[str, Any] = {"sandboxes": sandboxes}
@@ -71,7 +73,8 @@ def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
         shared["grader"] = Grader(sandboxes)
         shared["problems"] = Problems(shared["grader"])
     given = {name: value for name, value in shared.items() if takes(maker, name)}
-    return World(make_env=functools.partial(maker, **given), shared=tuple(shared.values()))
+    make_env = threads.around(functools.partial(maker, **given))
+    return World(make_env=make_env, shared=(*shared.values(), threads))
 
 
 SHARED = ("sandboxes", "grader", "problems")
