@@ -164,6 +164,13 @@ class TrainConfig(Section):
     keep: int = Field(2, ge=1)
 
 
+class CriticConfig(Section):
+    """The value head that estimators like `gae` learn from; the others have none."""
+
+    lr: float = Field(1e-3, gt=0)
+    epochs: int = Field(8, ge=1)  # steps of its optimiser for each step of the run
+
+
 class EvalConfig(Section):
     tasks: int = Field(0, ge=0)  # held-out tasks (0: all)
     samples: int = Field(1, ge=1)
@@ -193,6 +200,7 @@ class Recipe(Section):
     loss: Kind = Kind(kind="ppo")
     factors: tuple[Kind, ...] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
+    critic: CriticConfig = CriticConfig()
     weights: Kind = Kind(kind="token")
     warmstart: WarmstartConfig = WarmstartConfig()
     train: TrainConfig = TrainConfig()

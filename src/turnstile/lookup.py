@@ -105,6 +105,9 @@ KINDS: dict[str, dict[str, str]] = {
         "per_agent": "turnstile.credit.per_agent:per_agent",
         "accept": "turnstile.credit.accept:accept",
         "signed": "turnstile.credit.signed:signed",
+        "gae": "turnstile.credit.gae:gae",
+        "turn_gae": "turnstile.credit.gae:turn_gae",
+        "bilevel_gae": "turnstile.credit.gae:bilevel_gae",
     },
     "loss": {
         "ppo": "turnstile.losses.ppo:ppo",
