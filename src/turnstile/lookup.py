@@ -86,11 +86,18 @@ KINDS: dict[str, dict[str, str]] = {
         "clip_cov": "turnstile.losses.covariance:clip_cov",
         "kl_cov": "turnstile.losses.covariance:kl_cov",
         "entropy": "turnstile.losses.entropy:entropy",
+        "entropy_band": "turnstile.losses.entropy_band:entropy_band",
+        "entropy_balanced_clip": "turnstile.losses.entropy_balanced_clip:entropy_balanced_clip",
+        "forward_kl": "turnstile.losses.forward_kl:forward_kl",
+        "distill": "turnstile.losses.distill:distill",
+        "self_distill": "turnstile.losses.distill:self_distill",
+        "value": "turnstile.losses.value:value",
     },
     "factor": {
         "tis": "turnstile.losses.correction:tis",
         "mis": "turnstile.losses.correction:mis",
         "icepop": "turnstile.losses.correction:icepop",
+        "high_entropy_only": "turnstile.losses.selection:high_entropy_only",
     },
     "weights": {
         "token": "turnstile.batching.weights:token",

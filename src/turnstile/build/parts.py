@@ -33,7 +33,7 @@ from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.learner import Learner, Objective, Plan
-from turnstile.trainer.reference import Annotator, Proximal, Reference
+from turnstile.trainer.reference import Annotator, Past, Proximal, Reference, Teacher
 from turnstile.types import Sampling, Task
 
 
@@ -241,20 +241,28 @@ def make_objective(recipe: Recipe) -> Objective:
     )
     if unknown := [name for name in objective.needs.extras if name not in ANNOTATORS]:
         raise ConfigError(f"nothing in a recipe gives the array {unknown[0]!r} that its losses need")
+    if "teacher_logprobs" in objective.needs.extras and not recipe.train.teacher:
+        raise ConfigError("a loss of this recipe learns from a teacher; name its model in train.teacher")
     return objective
 
 
-ANNOTATORS: Mapping[str, Callable[[Learner, Path], Annotator]] = {
-    "ref_logprobs": lambda learner, folder: Reference(learner, folder / "reference.pt"),
-    "proximal_logprobs": lambda learner, _: Proximal(learner),
+ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path], Annotator]] = {
+    "ref_logprobs": lambda _, learner, folder: Reference(learner, folder / "reference.pt"),
+    "proximal_logprobs": lambda _, learner, __: Proximal(learner),
+    "teacher_logprobs": lambda recipe, learner, _: _teacher(recipe, learner),
+    "entropy_past": lambda _, learner, __: Past(learner),
 }
-"""Array that losses may need -> what gives it, from the learner and the run's folder."""
+"""Array that losses may need -> what gives it, from the recipe, the learner and the run's folder."""
+
+
+def _teacher(recipe: Recipe, learner: Learner) -> Teacher:
+    return Teacher(load_model(recipe.train.teacher, device=recipe.model.device, dtype=recipe.model.dtype), learner)
 
 
 def make_annotators(recipe: Recipe, objective: Objective, learner: Learner, folder: Path) -> tuple[Annotator, ...]:
     """What gives the rows of a step the arrays that the losses of a recipe need."""
     asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
-    return tuple(ANNOTATORS[name](learner, folder) for name in asked)
+    return tuple(ANNOTATORS[name](recipe, learner, folder) for name in asked)
 
 
 def make_trackers(recipe: Recipe, run: Path) -> Tracker:

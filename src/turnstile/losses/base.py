@@ -93,6 +93,10 @@ WHAT = {
     "ref_logprobs": "the reference policy's log-probabilities",
     "proximal_logprobs": "the log-probabilities before the step",
     "teacher_logprobs": "the teacher's log-probabilities",
+    "feedback_logprobs": "the policy's log-probabilities given feedback",
     "entropy": "the policy's entropy at each token",
+    "entropy_past": "the mean entropy of earlier steps",
+    "values": "a critic's values before the step",
+    "returns": "returns for a critic",
 }
 """What extras are, for errors."""

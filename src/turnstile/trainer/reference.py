@@ -1,4 +1,4 @@
-"""Log-probabilities of other policies than the one that learns: the one that RL began with, the one before a step."""
+"""What losses compare the policy with: the one that RL began with, the one before a step, a teacher, its past."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from turnstile.batching.forest import plant
-from turnstile.models.attention import ForestLayout, forward_hidden
+from turnstile.errors import ConfigError
+from turnstile.models.attention import ForestLayout, forward_hidden, use_layouts
 from turnstile.models.logprobs import token_logprobs
 from turnstile.trainer.learner import Learner, scatter
 from turnstile.types import Row, Sampling
@@ -32,7 +34,37 @@ class Proximal:
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """The rows with `proximal_logprobs` f32[L] among their extras, 0 where masked."""
-        return _annotated(self._learner, rows, sampling, "proximal_logprobs")
+        return _annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "proximal_logprobs")
+
+
+class Teacher:
+    """Another network with the same vocabulary, for good."""
+
+    def __init__(self, model: PreTrainedModel, learner: Learner) -> None:
+        own, other = (m.get_output_embeddings().weight.shape[0] for m in (learner.model, model))
+        if own != other:
+            raise ConfigError(
+                f"train.teacher knows {other} tokens, the model that learns {own}; take one of its family"
+            )
+        use_layouts(model)
+        self._model = model
+        self._budget = learner.plan.budget
+
+    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+        """The rows with `teacher_logprobs` f32[L] among their extras, 0 where masked."""
+        return _annotated(self._model, self._budget, rows, sampling, "teacher_logprobs")
+
+
+class Past:
+    """The mean entropy of the tokens of all optimiser steps so far."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+        """The rows with `entropy_past` f32[L] among their extras, the same everywhere; NaN before the first step."""
+        past = np.float32(self._learner.mean_entropy)
+        return [replace(row, extras={**row.extras, "entropy_past": np.full(len(row.token_ids), past)}) for row in rows]
 
 
 class Reference:
@@ -56,7 +88,7 @@ class Reference:
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """The rows with `ref_logprobs` f32[L] among their extras, 0 where masked."""
         with self._in_place():
-            return _annotated(self._learner, rows, sampling, "ref_logprobs")
+            return _annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "ref_logprobs")
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
@@ -74,13 +106,12 @@ class Reference:
                 parameter.copy_(value)
 
 
-def _annotated(learner: Learner, rows: Sequence[Row], sampling: Sampling, name: str) -> list[Row]:
+def _annotated(model: PreTrainedModel, budget: int, rows: Sequence[Row], sampling: Sampling, name: str) -> list[Row]:
     """The rows with the log-probabilities f32[L] that the network has now among their extras, 0 where masked."""
     logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     no_weights = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-    model = learner.model
     with torch.no_grad():
-        for batch in plant(rows, no_weights, budget=learner.plan.budget, device=model.device):
+        for batch in plant(rows, no_weights, budget=budget, device=model.device):
             hidden = forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
             new, _ = token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, sampling)
             scatter(logprobs, rows, batch, new)
