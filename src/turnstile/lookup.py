@@ -92,6 +92,9 @@ KINDS: dict[str, dict[str, str]] = {
         "distill": "turnstile.losses.distill:distill",
         "self_distill": "turnstile.losses.distill:self_distill",
         "value": "turnstile.losses.value:value",
+        "dpo": "turnstile.losses.dpo:dpo",
+        "refuel": "turnstile.losses.refuel:refuel",
+        "pacs": "turnstile.losses.pacs:pacs",
     },
     "factor": {
         "tis": "turnstile.losses.correction:tis",

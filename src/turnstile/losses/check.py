@@ -47,6 +47,10 @@ DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="distill", exempt=_NO_REWARD),
     Declaration(kind="self_distill", exempt=_NO_REWARD),
     Declaration(kind="value", exempt=_NO_REWARD),
+    Declaration(kind="dpo"),
+    Declaration(kind="refuel"),
+    Declaration(kind="refuel", knobs={"turns": "all"}),
+    Declaration(kind="pacs"),
 )
 
 FACTORS: tuple[Declaration, ...] = (
