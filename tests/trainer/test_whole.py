@@ -19,6 +19,7 @@ from turnstile.credit.check import Declaration
 from turnstile.lookup import resolve
 from turnstile.losses.base import Needs, needs, needs_of
 from turnstile.losses.check import DECLARED
+from turnstile.losses.gspo import gspo
 from turnstile.losses.kl import kl
 from turnstile.trainer import learner as learner_module
 from turnstile.trainer.learner import Learner, Objective, Plan
@@ -142,4 +143,6 @@ def test_needs_add_up() -> None:
     assert needs_of(kl) == Needs(extras=("ref_logprobs",))
     assert objective.needs == Needs(extras=("ref_logprobs",), whole="step", entropy_gradient=True)
     assert needs_of(lambda logprobs, batch: (logprobs, {})) == Needs()
+    assert needs_of(gspo).whole == "trajectory"
+    assert needs_of(functools.partial(gspo, unit="turn")).whole == ""
     assert Needs(whole="group") | Needs(whole="trajectory") == Needs(whole="group")

@@ -9,6 +9,7 @@ and 6 speak of rewards and turns, which a loss never sees.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from turnstile.batching.batch import PER_TOKEN, Batch
 from turnstile.credit.check import Declaration
-from turnstile.losses.base import TokenLoss, Whole, needs_of
+from turnstile.losses.base import Metrics, TokenLoss, Whole, needs_of
 
 _NO_REWARD = {7: "it does not depend on rewards"}
 _STEP = {3: "chosen over all tokens of a step: the trainer gives it them in one batch"}
@@ -64,8 +65,8 @@ FACTORS: tuple[Declaration, ...] = (
 """The same for factors, each of them with any loss that keeps the invariants by itself."""
 
 
-_CUTS: Mapping[Whole, tuple[int, ...]] = {"": (5, 13), "trajectory": (6, 18), "group": (12,), "step": (5, 12, 18)}
-"""Where the sample may be cut in two by what a loss needs whole; a step may not, and is."""
+_CUTS: Mapping[Whole, tuple[int, ...]] = {"": (3, 9, 12), "trajectory": (6, 18), "group": (12,), "step": (3, 12, 18)}
+"""Where the sample may be cut in two by what a loss needs whole. A turn never is; a step must not be, and is."""
 
 
 def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed: int = 0) -> dict[int, str]:
@@ -73,13 +74,13 @@ def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed:
 
     The batch has 24 tokens, one of which has weight 0 and log-probabilities as far apart as they get, and the
     extras that built-in losses read. What the loss needs in one batch (`losses.base.needs`) is never cut: not a
-    trajectory of six tokens, not a group of two.
+    trajectory of six tokens, not a group of two, nor ever a turn of three.
     """
     batch, logprobs = sample_batch(seed=seed)
-    given = dict(knobs or {})
+    bound: Callable[..., tuple[Tensor, Metrics]] = functools.partial(loss, **dict(knobs or {}))
 
     def run(logprobs: Tensor, batch: Batch) -> Tensor:
-        values, metrics = loss(logprobs, batch, **given)
+        values, metrics = bound(logprobs, batch)
         for name, values_of in (("loss", values), *metrics.items()):
             if values_of.shape != logprobs.shape:
                 raise AssertionError(f"{name} is {tuple(values_of.shape)}, not one value for each of {len(logprobs)}")
@@ -94,7 +95,7 @@ def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed:
     order = torch.randperm(len(logprobs), generator=torch.Generator().manual_seed(seed))
     if not torch.allclose(plain[order], run(logprobs[order], select(batch, order)), rtol=1e-12, atol=0):
         broken[2] = "the loss depends on the order of tokens"
-    for begin in _CUTS[needs_of(loss).whole]:
+    for begin in _CUTS[needs_of(bound).whole]:
         halves = torch.arange(0, begin), torch.arange(begin, len(logprobs))
         apart = torch.cat([run(logprobs[half], select(batch, half)) for half in halves])
         if not torch.allclose(plain, apart, rtol=1e-12, atol=0):
