@@ -160,6 +160,7 @@ class TrainConfig(Section):
     clip: float = Field(1.0, gt=0)  # of the gradient's norm
     drop_flat_groups: bool = True  # groups whose advantages are all zero are not trained, nor do they take weight
     reference: bool = False  # give losses the starting policy's log-probabilities (a loss that needs them gets them)
+    reference_every: int = Field(0, ge=0)  # steps after which that policy becomes the current one (0: never)
     teacher: str = ""  # the model that the loss `distill` learns from: as model.id, with the same vocabulary
     checkpoint_every: int = Field(10, ge=0)
     keep: int = Field(2, ge=1)

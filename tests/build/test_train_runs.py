@@ -133,6 +133,7 @@ def test_a_recipe_names_losses_factors_and_a_teacher(recipe: Recipe, tmp_path: P
     [
         ({"loss": "self_distill"}, "nothing in a recipe gives the array 'feedback_logprobs'"),
         ({"loss": "distill"}, "name its model in train.teacher"),
+        ({"train": {"reference_every": 2, "checkpoint_every": 3}}, "reference_every = 2 needs a checkpoint at least"),
         ({"factors": ["tiss"]}, "did you mean 'tis'"),
         ({"factors": [{"kind": "tis", "cop": 1.0}]}, "factor kind 'tis' has no knob 'cop'; did you mean 'cap'"),
     ],

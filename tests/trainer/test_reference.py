@@ -26,8 +26,7 @@ def test_it_stays_where_the_run_began(tmp_path: Path) -> None:
     start = stock(model)
     plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=9, budget=40)
     learner = Learner(model, choose_trainable(model, "top", top_layers=1), plan)
-    file = tmp_path / "reference.pt"
-    reference = Reference(learner, file)
+    reference = Reference(learner, tmp_path)
     rows = random_rows(6)
     objective = Objective(loss=ppo, weigh=token_weights, regularizers=((0.1, kl),))
     report, _, _ = learner.update(reference.annotate(rows, Sampling()), objective)
@@ -44,9 +43,29 @@ def test_it_stays_where_the_run_began(tmp_path: Path) -> None:
     report, _, _ = learner.update(annotated, objective)
     assert report["loss/kl_ref"] > 1e-4
 
-    resumed = Reference(learner, file).annotate(rows, Sampling())  # the weights have moved, the file has not
+    resumed = Reference(learner, tmp_path, step=1).annotate(
+        rows, Sampling()
+    )  # the weights have moved, the file has not
     for one, other in zip(annotated, resumed, strict=True):
         assert np.array_equal(one.extras["ref_logprobs"], other.extras["ref_logprobs"])
+
+
+def test_it_becomes_the_policy_of_now_and_goes_back_with_the_run(tmp_path: Path) -> None:
+    learner, rows = learner_of(network()), random_rows(6)
+    reference = Reference(learner, tmp_path, every=2, keep=1)
+    was = [stock(learner.model)]
+    for step in range(1, 7):
+        learner.update(rows, Objective(loss=ppo, weigh=token_weights))
+        assert learner.optimizer.state
+        reference.stepped(step)
+        assert bool(learner.optimizer.state) == bool(step % 2)  # the optimiser begins anew
+        was.append(stock(learner.model))
+        for row in reference.annotate(rows, Sampling()):
+            is_of(was[step - step % 2], row, row.extras["ref_logprobs"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["reference-000004.pt", "reference-000006.pt"]
+    for row in Reference(learner, tmp_path, step=5, every=2, keep=1).annotate(rows, Sampling()):
+        is_of(was[4], row, row.extras["ref_logprobs"])
+    assert [file.name for file in tmp_path.iterdir()] == ["reference-000004.pt"]
 
 
 def learner_of(model: PreTrainedModel) -> Learner:

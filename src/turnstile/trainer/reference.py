@@ -25,8 +25,12 @@ class Annotator(Protocol):
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]: ...
 
+    def stepped(self, step: int) -> None:
+        """Is told of each step that is done. Most have nothing to do then."""
+        return
 
-class Proximal:
+
+class Proximal(Annotator):
     """The policy as the trainer computes it before the step, which the sampler's word on it may differ from."""
 
     def __init__(self, learner: Learner) -> None:
@@ -37,7 +41,7 @@ class Proximal:
         return _annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "proximal_logprobs")
 
 
-class Teacher:
+class Teacher(Annotator):
     """Another network with the same vocabulary, for good."""
 
     def __init__(self, model: PreTrainedModel, learner: Learner) -> None:
@@ -55,7 +59,7 @@ class Teacher:
         return _annotated(self._model, self._budget, rows, sampling, "teacher_logprobs")
 
 
-class Past:
+class Past(Annotator):
     """The mean entropy of the tokens of all optimiser steps so far."""
 
     def __init__(self, learner: Learner) -> None:
@@ -67,23 +71,43 @@ class Past:
         return [replace(row, extras={**row.extras, "entropy_past": np.full(len(row.token_ids), past)}) for row in rows]
 
 
-class Reference:
+class Reference(Annotator):
     """The policy that RL began with, which a KL penalty holds on to: a copy of what learns; the frozen rest is shared
     with the network that learns.
 
-    Kept in `file`, so that a resumed run holds on to the same policy: it is written by the first call with a
-    run's folder and read by the later ones.
+    With `every` above 0 it becomes the policy of now after so many steps, and the optimiser begins anew, as in ProRL
+    (arXiv 2505.24864; there by hand, where progress stalls). Kept in `folder`, one file for each policy it was, so
+    that a resumed run holds on to the same one: the last that is not later than its `step`. The last `keep` + 1 of
+    them stay, which is enough for that many checkpoints, if there is one at least every `every` steps.
     """
 
-    def __init__(self, learner: Learner, file: Path) -> None:
-        self._learner = learner
-        if file.is_file():
-            self._values = torch.load(file, map_location=learner.model.device, weights_only=True)
+    def __init__(self, learner: Learner, folder: Path, *, step: int = 0, every: int = 0, keep: int = 2) -> None:
+        self._learner, self._folder, self._every, self._keep = learner, folder, every, keep
+        for file in self._files():
+            if _step_of(file) > step:  # of a future that this run has gone back behind
+                file.unlink()
+        if files := self._files():
+            self._values = torch.load(files[-1], map_location=learner.model.device, weights_only=True)
         else:
-            self._values = [parameter.detach().clone() for parameter in learner.parameters]
-            scratch = file.with_suffix(".writing")
-            torch.save(self._values, scratch)
-            scratch.rename(file)
+            self._become(step)
+
+    def stepped(self, step: int) -> None:
+        """Becomes the policy of now if it is time."""
+        if self._every and step % self._every == 0:
+            self._become(step)
+            self._learner.optimizer.state.clear()
+
+    def _become(self, step: int) -> None:
+        self._values = [parameter.detach().clone() for parameter in self._learner.parameters]
+        file = self._folder / f"reference-{step:06d}.pt"
+        scratch = file.with_suffix(".writing")
+        torch.save(self._values, scratch)
+        scratch.rename(file)
+        for old in self._files()[: -self._keep - 1]:
+            old.unlink()
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("reference-*.pt"))
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """The rows with `ref_logprobs` f32[L] among their extras, 0 where masked."""
@@ -104,6 +128,10 @@ class Reference:
         with torch.no_grad():
             for parameter, value in zip(self._learner.parameters, values, strict=True):
                 parameter.copy_(value)
+
+
+def _step_of(file: Path) -> int:
+    return int(file.stem.removeprefix("reference-"))
 
 
 def _annotated(model: PreTrainedModel, budget: int, rows: Sequence[Row], sampling: Sampling, name: str) -> list[Row]:
