@@ -46,7 +46,8 @@ def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool
 def icepop(
     batch: Batch, *, low: float = 0.5, high: float = 5.0, unit: Unit = "token", mean: bool = False
 ) -> tuple[Tensor, Metrics]:
-    """rho where low <= rho <= high, else 0: two-sided masking (IcePop, in Ring-1T, arXiv 2510.18855).
+    """rho where low <= rho <= high, else 0: two-sided masking (IcePop, in Ring-1T, arXiv 2510.18855; others ship
+    bounds from 0.2 to 5).
 
     Factor f32[N]; metrics as those of `tis`.
     """

@@ -22,7 +22,8 @@ def pacs(logprobs: Tensor, batch: Batch, *, beta: float = 1.0) -> tuple[Tensor, 
     R_i is 1 where a trajectory's score, the mean advantage of its tokens, is above 0: with a credit centred in the
     group (`grpo`, `rloo`), the attempts that did better than the others. Groups all of whose scores are equal are
     left out, where the paper still trains on them with R. A token has its trajectory's loss and the gradient of the
-    group's sum; `weights` as for the loss `dpo`. The paper also weighs the two classes; give that to the credit.
+    group's sum; `weights` as for the loss `dpo`. That psi is a leave-one-out
+    difference rests on our reading of the paper alone.
 
     logprobs f32[N] -> loss f32[N]; metrics score (psi), accuracy (1 where psi and R agree), kl_ref (nats), ratio and
     kl_behaviour (nats). Raises ConfigError without a reference, and for a beta that is not above 0.
