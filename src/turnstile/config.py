@@ -160,6 +160,8 @@ class TrainConfig(Section):
     clip: float = Field(1.0, gt=0)  # of the gradient's norm
     drop_flat_groups: bool = True  # groups whose advantages are all zero are not trained, nor do they take weight
     reference: bool = False  # give losses the starting policy's log-probabilities (a loss that needs them gets them)
+    reference_every: int = Field(0, ge=0)  # steps after which that policy becomes the current one (0: never)
+    teacher: str = ""  # the model that the loss `distill` learns from: as model.id, with the same vocabulary
     checkpoint_every: int = Field(10, ge=0)
     keep: int = Field(2, ge=1)
 
@@ -245,12 +247,17 @@ PATHS = (
     ("tasks", "train"),
     ("tasks", "heldout"),
     ("model", "id"),
+    ("train", "teacher"),
     ("warmstart", "conversations"),
     ("sandbox", "token_file"),
     ("sandbox", "dockerfile"),
     ("sandbox", "rootfs"),
 )
 """The keys of a recipe that hold a path, or may."""
+
+
+NAMED = (("model", "id"), ("train", "teacher"))
+"""Those of them that are names unless they look like a path."""
 
 
 def _anchor(data: Mapping[str, Any], folder: Path, paths: Sequence[tuple[str, str]]) -> None:
@@ -263,8 +270,8 @@ def _anchor(data: Mapping[str, Any], folder: Path, paths: Sequence[tuple[str, st
             path = folder / Path(text).expanduser()
         except RuntimeError:
             raise ConfigError(f"{section}.{key} = {text!r}: there is no such user's home folder here") from None
-        if (section, key) != ("model", "id") or text.startswith((".", "~")) or ("/" in text and path.is_dir()):
-            part[key] = str(path.resolve())  # any other model.id is a name
+        if (section, key) not in NAMED or text.startswith((".", "~")) or ("/" in text and path.is_dir()):
+            part[key] = str(path.resolve())  # any other is a name
 
 
 def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:

@@ -194,7 +194,7 @@ def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) ->
         learner=kept.learner,
         objective=objective,
         trunk=_trunk(run, kept.learner),
-        annotators=make_annotators(run.recipe, objective, kept.learner, run.folder),
+        annotators=make_annotators(run.recipe, objective, kept.learner, run.folder, step=kept.progress.step),
         critic=kept.critic,
         engine=run.agent.engine,
         tracker=run.tracker,

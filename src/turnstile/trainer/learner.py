@@ -86,6 +86,7 @@ class Learner:
         self.optimizer = adamw(self.parameters, plan.lr, plan.betas, plan.weight_decay)
         self.frozen = frozen_layers(model)
         self.step = 0  # optimiser steps taken or skipped
+        self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
 
     def update(
         self, rows: Sequence[Row], objective: Objective, trunk: Trunk | None = None
@@ -118,6 +119,7 @@ class Learner:
             sums["loss/total"] += float(total.detach())
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
         report = {name: value / (1.0 if name == "loss/total" else mass) for name, value in sums.items()}
+        self._remember(report.get("policy/entropy", float("nan")))
         report |= self._step()
         report |= {
             "tokens/rows": float(sum(batch.row_tokens for batch in forests)),
@@ -127,6 +129,12 @@ class Learner:
             "seconds/update": time.monotonic() - started,
         }
         return report, weights, logprobs
+
+    def _remember(self, entropy: float) -> None:
+        """Takes one more step's entropy into the mean, if it is a number."""
+        if np.isfinite(entropy):
+            before = self.mean_entropy if np.isfinite(self.mean_entropy) else entropy
+            self.mean_entropy = before + (entropy - before) / (self.step + 1)
 
     def _step(self) -> dict[str, float]:
         """Clips the gradient and steps, or skips a step whose gradient is not finite."""
@@ -143,11 +151,12 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the weights."""
-        return {"optimizer": self.optimizer.state_dict(), "step": self.step}
+        return {"optimizer": self.optimizer.state_dict(), "step": self.step, "mean_entropy": self.mean_entropy}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
+        self.mean_entropy = float(state["mean_entropy"])
 
 
 def _known(rows: Sequence[Row], trunk: Trunk) -> list[Tensor] | None:

@@ -114,6 +114,8 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         )
         learned = {} if parts.critic is None else parts.critic.learn(groups, scores, aux)
         parts.engine.publish(progress.step)
+        for annotator in parts.annotators:
+            annotator.stepped(progress.step)
 
         for group, own, advantage, weight, logprob in zip(
             groups, scores, per_group(groups, advantages), trained.weights, trained.logprobs, strict=True
