@@ -59,3 +59,11 @@ def test_losses(cli: Command) -> None:
     assert "stopping +0.1" in done.out
     assert "not measured: kl (estimator=k1): a regulariser" in done.out
     assert "did you mean 'ppo'" in cli("lab", "--losses", "pppo").error
+
+
+def test_curves(cli: Command, tmp_path: Path) -> None:
+    done = cli("lab", "--curves", "rloo", "of=total", "--process", "stopping", "--out", str(tmp_path / "lab"))
+    assert done.code == 0, done.err
+    (found,) = json.loads((tmp_path / "lab" / "curves.json").read_text(encoding="utf-8"))["races"]
+    assert (found["estimator"], len(found["areas"])) == ("rloo (of=total)", 5)
+    assert "give one of them" in cli("lab", "--losses", "--curves").error

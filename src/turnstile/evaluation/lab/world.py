@@ -98,6 +98,15 @@ class World:
         logs = np.add.reduceat(np.log(np.maximum(pi, 1e-300))[self.logits], self.first)
         return chance * np.exp(logs)
 
+    def mixed(self, pi: F64, other: F64, seat: str) -> F64:
+        """Of each path given its task, f64[P], where `seat` plays `pi` and all others play `other`."""
+        own = np.array([path.steps[t].seat == seat for path in self.paths for t in range(len(path.steps))])
+        turns = np.array([len(path.steps) for path in self.paths])
+        place = np.append(0, np.cumsum(turns)[:-1])[self.path_of] + self.turn_of
+        chosen = np.where(own[place], pi[self.logits], other[self.logits])
+        chance = np.array([path.chance for path in self.paths])
+        return chance * np.exp(np.add.reduceat(np.log(np.maximum(chosen, 1e-300)), self.first))
+
     def scores(self, pi: F64, weights: F64) -> F64:
         """sum over a path's tokens of weight * gradient of its log-probability, f64[P, D].
 
