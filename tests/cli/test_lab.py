@@ -67,3 +67,9 @@ def test_curves(cli: Command, tmp_path: Path) -> None:
     (found,) = json.loads((tmp_path / "lab" / "curves.json").read_text(encoding="utf-8"))["races"]
     assert (found["estimator"], len(found["areas"])) == ("rloo (of=total)", 5)
     assert "give one of them" in cli("lab", "--losses", "--curves").error
+
+
+def test_branched_groups(cli: Command) -> None:
+    done = cli("lab", "rloo", "of=total", "--branched", "--process", "delayed", "--groups", "64")
+    assert done.code == 0, done.err
+    assert "delayed branched" in done.out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -46,6 +45,7 @@ _GIVEN = ("groups", "scores", "aux", "state")
 @click.option("--size", default=8, show_default=True, type=click.IntRange(min=2), help="Attempts of a group.")
 @click.option("--groups", default=256, show_default=True, type=click.IntRange(min=32), help="Groups drawn.")
 @click.option("--seed", default=0, show_default=True, help="Of the policy and of what is drawn.")
+@click.option("--branched", is_flag=True, help="Half of a group's attempts branch from the others.")
 @click.option("--details", "all_details", is_flag=True, help=f"Every figure, also of more than {_FEW} estimators.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Keep the figures and plots here.")
 def lab(
@@ -56,6 +56,7 @@ def lab(
     size: int,
     groups: int,
     seed: int,
+    branched: bool,
     all_details: bool,
     out: Path | None,
 ) -> None:
@@ -65,10 +66,11 @@ def lab(
     turnstile lab grpo scale=none rloo. With --losses it is a kind of [loss], whose gradient is taken where the policy
     stands and after it has moved. The last column says which invariants of a training signal are broken.
     """
-    if losses and curves:
-        raise click.UsageError("--losses measures gradients and --curves learns; give one of them")
+    if losses + curves + branched > 1:
+        raise click.UsageError("--losses, --curves and --branched are of different measurements; give one of them")
     settings = [
-        Setting(process=make(name), size=size, groups=groups, seed=seed) for name in processes or tuple(PROCESSES)
+        Setting(process=make(name), size=size, groups=groups, seed=seed, branched=branched)
+        for name in processes or tuple(PROCESSES)
     ]
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -110,7 +112,7 @@ def learn_curves(console: Console, subjects: Sequence[Subject], settings: Sequen
         console.print(Text(f"not measured: {refused}"))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"races": [asdict(each) for each in races if not each.refused]}, indent=1)
+        text = json.dumps({"races": [each.to_json() for each in races]}, indent=1)
         (out / "curves.json").write_text(text + "\n", encoding="utf-8")
         console.print(Text(f"kept in {out}"))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from turnstile.errors import TrainingError
-from turnstile.evaluation.lab.curves import Plan, Race, exact, learn, race, sampled
+from turnstile.evaluation.lab.curves import Plan, Race, exact, learn, race, race_of, sampled
+from turnstile.evaluation.lab.figures import draw_races
 from turnstile.evaluation.lab.hacking import compose_scores, hack
 from turnstile.evaluation.lab.measure import Subject
 from turnstile.evaluation.lab.processes import make
@@ -48,10 +51,15 @@ def test_a_race_says_who_cannot_take_part() -> None:
     assert found[0].interval[0] < found[0].share < found[0].interval[1]
     assert found[1].refused
     assert learning(found).rows[1] == ("no", "-")
+    kept = [race_of(json.loads(json.dumps(each.to_json(), allow_nan=False))) for each in found]
+    assert kept[0] == found[0]
+    assert kept[1].refused == found[1].refused
+    assert len(found[0].curve) == 11
+    assert len(draw_races(found).axes[0].get_lines()) == 1
 
 
 def test_the_interval_is_students() -> None:
-    one = Race(estimator="e", process="p", rate=0.1, areas=(1.0, 2.0, 3.0, 4.0, 5.0), exact=4.0, end=0.0)
+    one = Race(estimator="e", process="p", rate=0.1, areas=(1.0, 2.0, 3.0, 4.0, 5.0), exact=4.0)
     assert one.share == pytest.approx(0.75)
     half = 2.776 * np.sqrt(2.5) / np.sqrt(5) / 4
     assert one.interval == pytest.approx((0.75 - half, 0.75 + half))

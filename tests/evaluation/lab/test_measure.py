@@ -10,8 +10,9 @@ import pytest
 from turnstile.credit.base import broadcast
 from turnstile.evaluation.lab.judge import Figures, surely
 from turnstile.evaluation.lab.measure import Bench, Subject, credit, enumerated, make_bench, measure
+from turnstile.evaluation.lab.play import branch_paths
 from turnstile.evaluation.lab.processes import make
-from turnstile.evaluation.lab.world import list_world, some_policy
+from turnstile.evaluation.lab.world import list_world, some_policy, truth
 from turnstile.lookup import resolve
 
 KEPT: dict[Any, Bench] = {}
@@ -134,3 +135,34 @@ def test_wrong_gradients_are_found_wrong() -> None:
         found = measure(Subject(name="turned", estimator=turned), bench("stopping"), exact=exact)
         assert found.biased
         assert found.cosine < 0.95
+
+
+def test_branches_are_distributed_as_attempts_of_their_own() -> None:
+    world = list_world(make("stopping"))
+    true = truth(world, world.policy(some_policy(world)))
+    paths, parents = branch_paths(world, true.probabilities, np.random.default_rng(0), 4000, 1, 4)
+    counts = np.bincount(paths[:, 0, 2], minlength=len(world.paths))
+    expected = 4000 * true.probabilities
+    assert float((np.square(counts - expected) / expected).sum()) < 2 * len(world.paths)  # chi squared
+    for row, of in zip(paths[:, 0].tolist(), parents, strict=True):
+        for attempt, parent in enumerate(of[0]):
+            if parent is not None:
+                root, turn, _ = parent
+                mine, theirs = world.paths[row[attempt]], world.paths[row[root]]
+                assert mine.steps[:turn] == theirs.steps[:turn]
+                assert mine.steps[turn].state == theirs.steps[turn].state
+    assert sum(parent is not None for of in parents for parent in of[0]) > 1000
+
+
+def test_a_mean_over_branches_shortens_the_trunk() -> None:
+    """A branch shares its parent's first turns, so a mean that holds it is no baseline for them."""
+    world = list_world(make("delayed", horizon=3))
+    branched = make_bench(world, some_policy(world), size=4, groups=600, branched=True)
+    assert figures("rloo", branched).biased
+
+    def bare(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+        return [turns for g, s in zip(groups, scores, strict=True) for turns in broadcast(g, [x.total for x in s])], {}
+
+    plain = measure(Subject(name="bare", estimator=bare), branched)
+    assert not plain.biased
+    assert plain.length == pytest.approx(1.0, abs=1e-6)

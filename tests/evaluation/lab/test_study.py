@@ -83,7 +83,9 @@ def test_tables_say_what_is_biased_and_what_follows_the_outcome(lines: list[Line
     assert details(lines, "stopping").rows[0][1] == "1.000"
     assert to_markdown(grid).splitlines()[1] == "|---|---:|---:|"
     assert lines[0].figures is not None
-    assert direction(replace(lines[0].figures, cosine=math.nan)) == "none"
+    silent = replace(lines[0].figures, cosine=math.nan)
+    assert direction([silent]) == "none"
+    assert direction([silent, lines[0].figures]) == "1.000"
 
 
 def test_plots(lines: list[Line]) -> None:

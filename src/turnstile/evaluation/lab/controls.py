@@ -42,9 +42,10 @@ class Controls:
         return Adjusted(mean=plain - explained, covariance=residuals.T @ residuals / n / max(1, n - 1))
 
 
-def controls(drawn: Drawn, true: Truth) -> Controls:
-    """For the steps of `drawn`; `true` is of the policy that played them."""
-    columns = _single(drawn, true) + (_crossed(drawn, true) if drawn.paths.shape[2] > 1 else [])
+def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls:
+    """For the steps of `drawn`; `true` is of the policy that played them. `independent`: no attempt is a branch of
+    another."""
+    columns = _single(drawn, true) + (_crossed(drawn, true) if independent else [])
     values = np.stack(columns, axis=-1)
     flat = (values - values.mean(axis=0)).reshape(-1, len(columns))
     sizes = np.maximum(np.abs(flat).max(axis=0), 1e-12)  # columns of one scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -121,13 +121,17 @@ class Race:
     rate: float
     areas: tuple[float, ...]
     exact: float  # the exact gradient's area, at its own best rate
-    end: float  # the mean gain at the end
+    curve: tuple[float, ...] = ()  # the mean over seeds of what is rewarded, by step
     refused: str = ""
 
     @property
     def share(self) -> float:
         """The mean area over the exact gradient's: 1 learns as quickly."""
         return float(np.mean(self.areas)) / self.exact if self.areas else math.nan
+
+    def to_json(self) -> Any:
+        """As `json.dumps` takes it; of a race that was not run, without a rate."""
+        return {**asdict(self), "rate": None if self.refused else self.rate}
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -137,6 +141,12 @@ class Race:
             return math.nan, math.nan
         half = _T95.get(n, 2.0) * float(np.std(self.areas, ddof=1)) / math.sqrt(n) / self.exact
         return self.share - half, self.share + half
+
+
+def race_of(body: Any) -> Race:
+    """The inverse of `Race.to_json`."""
+    rate = math.nan if body["rate"] is None else body["rate"]
+    return Race(**{**body, "rate": rate, "areas": tuple(body["areas"]), "curve": tuple(body["curve"])})
 
 
 def race(
@@ -170,7 +180,7 @@ def race(
                     rate=rate,
                     areas=tuple(curve.area for curve in curves),
                     exact=best,
-                    end=float(np.mean([curve.total[-1] - curve.total[0] for curve in curves])) if curves else math.nan,
+                    curve=tuple(np.mean([each.total for each in curves], axis=0).round(4).tolist()) if curves else (),
                     refused=refused,
                 )
             )

@@ -203,6 +203,7 @@ def study_losses(
                         broken=tuple(each.broken),
                         figures=figures,
                         refused=refused,
+                        seed=setting.seed,
                         drift=drift,
                     )
                 )

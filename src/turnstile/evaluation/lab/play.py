@@ -13,6 +13,7 @@ from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Scor
 
 _SAMPLING = Sampling()
 _WORDS = 100  # token ids from here on are the observations', which nobody samples
+Parent = tuple[int, int, int] | None
 GroupScores = list[list[Score]]
 _Array = TypeVar("_Array", I32, F32)
 
@@ -37,13 +38,16 @@ class Player:
             self._trajectories[path] = self._make(path)
         return self._trajectories[path]
 
-    def group(self, name: str, paths: Sequence[int]) -> Group:
-        """A group with these paths as its attempts 0, 1, ..., all of one task."""
+    def group(self, name: str, paths: Sequence[int], parents: Sequence[Parent] = ()) -> Group:
+        """A group with these paths as its attempts 0, 1, ..., all of one task; `parents` says which branched."""
         task = self.tasks[self.world.task[paths[0]]]
         return Group(
             id=name,
             task=task,
-            trajectories=tuple(replace(self.trajectory(path), group=name, attempt=i) for i, path in enumerate(paths)),
+            trajectories=tuple(
+                replace(self.trajectory(path), group=name, attempt=i, parent=parents[i] if parents else None)
+                for i, path in enumerate(paths)
+            ),
         )
 
     def scores(self, paths: Sequence[int]) -> list[Score]:
@@ -123,10 +127,15 @@ class Drawn:
         return accumulate(world, self.at, self.owner, self.logits, advantages / (b * g), n)
 
 
-def deal(player: Player, paths: I64, *, at: F64 | None = None) -> Drawn:
-    """The objects of these paths, [N, B, G]."""
+def deal(
+    player: Player, paths: I64, *, at: F64 | None = None, parents: Sequence[Sequence[Sequence[Parent]]] = ()
+) -> Drawn:
+    """The objects of these paths, [N, B, G]; `parents` [N][B][G] where attempts branched from each other."""
     world, (n, b, g) = player.world, paths.shape
-    steps = [[player.group(f"g{s}-{k}", paths[s, k].tolist()) for k in range(b)] for s in range(n)]
+    steps = [
+        [player.group(f"g{s}-{k}", paths[s, k].tolist(), parents[s][k] if parents else ()) for k in range(b)]
+        for s in range(n)
+    ]
     ends = np.append(world.first[1:], len(world.logits))
     flat = paths.ravel()
     lengths = ends[flat] - world.first[flat]
@@ -151,3 +160,46 @@ def draw_paths(world: World, probabilities: F64, rng: np.random.Generator, n: in
         share = probabilities[own] / probabilities[own].sum()
         result[:, k] = own[np.minimum(np.searchsorted(np.cumsum(share), rng.random((n, size))), len(own) - 1)]
     return result
+
+
+def branch_paths(
+    world: World, probabilities: F64, rng: np.random.Generator, n: int, groups: int, size: int
+) -> tuple[I64, list[list[list[Parent]]]]:
+    """Paths [n, groups, size] and their parents, where the later half of a group branches from the earlier.
+
+    Attempt i of the later half goes as attempt i - size/2 up to a turn drawn for it, and on its own from there; where
+    its parent has ended before that turn it is drawn among all paths that have. So each attempt alone is distributed as
+    one that is played from the start.
+    """
+    roots = draw_paths(world, probabilities, rng, n, groups, size - size // 2)
+    longest = max(len(path.steps) for path in world.paths)
+    cuts = rng.integers(1, max(2, longest), size=(n, groups, size // 2))
+    alike = _alike(world, longest)
+    paths = np.concatenate([roots, roots[:, :, : size // 2]], axis=2)
+    parents: list[list[list[Parent]]] = [[[None] * size for _ in range(groups)] for _ in range(n)]
+    for s, k, i in np.ndindex(*cuts.shape):
+        cut, root = int(cuts[s, k, i]), int(roots[s, k, i])
+        same = alike[cut][root]
+        weight = np.cumsum(probabilities[same])
+        at = size - size // 2 + i
+        paths[s, k, at] = same[min(int(np.searchsorted(weight, rng.random() * weight[-1])), len(same) - 1)]
+        if cut < len(world.paths[root].steps):
+            parents[s][k][at] = (i, cut, 0)
+    return paths, parents
+
+
+def _alike(world: World, longest: int) -> list[list[I64]]:
+    """By turn and path, the paths of its task that are in the same place then, having gone the same way; of a path that
+    has ended, those that have."""
+    found = []
+    for cut in range(longest):
+        keys = [
+            (task, path.steps[:cut], path.steps[cut].state) if cut < len(path.steps) else (task,)
+            for task, path in zip(world.task.tolist(), world.paths, strict=True)
+        ]
+        members: dict[object, list[int]] = {}
+        for place, key in enumerate(keys):
+            members.setdefault(key, []).append(place)
+        arrays = {key: np.array(places, dtype=np.int64) for key, places in members.items()}
+        found.append([arrays[key] for key in keys])
+    return found
