@@ -21,11 +21,11 @@ EXTRAS := container,lora,parquet,remote,tensorboard,smollm2,dev
 TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 SOURCES := src tests recipes benchmarks docs
 
-.PHONY: help setup demo test faults check format docs results clean
+.PHONY: help setup demo test faults check format docs results bench-peers clean
 
 help:
 	@sed -n '1,8s/^# \{0,1\}//p' Makefile
-	@echo "targets: setup demo test faults check format docs results clean"
+	@echo "targets: setup demo test faults check format docs results bench-peers clean"
 
 setup: $(READY)
 
@@ -75,7 +75,7 @@ format: setup
 	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
 
-# docs/configuration.md and docs/cli.md, from the code
+# docs/configuration.md, docs/algorithms.md and docs/cli.md, from the code
 docs: setup
 	@$(BIN)/python docs/reference.py
 
@@ -83,6 +83,18 @@ results: setup
 	@$(BIN)/turnstile tasks prepare data/demo/train.jsonl data/demo/heldout.jsonl
 	@$(BIN)/python benchmarks/results.py $(ARGS)
 
+# What benchmarks/vs_trl.py compares with, in an environment of its own, with the CPU build of torch.
+PEER := .peers/trl
+bench-peers: setup $(PEER)/.ready
+
+$(PEER)/.ready: benchmarks/peers/trl.txt
+	@test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
+	@echo "installing TRL into $(PEER)"
+	@$(PEER)/bin/python -m pip --disable-pip-version-check install -q 'torch==$(TORCH_PIN)+cpu' 2>/dev/null \
+	  || $(PEER)/bin/python -m pip --disable-pip-version-check install 'torch==$(TORCH_PIN)'
+	@$(PEER)/bin/python -m pip --disable-pip-version-check install -q -r $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .peers build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

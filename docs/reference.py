@@ -1,4 +1,5 @@
-"""Writes docs/configuration.md and docs/cli.md from the code, so that they cannot say something else.
+"""Writes docs/configuration.md, docs/algorithms.md and docs/cli.md from the code, so that they cannot say something
+else.
 
 python docs/reference.py            # write them
 python docs/reference.py --check    # fail if they are not up to date
@@ -13,18 +14,23 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from turnstile import config
 from turnstile.cli.main import cli
+from turnstile.credit import check as credit_check
+from turnstile.credit.check import INVARIANTS, Declaration
 from turnstile.lookup import KINDS, resolve
+from turnstile.losses import check as loss_check
 
 DOCS = Path(__file__).parent
 GIVEN = {
     "reward": {"task", "trajectory"},
     "credit": {"groups", "scores", "aux", "state"},
     "loss": {"logprobs", "batch"},
+    "factor": {"batch"},
     "weights": {"rows"},
     "tracker": {"run"},
     "env": {"grader", "sandboxes"},
@@ -36,6 +42,14 @@ GIVEN = {
     "policy": {"task", "rng"},
 }
 """room -> parameters that are passed in, and so are no knobs."""
+ALGORITHMS: dict[str, tuple[str, tuple[Declaration, ...]]] = {
+    "reward": ("Rewards", ()),
+    "compose": ("Composition of rewards", ()),
+    "credit": ("Credit", credit_check.DECLARED),
+    "loss": ("Losses", loss_check.DECLARED),
+    "weights": ("Weights of tokens", ()),
+}
+"""room -> its title in the catalogue, and what its kinds declare of the invariants."""
 
 
 def comments(source: str) -> dict[int, str]:
@@ -87,13 +101,51 @@ def kinds() -> Iterator[str]:
         yield f"### {room}\n\n| kind | knobs | |\n| --- | --- | --- |"
         for kind in table:
             thing = resolve(room, kind)
-            knobs = [
-                f"`{p.name}`" if p.default is p.empty else f"`{p.name} = {shown(p.default)}`"
-                for p in inspect.signature(thing).parameters.values()
-                if p.name not in GIVEN.get(room, ()) and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
-            ]
             told = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            yield f"| `{kind}` | {', '.join(knobs)} | {told} |"
+            yield f"| `{kind}` | {knobs(room, thing)} | {told} |"
+        yield ""
+
+
+def knobs(room: str, thing: Any) -> str:
+    """A kind's knobs with their defaults."""
+    return ", ".join(
+        f"`{p.name}`" if p.default is p.empty else f"`{p.name} = {shown(p.default)}`"
+        for p in inspect.signature(thing).parameters.values()
+        if p.name not in GIVEN.get(room, ()) and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+    )
+
+
+def catalogue() -> Iterator[str]:
+    """Every algorithm of a room with its whole docstring, knobs, file, and the invariants that do not hold for it."""
+    for room, (title, declared) in ALGORITHMS.items():
+        yield f"## {title}\n"
+        yield " · ".join(f"[{kind}](#{room}-{kind.replace('_', '-')})" for kind in KINDS[room]) + "\n"
+        for kind, path in KINDS[room].items():
+            thing = resolve(room, kind)
+            file = path.partition(":")[0].replace(".", "/") + ".py"
+            yield f'<a id="{room}-{kind.replace("_", "-")}"></a>\n\n### {kind}\n'
+            yield f"[{file}](../src/{file})" + (f"; knobs: {found}" if (found := knobs(room, thing)) else "") + "\n"
+            yield plain(inspect.getdoc(thing) or "") + "\n"
+            yield from exemptions([d for d in declared if d.kind == kind])
+
+
+def plain(text: str) -> str:
+    """Text whose stars and angles are no markup, but for what stands in backticks."""
+    pieces = text.split("`")
+    pieces[::2] = [piece.replace("*", "\\*").replace("<", "&lt;") for piece in pieces[::2]]
+    return "`".join(pieces)
+
+
+def exemptions(declared: list[Declaration]) -> Iterator[str]:
+    """Which invariants do not hold for a kind, at which knobs, and why: each reason once."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for declaration in declared:
+        at = ", ".join(f"`{name} = {value!r}`" for name, value in declaration.knobs.items()) or "the defaults"
+        for number, why in declaration.exempt.items():
+            found.setdefault((number, why), []).append(at)
+    for (number, why), where in found.items():
+        yield f"- Does not hold that {INVARIANTS[number]} (with {'; '.join(where)}): {why}."
+    if found:
         yield ""
 
 
@@ -123,9 +175,19 @@ def pages() -> dict[Path, str]:
         "## Kinds\n",
         *kinds(),
     ]
+    algorithms = [
+        f'# The catalogue\n\n{made}\nA recipe names these kinds, `credit.kind = "gigpo"`; their knobs stand beside the '
+        "kind. What each must keep is tested (`turnstile.credit.check.check_estimator`, "
+        "`turnstile.losses.check.check_loss`, `turnstile.rewards.check.check_rewards`, which take "
+        "functions of your own too):\n",
+        *(f"{number}. {what}" for number, what in INVARIANTS.items()),
+        "\nWhere one cannot hold, it is said below.\n",
+        *catalogue(),
+    ]
     reference = [f"# Command line\n\n{made}", *commands(cli, "turnstile")]
     return {
         DOCS / "configuration.md": "\n".join(configuration).rstrip() + "\n",
+        DOCS / "algorithms.md": "\n".join(algorithms).rstrip() + "\n",
         DOCS / "cli.md": "\n".join(reference).rstrip() + "\n",
     }
 

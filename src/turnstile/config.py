@@ -159,7 +159,7 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0)  # of the gradient's norm
     drop_flat_groups: bool = True  # groups whose advantages are all zero are not trained, nor do they take weight
-    reference: bool = False  # give losses the starting policy's log-probabilities (the kl loss gets them anyway)
+    reference: bool = False  # give losses the starting policy's log-probabilities (a loss that needs them gets them)
     checkpoint_every: int = Field(10, ge=0)
     keep: int = Field(2, ge=1)
 
@@ -191,6 +191,7 @@ class Recipe(Section):
     rewards: RewardsConfig = RewardsConfig()
     credit: Kind = Kind(kind="grpo")
     loss: Kind = Kind(kind="ppo")
+    factors: tuple[Kind, ...] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
     weights: Kind = Kind(kind="token")
     warmstart: WarmstartConfig = WarmstartConfig()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from turnstile.errors import ConfigError
 
@@ -47,6 +47,20 @@ KINDS: dict[str, dict[str, str]] = {
         "looked_at_failing_code": "turnstile.rewards.steps:looked_at_failing_code",
         "ran_tests": "turnstile.rewards.steps:ran_tests",
         "modified_code": "turnstile.rewards.steps:modified_code",
+        "tests_passed": "turnstile.rewards.tested:share_of_tests",
+        "exact": "turnstile.rewards.answers:exact",
+        "regex": "turnstile.rewards.answers:regex",
+        "format": "turnstile.rewards.answers:well_formed",
+        "overlong": "turnstile.rewards.length:overlong",
+        "long_trajectory": "turnstile.rewards.length:long_trajectory",
+        "efficiency": "turnstile.rewards.length:efficiency",
+        "potential": "turnstile.rewards.shaping:potential",
+        "bounded": "turnstile.rewards.shaping:bounded",
+        "centred": "turnstile.rewards.shaping:centred",
+        "self_correction": "turnstile.rewards.shaping:self_correction",
+        "tags": "turnstile.rewards.events:tags",
+        "novelty": "turnstile.rewards.events:novelty",
+        "reward_machine": "turnstile.rewards.events:reward_machine",
     },
     "demonstrator": {
         "swe": "turnstile.tasks.swe.oracle:demonstrate",
@@ -57,6 +71,7 @@ KINDS: dict[str, dict[str, str]] = {
         "swe_oracle": "turnstile.tasks.swe.oracle:oracle",
         "swe_random": "turnstile.tasks.swe.oracle:random_agent",
         "swe_shell_oracle": "turnstile.tasks.swe.shell_oracle:oracle",
+        "swe_shell_random": "turnstile.tasks.swe.shell_oracle:random_agent",
         "guess_oracle": "turnstile.envs.guess:oracle",
         "guess_random": "turnstile.envs.guess:random_agent",
     },
@@ -73,12 +88,41 @@ KINDS: dict[str, dict[str, str]] = {
         "grpo": "turnstile.credit.grpo:grpo",
         "rloo": "turnstile.credit.rloo:rloo",
         "turn_return": "turnstile.credit.turn_return:turn_return",
+        "reinforce": "turnstile.credit.reinforce:reinforce",
+        "reinforce_pp": "turnstile.credit.reinforce_pp:reinforce_pp",
+        "gigpo": "turnstile.credit.gigpo:gigpo",
+        "random_step_group": "turnstile.credit.random_step_group:random_step_group",
+        "salt": "turnstile.credit.salt:salt",
+        "empg": "turnstile.credit.empg:empg",
+        "entropy_aware": "turnstile.credit.entropy_aware:entropy_aware",
+        "igpo": "turnstile.credit.igpo:igpo",
+        "rlvmr": "turnstile.credit.rlvmr:rlvmr",
+        "broadcast": "turnstile.credit.broadcast:broadcast",
+        "branch": "turnstile.credit.branch:branch",
+        "tree": "turnstile.credit.tree:tree",
+        "segments": "turnstile.credit.segments:segments",
+        "role_baseline": "turnstile.credit.role_baseline:role_baseline",
+        "per_agent": "turnstile.credit.per_agent:per_agent",
+        "accept": "turnstile.credit.accept:accept",
+        "signed": "turnstile.credit.signed:signed",
     },
     "loss": {
         "ppo": "turnstile.losses.ppo:ppo",
         "reinforce": "turnstile.losses.reinforce:reinforce",
         "sft": "turnstile.losses.sft:sft",
         "kl": "turnstile.losses.kl:kl",
+        "decoupled_ppo": "turnstile.losses.decoupled_ppo:decoupled_ppo",
+        "gspo": "turnstile.losses.gspo:gspo",
+        "gmpo": "turnstile.losses.gmpo:gmpo",
+        "cispo": "turnstile.losses.cispo:cispo",
+        "clip_cov": "turnstile.losses.covariance:clip_cov",
+        "kl_cov": "turnstile.losses.covariance:kl_cov",
+        "entropy": "turnstile.losses.entropy:entropy",
+    },
+    "factor": {
+        "tis": "turnstile.losses.correction:tis",
+        "mis": "turnstile.losses.correction:mis",
+        "icepop": "turnstile.losses.correction:icepop",
     },
     "weights": {
         "token": "turnstile.batching.weights:token",
@@ -133,3 +177,44 @@ def resolve(room: str, kind: str) -> Any:
         public = [name for name in vars(module) if not name.startswith("_")]
         hint = nearest(attribute, public)
         raise ConfigError(f"{room} kind {kind!r}: {module_name} has no {attribute!r}; {hint}") from None
+
+
+PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    str: ("a string", (str,)),
+}
+
+
+def check_types(where: str, function: Callable[..., Any], knobs: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a knob whose value is not of the plain type, or the Literal, that `function` annotates."""
+    hints = _hints(function)
+    for knob, value in knobs.items():
+        if wanted := _misfit(hints.get(knob), value):
+            raise ConfigError(f"{where}: {knob} = {value!r} is not {wanted}")
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    """The types of a function's parameters; none where they name what is there for a type checker alone."""
+    try:
+        return get_type_hints(vars(function).get("__init__", function) if isinstance(function, type) else function)
+    except (NameError, TypeError):
+        return {}
+
+
+def _misfit(hint: Any, value: object) -> str | None:
+    """What a plain type or a Literal would have a value be, where the value is not; None for every other type."""
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        if value in choices:
+            return None
+        known = [choice for choice in choices if isinstance(choice, str)]
+        if isinstance(value, str) and known:
+            return f"known; {nearest(value, known)}"
+        return "one of " + ", ".join(map(repr, choices))
+    if hint not in PLAIN:
+        return None
+    wanted, types = PLAIN[hint]
+    fits = isinstance(value, types) and (hint is bool or not isinstance(value, bool))
+    return None if fits else wanted

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from turnstile.cli.episodes import Filter, entries, episodes, select
 from turnstile.cli.show import token_lines
 from turnstile.errors import TurnstileError
+from turnstile.evaluation.rescore import Rescored, collapses
 
 Cli = Callable[..., Any]
 
@@ -135,3 +138,90 @@ def test_a_rewritten_context_begins_a_new_row(finished: Path) -> None:
     lines = list(token_lines(replace(episode, entry=entry)))
     assert [line.row for line in lines] == [0] * 15 + [1] * 6
     assert sum(line.trained for line in lines) == len("view")
+
+
+RECIPE = """
+[model]
+id = "none"
+
+[[rewards.terms]]
+name = "outcome"
+kind = "signal"
+signal = "resolved"
+level = 1
+gate = { value = 1.0 }
+
+[[rewards.terms]]
+name = "command"
+kind = "turn_signal"
+signal = "ok"
+weight = 0.25
+"""
+
+
+def test_rescore_judges_what_was_recorded(cli: Cli, finished: Path, tmp_path: Path) -> None:
+    # outcome 1 of 5 episodes with a verdict; before (1 - .5) * 2 + 0; the gate wants more than 1
+    recipe = tmp_path / "other.toml"
+    recipe.write_text(RECIPE)
+    out = cli("rollout", "rescore", "demo", "--recipe", str(recipe), "--write", "scores.jsonl").out
+    rows = {cells[0]: cells[1:] for line in out.splitlines() if (cells := line.split())}
+    assert rows["reward/outcome"] == ["0.2000", "1.0000", "+0.8000"]
+    assert rows["reward/step_withheld"] == ["0.0400", "0.3500", "+0.3100"]
+    assert rows["gate/outcome"] == ["0.5000", "0.0000", "-0.5000"]
+    assert "2 groups of two attempts or more: equal rewards in 0 recorded, 2 now; another attempt is best in 0" in out
+    lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [line["total"] for line in lines] == [1.0, 1.0, None, 1.0, 1.0, None, 1.0]
+    assert lines[0]["withheld"] == {"command": [0.25, 0.25]}
+    assert next(iter(entries(finished, Filter()))).scores[0].total == 1.2  # the record stays as it is
+
+
+def test_rescore_takes_overrides(cli: Cli, finished: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "other.toml"
+    recipe.write_text(RECIPE)
+    out = cli("rollout", "rescore", "demo", "rewards.compose=direct", "--recipe", str(recipe), "--step", "1").out
+    rows = {cells[0]: cells[1:] for line in out.splitlines() if (cells := line.split())}
+    assert rows["reward/total"] == ["0.3500", "1.3750", "+1.0250"]
+    assert "1 groups of two attempts or more: equal rewards in 0 recorded, 0 now" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "rewards.terms.1.signal=okay", "--recipe", "other.toml"], "needs the signal 'okay', which a turn"),
+        (["demo", "--task", "zzz"], "no episode of a task like 'zzz'"),
+        (["demo", "--step", "9"], "no recorded episode fits"),
+        (["demo", "--recipe", "missing.toml"], "recipe 'missing.toml' does not exist"),
+        (["demo", "--recipe", "other.toml", "--write", "no/such/file"], "--write 'no/such/file' cannot be written"),
+    ],
+)
+def test_rescore_says_what_is_wrong(
+    cli: Cli, finished: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "other.toml").write_text(RECIPE)
+    output = cli("rollout", "rescore", *arguments)
+    assert output.code != 0
+    assert message in output.error
+
+
+def test_rescore_tells_of_a_collapse(finished: Path) -> None:
+    # the outcome falls by .01 a step, the commands' reward rises by .02
+    group = next(iter(entries(finished, Filter()))).group
+    entry = next(iter(entries(finished, Filter())))
+    steps = [
+        Rescored(
+            replace(entry, step=step, scores=tuple(entry.scores)),
+            tuple(
+                replace(
+                    score,
+                    outcome={"agent": 0.5 - 0.01 * step},
+                    granted={"command": np.array([0.02 * step], np.float32)},
+                    total=0.5 + 0.01 * step,
+                )
+                for score in entry.scores[:1] * len(group.trajectories)
+            ),
+        )
+        for step in range(1, 25)
+    ]
+    (line,) = collapses(steps)
+    assert "collapse: over steps 1-20" in line
+    assert "'command'" in line

@@ -39,6 +39,7 @@ def test_a_kind_that_breaks_its_promises_is_an_error(cli: Cli, monkeypatch: pyte
     done = cli("sandbox", "check", "leaky:Leaky")
     assert done.code == 1
     assert "wrong: files: two sandboxes share files\n" in done.out
+    assert "wrong: start: it takes no folder of dependencies (" in done.out
     assert done.error.startswith("error: sandbox kind 'leaky:Leaky' breaks ")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnstile.credit.base import Advantages, broadcast
+from turnstile.credit.base import Advantages, to_tokens
 from turnstile.credit.check import DECLARED, INVARIANTS, Declaration, check_estimator
 from turnstile.lookup import KINDS, resolve
 
@@ -31,7 +31,7 @@ def _uncentred_std(groups, scores, aux, state):  # type: ignore[no-untyped-def]
     for group, group_scores in zip(groups, scores, strict=True):
         totals = np.array([score.total for score in group_scores])
         with np.errstate(all="ignore"):
-            out += broadcast(group, (totals - totals.mean()) / totals.std())
+            out += to_tokens(group, (totals - totals.mean()) / totals.std())
     return out, state
 
 
@@ -48,7 +48,7 @@ def _context_counts(groups, scores, aux, state):  # type: ignore[no-untyped-def]
     """Looks at observations, at the order of the group, and loses the terminal reward."""
     out: Advantages = []
     for group in groups:
-        out += broadcast(
+        out += to_tokens(
             group, [i + sum(len(turn.context_ids) for turn in t.turns) for i, t in enumerate(group.trajectories)]
         )
     return out, state

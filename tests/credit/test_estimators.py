@@ -157,7 +157,7 @@ def test_a_step_reward_that_is_not_finite_is_found_even_where_the_total_is() -> 
         (grpo, {"ddof": 2}, "ddof = 2"),
         (rloo, {"of": "outcomes"}, "did you mean 'outcome'"),
         (turn_return, {"among": "indx"}, "did you mean 'index'"),
-        (turn_return, {"gamma": 1.5}, "gamma and mix lie in"),
+        (turn_return, {"gamma": 1.5}, "gamma = 1.5 must be within"),
     ],
 )
 def test_bad_knobs(estimator: Any, knobs: dict[str, Any], message: str) -> None:

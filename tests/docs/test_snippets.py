@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import doctest
 import re
 import runpy
 import shlex
@@ -156,3 +157,12 @@ def test_every_name_in_the_architecture_is_there() -> None:
 
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in blocks("pycon")}), ids=lambda page: page.stem)
+def test_the_numbers_in_a_document_are_right(page: Path) -> None:
+    said: list[str] = []
+    text = "\n".join(text for of, text in blocks("pycon") if of == page)
+    example = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    doctest.DocTestRunner().run(example, out=said.append)
+    assert not said, "".join(said)

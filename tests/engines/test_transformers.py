@@ -16,7 +16,8 @@ from transformers import LlamaForCausalLM
 from helpers import tiny_llama
 from turnstile.engines.base import Engine
 from turnstile.engines.check import check_engine
-from turnstile.engines.transformers import PREFILL_TOKENS, TransformersEngine, _draw
+from turnstile.engines.sampling import draw
+from turnstile.engines.transformers import PREFILL_TOKENS, TransformersEngine
 from turnstile.errors import EngineError
 from turnstile.types import I32, Completion, Sampling
 
@@ -159,8 +160,8 @@ async def test_greedy_takes_the_likeliest(words):
 def test_a_draw_never_falls_on_what_is_excluded():
     """0.99999999 rounds to 1 in float32, and the tokens behind the last that may be drawn have no mass."""
     logits = torch.tensor([[1.0, 0.0, 3.0, -1.0, -2.0, -3.0]])
-    for draw, token in ((0.0, 0), (0.999999999999, 2)):
-        ((drawn, logprob, _),) = _draw(logits, torch.tensor([0]), Sampling(top_k=2), [draw])
+    for number, token in ((0.0, 0), (0.999999999999, 2)):
+        ((drawn, logprob, _),) = draw(logits, torch.tensor([0]), Sampling(top_k=2), [number])
         assert drawn == token
         assert np.isfinite(logprob)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.demonstration import call
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.testrun import PRELOAD
+from turnstile.tasks.swe.packages.source import deps_home
 from turnstile.tasks.swe.problems.problems import Problems
 from turnstile.tasks.swe.shell_oracle import demonstrate, oracle
 from turnstile.types import Message, Task, ToolCall
@@ -229,7 +228,7 @@ async def test_it_keeps_what_environments_promise(problems: Problems, task: Task
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 async def test_over_bubblewrap(task: Task, tmp_path_factory: pytest.TempPathFactory) -> None:
-    sandboxes = BubblewrapSandboxes(preload=PRELOAD, spare=0, readable=(Path(os.environ["TURNSTILE_CACHE"]),))
+    sandboxes = BubblewrapSandboxes(preload=PRELOAD, spare=0, shelf=deps_home())
     env = ShellEnv(problems=Problems(Grader(sandboxes)))
     try:
         await env.reset(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,18 +12,29 @@ import torch
 
 from turnstile.credit.check import Declaration
 from turnstile.lookup import KINDS, resolve
-from turnstile.losses.check import DECLARED, check_loss
+from turnstile.losses.check import DECLARED, FACTORS, check_loss
+from turnstile.losses.factors import weighted
+from turnstile.losses.gspo import gspo
 from turnstile.losses.ppo import ppo
 
 
 def test_every_kind_declares_itself() -> None:
     assert {declared.kind for declared in DECLARED} == set(KINDS["loss"])
+    assert {declared.kind for declared in FACTORS} == set(KINDS["factor"])
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")
 @pytest.mark.parametrize("seed", [0, 1])
 def test_invariants(declared: Declaration, seed: int) -> None:
     broken = check_loss(resolve("loss", declared.kind), declared.knobs, seed=seed)
+    assert set(broken) == set(declared.exempt), broken
+
+
+@pytest.mark.parametrize("declared", FACTORS, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")
+@pytest.mark.parametrize("loss", [ppo, gspo])
+def test_invariants_of_factors(declared: Declaration, loss: Any) -> None:
+    factor = functools.partial(resolve("factor", declared.kind), **declared.knobs)
+    broken = check_loss(weighted(loss, [factor]))
     assert set(broken) == set(declared.exempt), broken
 
 

@@ -9,28 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from turnstile.batching.batch import Batch
+from tokens import batch, gradient
 from turnstile.errors import ConfigError
 from turnstile.losses.check import sample_batch, select
 from turnstile.losses.kl import kl
 from turnstile.losses.ppo import ppo
 from turnstile.losses.reinforce import reinforce
 from turnstile.losses.sft import sft
-
-
-def batch(ratios: list[float], advantages: list[float], ref: list[float] | None = None) -> tuple[Batch, torch.Tensor]:
-    """Tokens at log-probability -1 whose sampling policy gave them -1 - log ratio."""
-    whole, _ = sample_batch()
-    given = select(whole, torch.zeros(len(ratios), dtype=torch.int64))
-    logprobs = torch.full((len(ratios),), -1.0, dtype=torch.float64)
-    behaviour = logprobs - torch.tensor(ratios, dtype=torch.float64).log()
-    extras = {} if ref is None else {"ref_logprobs": torch.tensor(ref, dtype=torch.float64)}
-    given = replace(given, logprobs=behaviour, advantages=torch.tensor(advantages, dtype=torch.float64), extras=extras)
-    return given, logprobs.requires_grad_()
-
-
-def gradient(loss: torch.Tensor, logprobs: torch.Tensor) -> list[float]:
-    return torch.autograd.grad(loss.sum(), logprobs)[0].tolist()
 
 
 def test_ppo_by_hand() -> None:
@@ -80,7 +65,7 @@ def test_sft_weighs_each_token() -> None:
     ("estimator", "expected"), [("k1", [0.5, -1.0]), ("k2", [0.125, 0.5]), ("k3", [math.exp(-0.5) - 0.5, math.e - 2])]
 )
 def test_kl_values_by_hand(estimator: Any, expected: list[float]) -> None:
-    given, logprobs = batch([1.0, 1.0], [9.0, 9.0], ref=[-1.5, 0.0])
+    given, logprobs = batch([1.0, 1.0], [9.0, 9.0], extras={"ref_logprobs": [-1.5, 0.0]})
     loss, metrics = kl(logprobs, given, estimator=estimator)
     assert loss.tolist() == pytest.approx(expected)
     assert metrics["kl_ref"].tolist() == pytest.approx(expected)
@@ -122,6 +107,6 @@ def test_kl_without_a_reference_is_one_clear_error() -> None:
     ],
 )
 def test_bad_knobs(loss: Any, knobs: dict[str, Any], message: str) -> None:
-    given, logprobs = batch([1.0], [1.0], ref=[0.0])
+    given, logprobs = batch([1.0], [1.0], extras={"ref_logprobs": [0.0]})
     with pytest.raises(ConfigError, match=message):
         loss(logprobs, given, **knobs)

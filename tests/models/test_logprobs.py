@@ -119,3 +119,14 @@ def test_what_is_cut_off_takes_no_probability() -> None:
         assert math.isclose(found[i], row[y] - math.log(total), abs_tol=1e-12)
         assert math.isclose(float(entropy[i]), -sum(p * math.log(p) for p in shares), abs_tol=1e-12)
     assert torch.isfinite(torch.autograd.grad(logprobs.sum(), hidden)[0]).all()
+
+
+def test_the_entropys_gradient_is_there_where_it_is_asked_for() -> None:
+    model = network(dtype=torch.float64)
+    hidden, target, temperature = sample(12)
+    _, entropy = token_logprobs(model, hidden, target, temperature, Sampling(), entropy_gradient=True)
+    _, expected = by_hand(model, hidden, target, temperature)
+    found = torch.autograd.grad(entropy.square().sum(), hidden)[0]
+    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), hidden)[0], rtol=0, atol=1e-12)
+    _, cut = token_logprobs(model, hidden, target, temperature, Sampling(top_k=3), entropy_gradient=True)
+    assert torch.isfinite(torch.autograd.grad(cut.sum(), hidden)[0]).all()

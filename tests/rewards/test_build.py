@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,11 +50,34 @@ SCOPES = {
     "looked_at_failing_code": "turn",
     "ran_tests": "turn",
     "modified_code": "turn",
+    "tests_passed": "episode",
+    "exact": "episode",
+    "regex": "episode",
+    "format": "turn",
+    "overlong": "episode",
+    "long_trajectory": "episode",
+    "efficiency": "episode",
+    "potential": "turn",
+    "bounded": "turn",
+    "centred": "episode",
+    "self_correction": "episode",
+    "tags": "turn",
+    "novelty": "turn",
+    "reward_machine": "turn",
 }
+REQUIRED: dict[str, dict[str, Any]] = {
+    "regex": {"pattern": "x"},
+    "format": {"pattern": "x"},
+    "overlong": {"limit": 2, "buffer": 1},
+    "long_trajectory": {"threshold": 1, "most": 2},
+    "tags": {"rewards": {}},
+    "reward_machine": {"states": {}},
+}
+"""The knobs that have no default."""
 
 
 def test_built_in_kinds_say_their_scope() -> None:
-    assert {kind: make_term("x", kind).scope for kind in KINDS["reward"]} == SCOPES
+    assert {kind: make_term("x", kind, REQUIRED.get(kind)).scope for kind in KINDS["reward"]} == SCOPES
 
 
 def test_scope_of_ones_own_function() -> None:
@@ -132,3 +156,17 @@ def test_scorer_scores_groups_and_applies_the_table_of_ends() -> None:
     [scores] = scorer([group])
     assert [score.total for score in scores] == pytest.approx([2.0, 1.0, 0.0])
     assert [score.in_gradient for score in scores] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "knobs", "message"),
+    [
+        ("overlong", {"limit": "many", "buffer": 1}, "reward 'overlong': limit = 'many' is not a whole number"),
+        ("novelty", {"form": "frist"}, "form = 'frist' is not known; did you mean 'first'"),
+        ("regex", {}, "missing a required argument: 'pattern'"),
+    ],
+)
+def test_a_knob_of_the_wrong_type_is_found_at_once(kind: str, knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_term("x", kind, knobs)
+    assert message in str(caught.value)

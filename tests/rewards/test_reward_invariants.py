@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from turnstile.credit.check import sample_trajectory
@@ -12,7 +14,7 @@ from turnstile.rewards.check import check_rewards
 from turnstile.rewards.compose import failed, gated
 from turnstile.types import Score, Task, Trajectory
 
-TASK = Task(id="t", env="swe")
+TASK = Task(id="t", env="swe", data={"answer": "act"})
 TURN = {
     "parsed": True,
     "command": "fix",
@@ -21,9 +23,22 @@ TURN = {
     "ran_tests": True,
     "modified": True,
     "x": 2,
+    "tests_passed": True,
+    "tag": "plan",
 }
+KNOBS: dict[str, dict[str, Any]] = {
+    "regex": {"pattern": "a.t"},
+    "format": {"pattern": "[a-z]+"},
+    "overlong": {"limit": 5, "buffer": 4},
+    "long_trajectory": {"threshold": 1, "most": 4},
+    "tags": {"rewards": {"plan": 0.5}},
+    "reward_machine": {"states": {"start": {"fix": ["start", 0.25]}}},
+}
+VERDICT = {"f2p_passed": 1, "f2p_total": 2, "p2p_passed": 3, "p2p_total": 3}
 RECORDED = sample_trajectory(
-    [1, 2, 1], signals={"submitted": True, "modified": True, "resolved": True, "x": 2}, turn_signals=[TURN] * 3
+    [1, 2, 1],
+    signals={"submitted": True, "modified": True, "resolved": True, "x": 2, "reference": [1, 3], **VERDICT},
+    turn_signals=[TURN] * 3,
 )
 
 
@@ -32,7 +47,7 @@ RECORDED = sample_trajectory(
 @pytest.mark.parametrize("level", [0, 2])
 def test_invariants(kind: str, compose: str, level: int) -> None:
     terms = [
-        make_term("x", kind, level=level, gate=Threshold(value=0.5)),
+        make_term("x", kind, KNOBS.get(kind), level=level, gate=Threshold(value=0.5)),
         Term(name="other", function=lambda task, trajectory: -1.0, scope="episode", level=1),
     ]
     assert check_rewards(terms, TASK, RECORDED, resolve("compose", compose)) == {}

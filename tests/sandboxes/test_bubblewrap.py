@@ -63,7 +63,7 @@ async def test_folders_below_tmp_can_be_made_readable(tmp_path: Path, template: 
 
 
 @needs_bubblewrap
-async def test_of_the_package_cache_only_dependencies_can_be_read(
+async def test_of_the_package_cache_only_its_own_dependencies_can_be_read(
     tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
@@ -72,13 +72,16 @@ async def test_of_the_package_cache_only_dependencies_can_be_read(
     answer = cache / "swe" / "tiny-1.0" / "tree" / "tiny.py"
     answer.parent.mkdir(parents=True)
     answer.write_text("answer = 42\n")
+    others = cache / "swe-deps" / "user-of-tiny-1.0" / "tiny.py"  # what another task's package depends on
+    others.parent.mkdir(parents=True)
+    others.write_text("answer = 42\n")
     world = make_world(make_recipe({"env": {"kind": "swe"}, "sandbox": {"kind": "bubblewrap", "spare": 0}}))
     try:
         (sandboxes,) = (part for part in world.shared if isinstance(part, BubblewrapSandboxes))
-        sandbox = await sandboxes.start(template)
-        helper = deps_home() / "tiny-1.0" / "helper.py"  # fetched after the sandbox was started
+        helper = deps_home() / "tiny-1.0" / "helper.py"  # fetched after the provider was made
         helper.parent.mkdir()
         helper.write_text("help = 'given'\n")
+        sandbox = await sandboxes.start(template, deps=helper.parent)
         imported = await sandbox.exec(["python", "-c", "import helper"], env={"PYTHONPATH": str(helper.parent)})
         assert imported.exit_code == 0, imported.stderr
         assert (await sandbox.exec(["cat", str(answer)])).exit_code != 0

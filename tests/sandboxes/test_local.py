@@ -119,7 +119,7 @@ def test_files_go_with_the_provider(tmp_path: Path) -> None:
 class Leaky(LocalSandboxes):
     """Hands out the template itself instead of a copy."""
 
-    async def start(self, template: Path):  # type: ignore[no-untyped-def]
+    async def start(self, template: Path, *, deps: Path | None = None):  # type: ignore[no-untyped-def]
         sandbox = await super().start(template)
         sandbox.root = template
         return sandbox

@@ -6,12 +6,14 @@ import pytest
 
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.pool import Pool
+from turnstile.sandboxes.spares import REMEMBERED
 
 
 class Part:
     """A member that knows whether it is alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.well = True
         self.ended = False
 
@@ -31,7 +33,7 @@ class Maker:
         self.fail = fail
         self.now = self.most = 0
 
-    async def __call__(self) -> Part:
+    async def __call__(self, kind: str) -> Part:
         self.calls += 1
         self.now += 1
         self.most = max(self.most, self.now)
@@ -39,11 +41,11 @@ class Maker:
         self.now -= 1
         if self.calls <= self.fail:
             raise SandboxError("not today")
-        self.made.append(Part())
+        self.made.append(Part(kind))
         return self.made[-1]
 
 
-async def until_ready(pool: Pool[Part], count: int) -> None:
+async def until_ready(pool: Pool[str, Part], count: int) -> None:
     async with asyncio.timeout(20):
         while pool.ready < count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -52,11 +54,11 @@ async def until_ready(pool: Pool[Part], count: int) -> None:
 async def test_spares_are_kept_ready_and_few_start_at_once() -> None:
     maker = Maker()
     pool = Pool(maker, warm=3, most=20, starts=2)
-    taken = await asyncio.gather(*(pool.take() for _ in range(9)))
+    taken = await asyncio.gather(*(pool.take("a") for _ in range(9)))
     assert len(set(map(id, taken))) == 9
     await until_ready(pool, 3)
     assert (maker.calls, maker.most) == (12, 2)
-    spare = await pool.take()
+    spare = await pool.take("a")
     assert spare in maker.made[9:]
     await pool.close()
     assert all(part.ended for part in maker.made if part not in (*taken, spare))
@@ -65,48 +67,65 @@ async def test_spares_are_kept_ready_and_few_start_at_once() -> None:
 async def test_a_spare_that_died_is_not_handed_out() -> None:
     maker = Maker()
     pool = Pool(maker, warm=2, most=4, starts=2)
-    await pool.take()
+    await pool.take("a")
     await until_ready(pool, 2)
     for part in maker.made:
         part.well = False
-    assert (await pool.take()).well
+    assert (await pool.take("a")).well
     assert all(part.ended for part in maker.made[1:3])
     await pool.close()
 
 
 async def test_a_place_has_to_be_free() -> None:
     pool = Pool(Maker(), warm=0, most=2, starts=2, patience=0.05)
-    await pool.take()
-    await pool.take()
+    await pool.take("a")
+    await pool.take("a")
     with pytest.raises(SandboxError, match=r"all 2 are in use; raise sandbox\.most"):
-        await pool.take()
+        await pool.take("a")
     pool.leave()
-    await pool.take()
+    await pool.take("a")
     await pool.close()
 
 
 async def test_a_struggling_maker_is_given_time_and_then_up() -> None:
     maker = Maker(fail=2)
     pool = Pool(maker, warm=0, most=1, starts=1, tries=3, pause=0.01)
-    await pool.take()
+    await pool.take("a")
     assert maker.calls == 3
     await pool.close()
     maker = Maker(fail=5)
     pool = Pool(maker, warm=0, most=1, starts=1, tries=3, pause=0.01)
     with pytest.raises(SandboxError, match="not today"):
-        await pool.take()
+        await pool.take("a")
     assert maker.calls == 3
-    assert await pool.take()  # its place was given back, and it is the sixth call that succeeds
+    assert await pool.take("a")  # its place was given back, and it is the sixth call that succeeds
     await pool.close()
 
 
-async def test_another_kind_takes_a_place_but_no_spare() -> None:
-    maker, other = Maker(), Maker()
+async def test_a_member_without_spares_takes_a_place_but_none_of_the_spares() -> None:
+    maker = Maker()
     pool = Pool(maker, warm=1, most=3, starts=1)
-    await pool.take()
+    await pool.take("a")
     await until_ready(pool, 1)
-    assert await pool.take(other) is other.made[0]
+    assert await pool.take("a", spares=False) is maker.made[2]
     assert pool.ready == 1
+    await pool.close()
+
+
+async def test_spares_are_of_the_kind_that_is_asked_for() -> None:
+    maker = Maker()
+    pool = Pool(maker, warm=1, most=2 * REMEMBERED, starts=1)
+    await pool.take("a")
+    await until_ready(pool, 1)
+    spare = maker.made[1]
+    for _ in range(REMEMBERED - 1):
+        assert (await pool.take("b")).kind == "b"
+    assert pool.ready == 1
+    assert not spare.ended
+    await pool.take("b")  # nobody has asked for the other kind for so long
+    await until_ready(pool, 1)
+    assert spare.ended
+    assert await pool.take("b") is maker.made[-1]
     await pool.close()
 
 
@@ -115,7 +134,7 @@ def test_a_pool_goes_on_in_another_event_loop() -> None:
     pool = Pool(maker, warm=1, most=1, starts=1)
 
     async def once() -> Part:
-        part = await pool.take()
+        part = await pool.take("a")
         pool.leave()
         await until_ready(pool, 1)
         return part

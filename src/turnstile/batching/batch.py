@@ -8,9 +8,11 @@ tokens. Per-token arrays of the N trained tokens stay in the order of rows and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 
@@ -27,6 +29,8 @@ class Batch:
     row: Tensor  # i64[N] index of the row in the step
     turn: Tensor  # i64[N] index of the turn in its trajectory
     trajectory: Tensor  # i64[N] index of the trajectory in the step
+    group: Tensor  # i64[N] index of its group in the step
+    attempt: Tensor  # i64[N] its number in the group, as it was played
     logprobs: Tensor  # f32[N] recorded while sampling
     advantages: Tensor  # f32[N]
     weights: Tensor  # f32[N] fixed before packing; a step's update is sum(weights * loss)
@@ -40,3 +44,27 @@ class Batch:
     def size(self) -> int:
         """T, the unique tokens of this forest."""
         return int(self.tokens.shape[0])
+
+
+PER_TOKEN = (
+    "target", "row", "turn", "trajectory", "group", "attempt",
+    "logprobs", "advantages", "weights", "temperature", "versions",
+)  # fmt: skip
+"""The fields of a Batch that are [N], besides `source` and the extras."""
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """Forests side by side as one, their trained tokens one after the other; extras that all of them have."""
+    begins = [0, *accumulate(batch.size for batch in batches)]
+    shifted = list(zip(batches, begins, strict=False))
+    names = set.intersection(*(set(batch.extras) for batch in batches))
+    return Batch(
+        tokens=torch.cat([batch.tokens for batch in batches]),
+        positions=torch.cat([batch.positions for batch in batches]),
+        subtree_end=torch.cat([batch.subtree_end + begin for batch, begin in shifted]),
+        trees=tuple((a + begin, b + begin) for batch, begin in shifted for a, b in batch.trees),
+        source=torch.cat([batch.source + begin for batch, begin in shifted]),
+        extras={name: torch.cat([batch.extras[name] for batch in batches]) for name in sorted(names)},
+        row_tokens=sum(batch.row_tokens for batch in batches),
+        **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in PER_TOKEN},
+    )

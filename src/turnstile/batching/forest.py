@@ -99,6 +99,7 @@ def _batch(
     members = sorted(plot.members)
     trained = {r: np.flatnonzero(rows[r].loss_mask) for r in members}
     origins = {origin: i for i, origin in enumerate(dict.fromkeys(row.origin for row in rows))}
+    groups = {group: i for i, group in enumerate(dict.fromkeys(row.origin[0] for row in rows))}
 
     def gather(name: str) -> Tensor:
         return _tensor(np.concatenate([getattr(rows[r], name)[trained[r]] for r in members]), device)
@@ -118,6 +119,8 @@ def _batch(
         row=spread(members, np.int64),
         turn=gather("turn_ids").long(),
         trajectory=spread([origins[rows[r].origin] for r in members], np.int64),
+        group=spread([groups[rows[r].origin[0]] for r in members], np.int64),
+        attempt=spread([rows[r].origin[1] for r in members], np.int64),
         logprobs=gather("logprobs"),
         advantages=gather("advantages"),
         weights=_tensor(np.concatenate([weights[r][trained[r]] for r in members]), device),

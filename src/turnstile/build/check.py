@@ -11,19 +11,19 @@ from turnstile.build.parts import make_world
 from turnstile.config import Kind, Recipe
 from turnstile.envs.base import Env
 from turnstile.errors import TaskError
+from turnstile.tasks.swe import oracle, shell_oracle
 from turnstile.tasks.swe.bug import ENV
-from turnstile.tasks.swe.formats.instance import instance_of
-from turnstile.tasks.swe.grading.cases import BugCases
+from turnstile.tasks.swe.formats.instance import INSTANCE, instance_of
 from turnstile.tasks.swe.grading.findings import CheckedTask
 from turnstile.tasks.swe.grading.gate import check
-from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.notes import Notes, failed_before
-from turnstile.tasks.swe.oracle import random_agent
 from turnstile.tasks.swe.problems.cases import ProblemCases
 from turnstile.tasks.swe.problems.problems import REPOSITORY, Problems
 from turnstile.types import Task
 
 TURNS = 8  # of the random agent
+RANDOM = {ENV: oracle.random_agent, INSTANCE: shell_oracle.random_agent}
+"""The random agent of an environment."""
 LOCAL = Kind(kind="local")
 CONTAINER = "container"
 IMAGES = (CONTAINER, "remote")  # kinds of sandboxes that instances can be checked in
@@ -82,21 +82,19 @@ async def _check(
 ) -> list[CheckedTask]:
     if takes(bind("sandbox", sandbox), "workers") and "workers" not in sandbox.knobs:
         sandbox = Kind.model_validate({**sandbox.model_dump(), "workers": workers})
-    world = make_world(Recipe(env=Kind(kind=ENV), sandbox=sandbox))
+    world = make_world(Recipe(env=Kind(kind=tasks[0].env), sandbox=sandbox))
     try:
-        (grader,) = (part for part in world.shared if isinstance(part, Grader))
         (problems,) = (part for part in world.shared if isinstance(part, Problems))
 
         async def play(task: Task) -> bool:
             return await play_randomly(world.make_env(), task)
 
-        made = tasks[0].env == ENV
         return await check(
             tasks,
-            BugCases(grader=grader) if made else ProblemCases(problems=problems),
+            ProblemCases(problems=problems),
             repeats=repeats,
             probed=probed,
-            play=play if made else None,
+            play=play,
             workers=workers,
             notes=notes,
             done=done,
@@ -107,7 +105,7 @@ async def _check(
 
 async def play_randomly(env: Env, task: Task, *, turns: int = TURNS) -> bool:
     """One episode of the agent that acts validly and blindly: whether it resolved the task."""
-    agent = random_agent(task, random.Random(f"check/{task.id}"))
+    agent = RANDOM[task.env](task, random.Random(f"check/{task.id}"))
     try:
         seen = (await env.reset(task)).messages
         for _ in range(turns):

@@ -17,13 +17,13 @@ from turnstile.build.parts import (
     Agent,
     check_kinds,
     make_agent,
+    make_annotators,
     make_learner,
     make_objective,
     make_player,
     make_scorer,
     make_trackers,
     make_world,
-    needs_reference,
     read_tasks,
 )
 from turnstile.build.scripts import check_scripts
@@ -31,7 +31,6 @@ from turnstile.build.session import peak_memory_mb
 from turnstile.build.warmstart import play_talks, read_talks
 from turnstile.config import Recipe
 from turnstile.trainer.learner import Learner
-from turnstile.trainer.reference import Reference
 from turnstile.types import Group, Row, Task
 
 
@@ -96,9 +95,9 @@ def _update(recipe: Recipe, learner: Learner, group: Group) -> float:
         rows += [row for row in rows_of(trajectory, turns) if row.loss_mask.any()]
     objective = make_objective(recipe)
     began = time.monotonic()
-    if needs_reference(recipe):
-        with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
-            rows = Reference(learner, Path(folder) / "reference.pt").annotate(rows, objective.sampling)
+    with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
+        for annotator in make_annotators(recipe, objective, learner, Path(folder)):
+            rows = annotator.annotate(rows, objective.sampling)
     if rows:
         learner.update(rows, objective)
     seconds = time.monotonic() - began

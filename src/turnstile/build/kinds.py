@@ -9,14 +9,14 @@ from typing import Any
 
 from turnstile.config import Kind
 from turnstile.errors import ConfigError
-from turnstile.lookup import nearest, resolve
+from turnstile.lookup import check_types, nearest, resolve
 
 
 def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[..., Any]:
     """The function or class that `kind` names in `room` with its knobs as keyword arguments.
 
-    `given` names the parameters that will be passed at the call. Raises ConfigError for an unknown kind, and
-    for a knob that the function does not take, naming the nearest it does.
+    `given` names the parameters that will be passed at the call. Raises ConfigError for an unknown kind, for a knob
+    that the function does not take, naming the nearest it does, and for a value that is not of the knob's type.
     """
     function = resolve(room, kind.kind)
     if not callable(function):
@@ -29,6 +29,7 @@ def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[...,
             if knob not in knobs:
                 hint = nearest(knob, knobs) if knobs else "it has none"
                 raise ConfigError(f"{room} kind {kind.kind!r} has no knob {knob!r}; {hint}")
+    check_types(f"{room} kind {kind.kind!r}", function, kind.knobs)
     return functools.partial(function, **kind.knobs)
 
 

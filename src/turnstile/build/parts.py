@@ -19,8 +19,10 @@ from turnstile.config import Kind, Recipe, TermConfig
 from turnstile.engines.base import Engine
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
+from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
 from turnstile.losses.base import TokenLoss
+from turnstile.losses.factors import weighted
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.load import load_model, load_tokenizer
 from turnstile.rewards.base import Term, Threshold
@@ -32,6 +34,7 @@ from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.reference import Annotator, Proximal, Reference
 from turnstile.types import Sampling, Task
 
 
@@ -55,10 +58,11 @@ class World:
 
 def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
     """The environment of a recipe, or `env` in its place. One that names a parameter `sandboxes`, `grader` or
-    `problems` is given the run's."""
+    `problems` is given the run's; one whose methods are plain functions is called in threads."""
+    threads = Threads(recipe.episode.concurrent)  # none is made before it is needed
     maker = functools.partial(env, **recipe.env.knobs) if env is not None else bind("env", recipe.env, given=SHARED)
     if not any(takes(maker, name) for name in SHARED):
-        return World(make_env=maker)
+        return World(make_env=threads.around(maker), shared=(threads,))
     grades = takes(maker, "grader") or takes(maker, "problems")
     sandboxes = make_sandboxes(recipe.sandbox, run=recipe.name, grading=grades)
     shared: dict[str, Any] = {"sandboxes": sandboxes}
@@ -69,7 +73,8 @@ def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
         shared["grader"] = Grader(sandboxes)
         shared["problems"] = Problems(shared["grader"])
     given = {name: value for name, value in shared.items() if takes(maker, name)}
-    return World(make_env=functools.partial(maker, **given), shared=tuple(shared.values()))
+    make_env = threads.around(functools.partial(maker, **given))
+    return World(make_env=make_env, shared=(*shared.values(), threads))
 
 
 SHARED = ("sandboxes", "grader", "problems")
@@ -221,7 +226,7 @@ def make_learner(recipe: Recipe, agent: Agent) -> Learner:
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """The loss, its token weights and the regularisers of RL."""
+    """The loss with its factors, its token weights and the regularisers of RL."""
     regularizers: list[tuple[float, TokenLoss]] = []
     for kind in recipe.regularizers:
         knobs = kind.knobs
@@ -230,17 +235,29 @@ def make_objective(recipe: Recipe) -> Objective:
             raise ConfigError(f"regularizers: {kind.kind!r} needs coef, a number")
         bare = Kind.model_validate({"kind": kind.kind, **knobs})
         regularizers.append((float(coefficient), bind("loss", bare, given=("logprobs", "batch"))))
-    return Objective(
-        loss=bind("loss", recipe.loss, given=("logprobs", "batch")),
+    factors = [bind("factor", kind, given=("batch",)) for kind in recipe.factors]
+    objective = Objective(
+        loss=weighted(bind("loss", recipe.loss, given=("logprobs", "batch")), factors),
         weigh=bind("weights", recipe.weights, given=("rows",)),
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),
     )
+    if unknown := [name for name in objective.needs.extras if name not in ANNOTATORS]:
+        raise ConfigError(f"nothing in a recipe gives the array {unknown[0]!r} that its losses need")
+    return objective
 
 
-def needs_reference(recipe: Recipe) -> bool:
-    """Whether a loss asks for the log-probabilities of the policy that RL started from."""
-    return recipe.train.reference or any(kind.kind == "kl" for kind in (recipe.loss, *recipe.regularizers))
+ANNOTATORS: Mapping[str, Callable[[Learner, Path], Annotator]] = {
+    "ref_logprobs": lambda learner, folder: Reference(learner, folder / "reference.pt"),
+    "proximal_logprobs": lambda learner, _: Proximal(learner),
+}
+"""Array that losses may need -> what gives it, from the learner and the run's folder."""
+
+
+def make_annotators(recipe: Recipe, objective: Objective, learner: Learner, folder: Path) -> tuple[Annotator, ...]:
+    """What gives the rows of a step the arrays that the losses of a recipe need."""
+    asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
+    return tuple(ANNOTATORS[name](learner, folder) for name in asked)
 
 
 def make_trackers(recipe: Recipe, run: Path) -> Tracker:

@@ -11,7 +11,7 @@ from turnstile.sandboxes.base import Sandboxes
 
 def make_sandboxes(kind: Kind, *, run: str = "", grading: bool = False) -> Sandboxes:
     """The provider. Where it takes them, it is given the name of the run and, for `grading`, what the verifier imports
-    and the folder of the packages' dependencies, to be read; the knobs of `kind` go before these."""
+    and the folder of all packages' dependencies, to show each task its own; the knobs of `kind` go before these."""
     make = bind("sandbox", kind)
     offers: dict[str, Any] = {"run": run}
     if grading:
@@ -19,7 +19,7 @@ def make_sandboxes(kind: Kind, *, run: str = "", grading: bool = False) -> Sandb
         from turnstile.tasks.swe.packages.source import deps_home
 
         deps_home().mkdir(parents=True, exist_ok=True)
-        offers |= {"preload": PRELOAD, "carry": ("turnstile",), "readable": (deps_home(),)}
+        offers |= {"preload": PRELOAD, "carry": ("turnstile",), "shelf": deps_home()}
     given = {name: value for name, value in offers.items() if takes(make, name) and name not in kind.knobs}
     sandboxes: Sandboxes = make(**given)
     return sandboxes

@@ -14,13 +14,13 @@ from turnstile.build.kinds import bind
 from turnstile.build.parts import (
     check_kinds,
     make_agent,
+    make_annotators,
     make_learner,
     make_objective,
     make_player,
     make_scorer,
     make_trackers,
     make_world,
-    needs_reference,
     overlap,
     read_tasks,
 )
@@ -40,7 +40,6 @@ from turnstile.trainer import checkpoint
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
-from turnstile.trainer.reference import Reference
 from turnstile.types import Task
 
 
@@ -187,7 +186,7 @@ def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) ->
         learner=kept.learner,
         objective=objective,
         trunk=_trunk(run, kept.learner),
-        reference=Reference(kept.learner, run.folder / "reference.pt") if needs_reference(run.recipe) else None,
+        annotators=make_annotators(run.recipe, objective, kept.learner, run.folder),
         engine=run.agent.engine,
         tracker=run.tracker,
         recorder=run.recorder,

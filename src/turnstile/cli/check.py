@@ -35,7 +35,7 @@ _SHOWN = 20  # failing tasks that are named
     default=2,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Tasks of each package on which cheats are tried, and the random agent on made ones.",
+    help="Tasks of each package on which cheats are tried, and the random agent.",
 )
 @click.option("--all-probes", is_flag=True, help="Try cheats, and the random agent, on every task.")
 @click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Write the tasks that passed here.")
@@ -55,8 +55,8 @@ def check(
 ) -> int:
     """Checks that the rewards of FILE's repository tasks mean what they say.
 
-    The repair must score 1 and no change 0, each time; a random agent plays the made ones; and cheats must score 0:
-    edited tests, a conftest file, a patched runner, a report written early, and others. Of a task without a repair
+    The repair must score 1 and no change 0, each time; a random agent plays; and cheats must score 0: edited tests,
+    a conftest file, a patched runner, a report written early, and others. Of a task without a repair
     the tests must run; one that passes so is counted as unproven. What is found is noted task by task: killed
     and started again, it goes on where it stopped, and turnstile train refuses tasks that failed. The exit code is 1
     when a task failed or could not be checked. Knobs are those of --sandbox, as in: --sandbox container

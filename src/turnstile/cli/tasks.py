@@ -22,9 +22,8 @@ from turnstile.tasks.swe.bugs.candidates import DEMO_FILTER, Filter
 from turnstile.tasks.swe.bugs.make import Progress
 from turnstile.tasks.swe.bugs.make import make as make_tasks
 from turnstile.tasks.swe.bugs.mutate import KINDS, TOKEN_KINDS
-from turnstile.tasks.swe.grading.prepare import Prepared, Step
-from turnstile.tasks.swe.grading.prepare import prepare as prepare_tasks
 from turnstile.tasks.swe.split import by_function, by_package, mixed
+from turnstile.tasks.swe.try_tasks import Step, Tried, try_tasks
 
 tasks = LazyGroup(
     name="tasks",
@@ -169,7 +168,7 @@ def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> N
         def show(step: Step) -> None:
             shown.update(bar, description=f"{step.stage} {step.item}", total=step.total, completed=step.done)
 
-        checked = asyncio.run(prepare_tasks(found, sample=None if every else sample, workers=workers, progress=show))
+        checked = asyncio.run(try_tasks(found, sample=None if every else sample, workers=workers, progress=show))
     for one in checked:
         package = one.package
         console.print(Text(f"{package.spec}: {len(package.tests)} test files, licence {package.licence}"))
@@ -193,7 +192,7 @@ def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> N
         click.echo("a task that is off can never be solved: remove its line from the file, or make it again", err=True)
 
 
-def _how_they_behave(checked: Sequence[Prepared]) -> str:
+def _how_they_behave(checked: Sequence[Tried]) -> str:
     """The end of a sentence that says how many tasks were tried, and with what result; "" where none was."""
     sound = sum(len(one.sound) for one in checked)
     off = sum(len(one.off) for one in checked)

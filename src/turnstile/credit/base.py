@@ -38,7 +38,7 @@ EQUAL = 1e-8
 """A range of values below this counts as all equal, and gives exactly zero."""
 
 
-def broadcast(group: Group, per_trajectory: Sequence[float]) -> Advantages:
+def to_tokens(group: Group, per_trajectory: Sequence[float]) -> Advantages:
     """One advantage per trajectory, given to each of its sampled tokens."""
     return [
         [np.full(len(turn.completion.token_ids), value, dtype=np.float32) for turn in trajectory.turns]

@@ -39,6 +39,9 @@ class Declaration:
 
 _WHOLE_STEP = "statistics of the whole step: all its groups must be given in one call, as the trainer does"
 _LENGTHS = "a discounted return depends on how many turns lie ahead, also where all outcomes are equal"
+_NO_BASELINE = "there is no baseline to take off"
+_KEPT = "what is not kept is not learned from, whichever turn it is"
+_BEHIND = "behind the last branching a turn adds nothing to the mean outcome below it"
 
 DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="grpo"),
@@ -52,6 +55,34 @@ DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="turn_return", knobs={"gamma": 0.9}, exempt={7: _LENGTHS}),
     Declaration(kind="turn_return", knobs={"among": "batch"}, exempt={3: _WHOLE_STEP}),
     Declaration(kind="turn_return", knobs={"among": "mixed", "gamma": 0.9}, exempt={3: _WHOLE_STEP, 7: _LENGTHS}),
+    Declaration(kind="reinforce", exempt={3: _WHOLE_STEP}),
+    Declaration(kind="reinforce", knobs={"baseline": "none"}, exempt={7: _NO_BASELINE}),
+    Declaration(kind="reinforce_pp", exempt={3: _WHOLE_STEP}),
+    Declaration(kind="reinforce_pp", knobs={"baseline": "group"}, exempt={3: _WHOLE_STEP}),
+    Declaration(kind="reinforce_pp", knobs={"gamma": 0.9}, exempt={3: _WHOLE_STEP, 7: _LENGTHS}),
+    Declaration(kind="gigpo", exempt={7: _LENGTHS}),
+    Declaration(kind="gigpo", knobs={"gamma": 1.0}),
+    Declaration(kind="gigpo", knobs={"gamma": 1.0, "scale": "none"}),
+    Declaration(kind="random_step_group", knobs={"size": 4}),
+    Declaration(kind="random_step_group", knobs={"size": 4, "compare": "return"}),
+    Declaration(kind="salt"),
+    Declaration(kind="empg", exempt={3: _WHOLE_STEP, 7: "the second term praises what leads to sure turns"}),
+    Declaration(kind="empg", knobs={"zeta": 0.0}, exempt={3: _WHOLE_STEP}),
+    Declaration(kind="entropy_aware"),
+    Declaration(kind="igpo", exempt={7: "turns without a reward and the outcome are normalised together"}),
+    Declaration(kind="rlvmr"),
+    Declaration(kind="broadcast"),
+    Declaration(kind="broadcast", knobs={"of": "total"}),
+    Declaration(kind="branch"),
+    Declaration(kind="tree"),
+    Declaration(kind="tree", knobs={"overall": 0.0}, exempt={5: _BEHIND, 6: _BEHIND}),
+    Declaration(kind="segments"),
+    Declaration(kind="segments", knobs={"process": 1.0, "low": -20.0, "high": 20.0}),
+    Declaration(kind="role_baseline", exempt={3: _WHOLE_STEP, 7: "the moving average has yet to reach the rewards"}),
+    Declaration(kind="per_agent"),
+    Declaration(kind="per_agent", knobs={"gamma": 0.9}, exempt={7: _LENGTHS}),
+    Declaration(kind="accept", exempt={6: _KEPT}),
+    Declaration(kind="signed", exempt={7: _NO_BASELINE}),
 )
 
 
@@ -129,11 +160,14 @@ def _failure(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
 
 
 def _terminal(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
-    first = scores[0][0]
-    assert first.outcome is not None
-    better = replace(first, outcome={"agent": first.outcome["agent"] + 3.0}, total=first.total + 3.0)
-    plain, raised = run(groups, scores), run(groups, [[better, *scores[0][1:]], *scores[1:]])
-    if not (raised[0][-1] > plain[0][-1]).all():
+    def with_outcome(outcome: float) -> Advantages:
+        return run(groups, [[_score(outcome, scores[0][0].turn), *scores[0][1:]], *scores[1:]])
+
+    worst, best = (
+        with_outcome(-10.0),
+        with_outcome(10.0),
+    )  # beyond all others, so that no deviation hides the difference
+    if not (best[0][-1] > worst[0][-1]).all():
         return "a better outcome does not raise the advantage of the last action"
     return None
 
@@ -176,13 +210,31 @@ def _random_score(rng: np.random.Generator, trajectory: Trajectory) -> Score:
 
 
 def sample_group(rng: np.random.Generator, name: str, lengths: Sequence[int]) -> Group:
-    """A group of trajectories with so many turns each, of one to four random tokens a turn."""
+    """A group of trajectories with so many turns each, of one to four random tokens a turn, few states and tags, random
+    entropies; the last trajectory branched from the first after its first turn."""
     task = Task(id=f"task-{name}", env="check")
-    trajectories = tuple(
-        sample_trajectory([int(n) for n in rng.integers(1, 5, size=k)], task=task.id, group=name, attempt=i)
-        for i, k in enumerate(lengths)
-    )
-    return Group(id=name, task=task, trajectories=trajectories)
+    trajectories = [_sampled(rng, task, name, attempt, turns) for attempt, turns in enumerate(lengths)]
+    shared = trajectories[0].turns[:1]
+    trajectories[-1] = replace(trajectories[-1], turns=(*shared, *trajectories[-1].turns[1:]), parent=(0, 1, 0))
+    return Group(id=name, task=task, trajectories=tuple(trajectories))
+
+
+def _sampled(rng: np.random.Generator, task: Task, group: str, attempt: int, turns: int) -> Trajectory:
+    tokens = [int(n) for n in rng.integers(1, 5, size=turns)]
+    plain = sample_trajectory(tokens, task=task.id, group=group, attempt=attempt)
+
+    def told(t: int, turn: Turn) -> Turn:
+        entropies = rng.uniform(0.1, 2.0, size=tokens[t]).astype(np.float32)
+        entropies.setflags(write=False)
+        return replace(
+            turn,
+            completion=replace(turn.completion, entropies=entropies),
+            message=Message(role="assistant", content=f"act {rng.integers(2)}"),
+            state_key=f"state {rng.integers(3) if t else 'first'}",
+            signals={"tag": "plan" if rng.random() < 0.5 else "act"},
+        )
+
+    return replace(plain, turns=tuple(told(t, turn) for t, turn in enumerate(plain.turns)))
 
 
 def sample_trajectory(

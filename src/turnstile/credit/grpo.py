@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turnstile.credit.base import EQUAL, Advantages, Scores, State, broadcast
+from turnstile.credit.base import EQUAL, Advantages, Scores, State, to_tokens
 from turnstile.credit.stats import Of, centred, check_knob, check_scores, members, standardised
 from turnstile.types import Group
 
@@ -49,5 +49,5 @@ def grpo(
             values = standardised(m.values, m.counted, ddof=ddof, eps=eps)
         else:
             values = centred(m.values, m.counted) / divisor
-        advantages += broadcast(group, np.where(m.learning, values, 0.0).tolist())
+        advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
     return advantages, state

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, broadcast
+from turnstile.credit.base import Advantages, Scores, State, to_tokens
 from turnstile.credit.stats import Of, check_knob, check_scores, flat, members
 from turnstile.types import Group
 
@@ -34,5 +34,5 @@ def rloo(
             others = m.counted.sum() - m.counted
             sums = m.values[m.counted].sum() - np.where(m.counted, m.values, 0.0)
             values = m.values - sums / others
-        advantages += broadcast(group, np.where(m.learning, values, 0.0).tolist())
+        advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
     return advantages, state

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,9 @@ from turnstile.types import Group, Score
 F64 = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Of = Literal["total", "outcome"]
+Scale = Literal["std", "none"]
+Normalise = Callable[[F64, Flags], F64]
+"""(values, counted) -> values against those that count, of the same shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +71,29 @@ def standardised(values: F64, counted: Flags, *, ddof: int, eps: float) -> F64:
     if flat(values, counted):
         return np.zeros_like(values)
     return centred(values, counted) / (np.float64(values[counted].std(ddof=ddof)) + eps)
+
+
+def normaliser(kind: str, scale: Scale, *, ddof: int = 1, eps: float = 1e-6) -> Normalise:
+    """`centred` or `standardised`, as an estimator's knobs say. Raises ConfigError for one that is not known."""
+    check_knob(kind, "scale", scale, ("std", "none"))
+    check_knob(kind, "ddof", ddof, (0, 1))
+    return centred if scale == "none" else partial(standardised, ddof=ddof, eps=eps)
+
+
+def relative(kind: str, groups: Sequence[Group], scores: Scores, normalise: Normalise, *, of: Of) -> F64:
+    """Each attempt against its group, one number for each of the step's trajectories."""
+    check_knob(kind, "of", of, ("total", "outcome"))
+    check_scores(groups, scores)
+    found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
+    return np.concatenate([normalise(m.values, m.counted) for m in found]) if found else np.zeros(0)
+
+
+def check_range(kind: str, low: float, high: float, **knobs: float) -> None:
+    """Raises ConfigError for a knob that is not within [low, high]."""
+    for knob, value in knobs.items():
+        if not low <= value <= high:
+            bounds = f"at least {low:g}" if np.isinf(high) else f"within [{low:g}, {high:g}]"
+            raise ConfigError(f"credit {kind!r}: {knob} = {value!r} must be {bounds}")
 
 
 def check_knob(kind: str, knob: str, value: object, known: Sequence[object]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from turnstile.envs.base import Env, Start, Step
+from turnstile.envs.threads import Threads
 from turnstile.errors import InfrastructureError
 from turnstile.types import JSON, Message, Task, ToolCall, ToolSpec
 
@@ -32,8 +33,17 @@ async def check_env(make_env: Callable[[], Env], task: Task, *, actions: Sequenc
     arguments of its schema's types. Checked are the shapes of everything returned, that the same actions give
     the same episode (also when two episodes are interleaved), that equal state keys stand for states in which
     the same action is answered alike, that garbage is answered, not raised, and that `measure` works at any
-    time. InfrastructureError propagates: then nothing can be said of the environment.
+    time. InfrastructureError propagates: then nothing can be said of the environment. Plain methods are called in
+    threads, as in a run.
     """
+    threads = Threads(workers=2)
+    try:
+        return await _problems(threads.around(make_env), task, actions)
+    finally:
+        await threads.close()
+
+
+async def _problems(make_env: Callable[[], Env], task: Task, actions: Sequence[Message] | None) -> list[str]:
     try:
         start = await _opening(make_env, task)
         script = list(_each_tool(start.tools) if actions is None else actions)

@@ -1,16 +1,23 @@
 """The objective: the shape of a token loss.
 
 A loss works token by token on the N trained tokens and returns one value for each; how tokens are weighed
-against each other was fixed before packing (`Batch.weights`), and is not a loss's business.
+against each other was fixed before packing (`Batch.weights`), and is not a loss's business. A factor is a number
+for each token that a loss is multiplied by: an off-policy correction, or which tokens learn at all.
+
+Beside what every batch carries, `batch.extras["entropy"]` f32[N] is the policy's entropy at each token, in nats.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.errors import ConfigError
 
 Metrics = dict[str, Tensor]
 """Per-token diagnostics f32[N] (detached), averaged over the step with the tokens' weights by the trainer."""
@@ -20,3 +27,72 @@ class TokenLoss(Protocol):
     """(logprobs f32[N], batch, **knobs) -> (loss f32[N], metrics). A loss is minimised."""
 
     def __call__(self, logprobs: Tensor, batch: Batch, **knobs: Any) -> tuple[Tensor, Metrics]: ...
+
+
+class Factor(Protocol):
+    """(batch, **knobs) -> (factor f32[N], without a gradient, metrics)."""
+
+    def __call__(self, batch: Batch, **knobs: Any) -> tuple[Tensor, Metrics]: ...
+
+
+Whole = Literal["", "trajectory", "group", "step"]
+SCOPES: tuple[Whole, ...] = ("", "trajectory", "group", "step")
+"""From the least to the most that has to lie in one batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What a loss or factor asks of whoever calls it.
+
+    `extras` names arrays of `batch.extras` that not every batch has. `whole` says what must not be cut over several
+    batches, because the value of a token depends on the others there. `entropy_gradient` asks that the entropy
+    carries its gradient, which costs memory.
+    """
+
+    extras: tuple[str, ...] = ()
+    whole: Whole = ""
+    entropy_gradient: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            extras=tuple(dict.fromkeys((*self.extras, *other.extras))),
+            whole=max(self.whole, other.whole, key=SCOPES.index),
+            entropy_gradient=self.entropy_gradient or other.entropy_gradient,
+        )
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def needs(*extras: str, whole: Whole = "", entropy_gradient: bool = False) -> Callable[[_Function], _Function]:
+    """Writes on a loss or factor what it needs; `needs_of` reads it."""
+
+    def mark(function: _Function) -> _Function:
+        cast(Any, function).needs = Needs(extras=extras, whole=whole, entropy_gradient=entropy_gradient)
+        return function
+
+    return mark
+
+
+def needs_of(function: Callable[..., Any]) -> Needs:
+    """What a loss or factor needs, also one whose knobs are bound; nothing where none is written on it."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return cast(Needs, getattr(inner, "needs", Needs()))
+
+
+def extra(batch: Batch, name: str, kind: str) -> Tensor:
+    """An array that not every batch has, or a ConfigError that says which loss misses it."""
+    if name not in batch.extras:
+        have = ", ".join(sorted(batch.extras)) or "none"
+        wanted = WHAT.get(name, name)
+        raise ConfigError(f"loss {kind!r} needs {wanted}, but the batch has no extra {name!r} (extras: {have})")
+    return batch.extras[name]
+
+
+WHAT = {
+    "ref_logprobs": "the reference policy's log-probabilities",
+    "proximal_logprobs": "the log-probabilities before the step",
+    "teacher_logprobs": "the teacher's log-probabilities",
+    "entropy": "the policy's entropy at each token",
+}
+"""What extras are, for errors."""

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from turnstile.batching.batch import Batch
 from turnstile.errors import ConfigError
-from turnstile.losses.base import Metrics
+from turnstile.losses.base import Metrics, extra, needs
 from turnstile.losses.ratio import LIMIT, log_ratio
 
+Estimator = Literal["k1", "k2", "k3"]
 
-def kl(logprobs: Tensor, batch: Batch, *, estimator: Literal["k1", "k2", "k3"] = "k3") -> tuple[Tensor, Metrics]:
+
+@needs("ref_logprobs")
+def kl(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k3") -> tuple[Tensor, Metrics]:
     """KL(pi || reference), estimated at each sampled token from `batch.extras["ref_logprobs"]` f32[N].
 
     With d = log pi - log reference the value is k1 = d (unbiased), k2 = d^2 / 2 (biased, small variance) or
@@ -24,13 +27,14 @@ def kl(logprobs: Tensor, batch: Batch, *, estimator: Literal["k1", "k2", "k3"] =
 
     logprobs f32[N] -> loss f32[N]; metric kl_ref (nats). Raises ConfigError without a reference.
     """
-    if "ref_logprobs" not in batch.extras:
-        have = ", ".join(sorted(batch.extras)) or "none"
-        raise ConfigError(
-            "loss 'kl' needs the reference policy's log-probabilities, but the batch has no extra 'ref_logprobs' "
-            f"(extras: {have}); give the run a reference model or leave 'kl' out"
-        )
-    distance = (logprobs - batch.extras["ref_logprobs"]).clamp(-LIMIT, LIMIT)
+    value = divergence(logprobs, batch, extra(batch, "ref_logprobs", "kl"), estimator, "kl")
+    return value, {"kl_ref": value.detach()}
+
+
+def divergence(logprobs: Tensor, batch: Batch, anchor: Tensor, estimator: Estimator, kind: str) -> Tensor:
+    """KL(pi || anchor) estimated at each token from the anchor's log-probabilities f32[N], with the gradient that
+    `kl` describes. `kind` is the loss that errors name."""
+    distance = (logprobs - anchor).clamp(-LIMIT, LIMIT)
     match estimator:
         case "k1":
             value = distance
@@ -39,8 +43,7 @@ def kl(logprobs: Tensor, batch: Batch, *, estimator: Literal["k1", "k2", "k3"] =
         case "k3":
             value = torch.exp(-distance) - 1 + distance
         case _:
-            raise ConfigError(f"loss 'kl': estimator is k1, k2 or k3, got {estimator!r}")
+            raise ConfigError(f"loss {kind!r}: estimator is k1, k2 or k3, got {estimator!r}")
     ratio = torch.exp(log_ratio(logprobs, batch)).detach()
     slope = ratio * distance.square() / 2  # its gradient is ratio * d * grad log pi
-    loss = value.detach() + slope - slope.detach()
-    return loss, {"kl_ref": value.detach()}
+    return value.detach() + slope - slope.detach()

@@ -8,7 +8,7 @@ from torch import Tensor
 from turnstile.batching.batch import Batch
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics
-from turnstile.losses.ratio import log_ratio, ratio_metrics
+from turnstile.losses.ratio import check_bounds, clipped_surrogate, log_ratio, ratio_metrics
 
 
 def ppo(
@@ -23,15 +23,13 @@ def ppo(
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (1 where the gradient is cut).
     Raises ConfigError for bounds that make no sense.
     """
-    if not (0 <= clip_low <= 1 and clip_high >= 0):
-        raise ConfigError(f"loss 'ppo': clip_low lies in [0, 1] and clip_high is >= 0, got {clip_low}, {clip_high}")
+    check_bounds("ppo", clip_low, clip_high)
     if dual_clip is not None and dual_clip <= 1:
         raise ConfigError(f"loss 'ppo': dual_clip must be above 1, got {dual_clip}")
     advantages = batch.advantages
     log_ratios = log_ratio(logprobs, batch)
     ratio = torch.exp(log_ratios)
-    loss = torch.maximum(-ratio * advantages, -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    clipped = ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
+    loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
     if dual_clip is not None:
         bound = -dual_clip * advantages
         beyond = (advantages < 0) & (loss > bound)

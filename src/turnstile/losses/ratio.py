@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics
 
 LIMIT = 20.0
@@ -22,3 +23,20 @@ def ratio_metrics(log_ratios: Tensor) -> Metrics:
     detached = log_ratios.detach()
     ratio = torch.exp(detached)
     return {"ratio": ratio, "kl_behaviour": ratio - 1.0 - detached}
+
+
+def with_gradient(value: Tensor, logprobs: Tensor) -> Tensor:
+    """`value` [N], whose gradient is value * grad log pi(token), as if it were the token's own ratio."""
+    return value.detach() * torch.exp(logprobs - logprobs.detach())
+
+
+def check_bounds(kind: str, low: float, high: float) -> None:
+    """Raises ConfigError unless ratios may be cut to [1 - low, 1 + high]."""
+    if not (0 <= low <= 1 and high >= 0):
+        raise ConfigError(f"loss {kind!r}: clip_low lies in [0, 1] and clip_high is >= 0, got {low}, {high}")
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """-min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) [N], and where its gradient is cut, bool[N]."""
+    loss = torch.maximum(-ratio * advantages, -ratio.clamp(1 - low, 1 + high) * advantages)
+    return loss, ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -64,7 +64,35 @@ def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The weights by their plain names, adapters added into the layers they sit on."""
     state = dict(model.state_dict())
     for prefix, module in model.named_modules():
-        if hasattr(module, "base_layer") and hasattr(module, "get_delta_weight"):
-            name = f"{prefix}.base_layer.weight"
-            state[name] = state[name] + module.get_delta_weight("default").to(state[name].dtype)
+        if _is_adapted(module):
+            state[f"{prefix}.base_layer.weight"] = weight_of(module)
     return {name.replace(".base_layer.", "."): value for name, value in state.items() if "lora_" not in name}
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether a layer is a plain linear one, or adapters on one."""
+    return type(layer.base_layer if _is_adapted(layer) else layer) is nn.Linear
+
+
+def sources(layer: nn.Module) -> list[nn.Parameter]:
+    """The parameters that decide what a linear layer computes, those of its adapters with them."""
+    return list(layer.parameters())
+
+
+def weight_of(layer: nn.Module) -> torch.Tensor:
+    """The matrix [out, in] of a linear layer, adapters added."""
+    if not _is_adapted(layer):
+        return cast(torch.Tensor, layer.weight).detach()
+    base: torch.Tensor = cast(Any, layer).base_layer.weight.detach()
+    delta: torch.Tensor = cast(Any, layer).get_delta_weight("default").detach()
+    return base + delta.to(base.dtype)
+
+
+def bias_of(layer: nn.Module) -> torch.Tensor | None:
+    """The bias [out] of a linear layer, if it has one."""
+    bias: torch.Tensor | None = cast(Any, layer.base_layer if _is_adapted(layer) else layer).bias
+    return None if bias is None else bias.detach()
+
+
+def _is_adapted(layer: nn.Module) -> bool:
+    return hasattr(layer, "base_layer") and hasattr(layer, "get_delta_weight")

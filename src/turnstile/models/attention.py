@@ -7,15 +7,29 @@ rows (`ForestLayout`); the engine's is its pool of keys and values (`engines/poo
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from turnstile.batching.batch import Batch
 from turnstile.errors import ConfigError
+from turnstile.models.forest_attention import (
+    Node,
+    Run,
+    block_mask,
+    by_flex,
+    by_nodes,
+    by_runs,
+    can_flex,
+    can_go_by_nodes,
+    nodes_of,
+    runs_of,
+)
 
 NAME = "turnstile"
 
@@ -111,38 +125,27 @@ class CausalLayout:
 
 
 class ForestLayout:
-    """Each token sees its ancestors in its own tree: k <= q < subtree_end[k].
-
-    The layout is depth-first, so a tree is a few runs of tokens that follow each other; all tokens of a run
-    have the same ancestors before the run. Each run attends to those and, causally, to itself: the work is
-    that of the rows taken one by one, less what they share.
-    """
+    """Each token sees its ancestors in its own tree: k <= q < subtree_end[k]."""
 
     def __init__(self, batch: Batch) -> None:
-        ends = batch.subtree_end
-        index = torch.arange(batch.size, device=ends.device)
-        starts = [0, *(torch.nonzero(ends[:-1] == index[1:])[:, 0] + 1).tolist()] if batch.size else []
-        self._runs = [self._run(ends, begin, end) for begin, end in zip(starts, [*starts[1:], batch.size], strict=True)]
-
-    @staticmethod
-    def _run(ends: Tensor, begin: int, end: int) -> tuple[int, int, Tensor | None, Tensor | None]:
-        """(begin, end, slots it sees i64[m + n], who sees which bool[n, m + n]) of a run of n tokens."""
-        ancestors = torch.nonzero(ends[:begin] > begin)[:, 0]
-        if len(ancestors) == 0:
-            return begin, end, None, None
-        slots = torch.cat([ancestors, torch.arange(begin, end, device=ends.device)])
-        seen = torch.ones(end - begin, len(slots), dtype=torch.bool, device=ends.device).tril(len(ancestors))
-        return begin, end, slots, seen
+        self._ends = batch.subtree_end
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        parts = []
-        for begin, end, slots, seen in self._runs:
-            run = slice(begin, end)
-            k = key[:, :, run] if slots is None else key[:, :, slots]
-            v = value[:, :, run] if slots is None else value[:, :, slots]
-            parts.append(
-                scaled_dot_product_attention(
-                    query[:, :, run], k, v, attn_mask=seen, is_causal=seen is None, scale=scale, enable_gqa=True
-                )
-            )
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        if can_go_by_nodes(query, value):
+            return by_nodes(query, key, value, self._nodes, scale)
+        if can_flex(query, value):
+            return by_flex(query, key, value, self._mask, scale)
+        return by_runs(query, key, value, self._runs, scale)
+
+    # made when the first layer asks, for all that follow
+    @functools.cached_property
+    def _nodes(self) -> list[Node]:
+        return nodes_of(self._ends)
+
+    @functools.cached_property
+    def _runs(self) -> list[Run]:
+        return runs_of(self._ends)
+
+    @functools.cached_property
+    def _mask(self) -> BlockMask:
+        return block_mask(self._ends)

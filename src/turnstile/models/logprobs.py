@@ -59,11 +59,18 @@ def truncate(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> 
 
 
 def token_logprobs(
-    model: PreTrainedModel, hidden: Tensor, target: Tensor, temperature: Tensor, sampling: Sampling
+    model: PreTrainedModel,
+    hidden: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    sampling: Sampling,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [N] of `target` i64[N] after `hidden` [N, H], and the entropies [N] in nats (detached).
+    """Log-probabilities [N] of `target` i64[N] after `hidden` [N, H], and the entropies [N] in nats.
 
-    `temperature` f32[N] is that of each token's sampling; the truncation of `sampling` is applied too.
+    `temperature` f32[N] is that of each token's sampling; the truncation of `sampling` is applied too. The
+    entropies carry a gradient only where it is asked for: it holds [N, V] once more.
     """
     vocabulary = model.get_output_embeddings().weight.shape[0]
     size = max(1, CHUNK_ELEMENTS // int(vocabulary))
@@ -72,7 +79,7 @@ def token_logprobs(
         logits = truncate(project(model, h) / t[:, None], sampling, keep=y)
         norm = logits.logsumexp(dim=-1)
         logprobs = logits.gather(1, y[:, None])[:, 0] - norm
-        with torch.no_grad():
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             logp = logits - norm[:, None]
             entropy = -(logp.exp() * logp.clamp(min=-1e4)).sum(dim=-1)
         return logprobs, entropy

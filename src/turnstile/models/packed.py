@@ -1,7 +1,7 @@
 """Linear layers in the layout that a CPU's kernels want: decoding a few rows is bound by how weights lie in memory.
 
-oneDNN keeps a matrix in blocks that fit its registers. Reordering takes as long as two forward passes, so it is done
-once for as long as the weights stay what they are.
+oneDNN keeps a matrix in blocks that fit its registers. Reordering takes about as long as one pass over a few rows, so
+it is done once for as long as the weights stay what they are.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from turnstile.models.adapt import bias_of, sources, weight_of
 
 ROWS = 32
 """The number of rows that the layout is chosen for; others are right, too, and gain less."""
@@ -24,11 +25,46 @@ _here = threading.local()
 """Whether this thread is one that samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    weight: Tensor
-    version: int  # of the weight when it was reordered
-    place: int  # where that lay
+class PackedWeight:
+    """The weights of one or several linear layers of equal input, stacked and reordered, with their biases.
+
+    Made at first use, and again at the first use after they have changed.
+    """
+
+    def __init__(self, *layers: nn.Module) -> None:
+        self._layers = layers
+        self._sources = [tensor for layer in layers for tensor in sources(layer)]
+        self._stamp: tuple[tuple[int, int], ...] | None = None
+        self.weight = torch.empty(0)
+        self.bias: Tensor | None = None
+
+    def forget(self) -> None:
+        """What learns has changed, in whatever way."""
+        if any(tensor.requires_grad for tensor in self._sources):
+            self._stamp = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Follows changes in place, and of place."""
+        stamp = tuple([(tensor._version, tensor.data_ptr()) for tensor in self._sources])
+        if stamp == self._stamp:
+            return
+        matrices = [weight_of(layer) for layer in self._layers]
+        whole = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
+        biases = [bias for layer in self._layers if (bias := bias_of(layer)) is not None]
+        self.bias = torch.cat(biases) if biases else None
+        self._stamp = stamp
+
+    def __call__(self, x: Tensor, then: str = "none") -> Tensor:
+        """x [..., in] -> [..., out], with `then` ("none" or "swish") of it."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, then, [], "")
+        return out
+
+    def with_other(self, x: Tensor, other: Tensor, how: str) -> Tensor:
+        """x [..., in] -> [..., out], with `other` [..., out] put to it ("add" or "mul")."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, how)
+        return out
 
 
 class PackedLinears:
@@ -39,8 +75,11 @@ class PackedLinears:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._layers = [module for module in model.modules() if type(module) is nn.Linear and _can_be_packed(module)]
-        self._packed: dict[nn.Linear, _Packed] = {}
+        self._packed = {
+            module: PackedWeight(module)
+            for module in model.modules()
+            if type(module) is nn.Linear and can_be_packed(module)
+        }
         self._learnt = False
 
     def forget(self) -> None:
@@ -51,14 +90,15 @@ class PackedLinears:
     def used(self) -> Iterator[None]:
         """Inside, what this thread runs without gradients runs on the copies; those of weights that changed in place
         are made again first. Other threads, whose weights may be newer, run on the weights themselves."""
-        if self._learnt:
-            self._learnt = False
-            self._packed = {layer: one for layer, one in self._packed.items() if not layer.weight.requires_grad}
+        learnt, self._learnt = self._learnt, False
         led = []
         try:
-            for layer in self._layers:
+            for layer, packed in self._packed.items():
+                if learnt:
+                    packed.forget()
                 if "forward" not in vars(layer):
-                    vars(layer)["forward"] = functools.partial(_forward, layer, self._of(layer).weight)
+                    packed.refresh()
+                    vars(layer)["forward"] = functools.partial(_forward, layer, packed)
                     led.append(layer)
             _here.inside = True
             yield
@@ -67,28 +107,18 @@ class PackedLinears:
             for layer in led:
                 del vars(layer)["forward"]
 
-    def _of(self, layer: nn.Linear) -> _Packed:
-        weight = layer.weight
-        packed = self._packed.get(layer)
-        if packed is None or (packed.version, packed.place) != (weight._version, weight.data_ptr()):
-            reordered = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
-            packed = self._packed[layer] = _Packed(reordered, weight._version, weight.data_ptr())
-        return packed
 
-
-def _can_be_packed(layer: nn.Linear) -> bool:
-    weight = layer.weight
+def can_be_packed(layer: nn.Module) -> bool:
+    """Float32 on a CPU, with a torch that has the kernels."""
     return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
+        all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in sources(layer))
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
 
 
-def _forward(layer: nn.Linear, packed: Tensor, x: Tensor) -> Tensor:
+def _forward(layer: nn.Linear, packed: PackedWeight, x: Tensor) -> Tensor:
     if torch.is_grad_enabled() or not getattr(_here, "inside", False):  # the copy has no gradient, and is of its time
         return linear(x, layer.weight, layer.bias)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, layer.bias, "none", [], "")
-    return out
+    return packed(x)

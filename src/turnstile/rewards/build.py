@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from turnstile.errors import ConfigError
-from turnstile.lookup import nearest, resolve
+from turnstile.lookup import check_types, nearest, resolve
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.compose import gated
 from turnstile.rewards.ends import Ends
@@ -79,6 +79,7 @@ def _checked(function: Callable[..., Any], label: str, name: str, knobs: dict[st
     for knob in knobs:
         if knob not in known and not takes_any:
             raise ConfigError(f"reward {label!r} has no knob {knob!r}; {nearest(knob, {*known, *_every_term_has()})}")
+    check_types(f"reward {label!r}", function, knobs)
     if "name" in known:
         knobs.setdefault("name", name)
     try:

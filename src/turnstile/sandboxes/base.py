@@ -73,6 +73,9 @@ class Sandbox(Protocol):
 class Sandboxes(Protocol):
     """Starts sandboxes of one tier. `close` leaves no process and no file behind."""
 
-    async def start(self, template: Template) -> Sandbox: ...
+    async def start(self, template: Template, *, deps: Path | None = None) -> Sandbox:
+        """A private copy of the template. `deps` is a folder that its commands import from, which a tier that hides
+        this machine's files shows at its place where it lies in what was given as its `shelf`, and no other of that."""
+        ...
 
     async def close(self) -> None: ...

@@ -1,9 +1,9 @@
 """Sandboxes in namespaces of their own, by bubblewrap: quick, on one Linux machine, without a daemon.
 
 Inside, there are the system's folders, this Python and Turnstile, to be read and not written, the sandbox's own
-folder, a private /tmp and nothing else of this machine's files; there is no network, and only the sandbox's own
-processes. Run as root, bubblewrap keeps root's user id, so it is no boundary against files that root owns should code
-find a way out of its mount namespace; use an ordinary user, or a container, where that matters.
+folder and its dependencies', a private /tmp and nothing else of this machine's files; there is no network, and only
+the sandbox's own processes. Run as root, bubblewrap keeps root's user id, so it is no boundary against files that root
+owns should code find a way out of its mount namespace; use an ordinary user, or a container, where that matters.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 import turnstile
 from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.base import Limits, Template
-from turnstile.sandboxes.folder import FolderSandbox, Home, copy_whole, remove_tree
+from turnstile.sandboxes.folder import FolderSandbox, Home, both_names, copy_whole, on_shelf, remove_tree
 from turnstile.sandboxes.forkserver import ForkServer
+from turnstile.sandboxes.spares import Spares
 
 SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store"),
@@ -41,6 +42,9 @@ def find_bubblewrap() -> str:
     return program
 
 
+Cell = tuple[Path, ForkServer]
+
+
 def bound(paths: Sequence[str]) -> list[str]:
     """Arguments that show folders read-only, where they are and as they are: a link stays one."""
     found = []
@@ -58,8 +62,8 @@ class BubblewrapSandboxes:
     At most `workers` commands run at once in one sandbox. `spare` sandboxes are started in advance, as a server
     takes a while to import what `preload` names. `limits` hold for commands that bring none; `root` is where
     the copies live (shared memory or the temporary folder by default). Of this machine's files, commands see the
-    system's, this Python's, Turnstile's and the folders of `readable`. Raises ConfigError for one of these that is not
-    there.
+    system's, this Python's, Turnstile's, the folders of `readable`, and of the folder `shelf` what `start` names as
+    `deps`. Raises ConfigError for one of `readable` that is not there.
     """
 
     def __init__(
@@ -70,30 +74,33 @@ class BubblewrapSandboxes:
         workers: int = 2,
         spare: int = 2,
         readable: Sequence[Path] = (),
+        shelf: Path | None = None,
         root: Path | None = None,
     ) -> None:
         self._bwrap = find_bubblewrap()
         self._limits = limits
         self._preload = tuple(preload)
         self._workers = workers
-        self._spare = spare
         for path in readable:
             if not Path(path).exists():
                 raise ConfigError(f"sandbox.readable names {str(path)!r}, which is not there")
         needed = (Path(sys.prefix), Path(sys.base_prefix), Path(turnstile.__file__).parent, *map(Path, readable))
-        self._readable = tuple(dict.fromkeys(name for path in needed for name in (str(path), str(path.resolve()))))
+        self._readable = both_names(needed)
+        self._shelf = None if shelf is None else Path(shelf)
         self._home = Home(root)
-        self._spares: list[tuple[Path, ForkServer]] = []
+        self._spares: Spares[Path | None, Cell] = Spares(spare)
         self._open: dict[FolderSandbox, ForkServer] = {}
         self._finalizer = weakref.finalize(self, self._home.remove)
 
-    async def start(self, template: Template) -> FolderSandbox:
+    async def start(self, template: Template, *, deps: Path | None = None) -> FolderSandbox:
         """A private copy of `template`. Raises SandboxError when there is no such folder, or no room."""
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")
-        while len(self._spares) <= self._spare:
-            self._spares.append(self._cell())
-        folder, server = self._spares.pop(0)
+        shown = on_shelf(deps, self._shelf)
+        gone = self._spares.ask(shown)
+        folder, server = self._spares.take(shown) or self._cell(shown)
+        for _ in range(self._spares.missing):
+            self._spares.put(shown, self._cell(shown))
         sandbox = FolderSandbox(
             folder,
             server,
@@ -104,6 +111,8 @@ class BubblewrapSandboxes:
         )
         self._open[sandbox] = server
         try:
+            for cell in gone:
+                await end(*cell)
             await copy_whole(template, sandbox.root)
         except BaseException:
             await sandbox.close()
@@ -114,24 +123,28 @@ class BubblewrapSandboxes:
         """End every command and remove every file."""
         for sandbox in tuple(self._open):
             await sandbox.close()
-        while self._spares:
-            _, server = self._spares.pop()
+        for _, server in self._spares.empty():
             await server.close()
         await asyncio.to_thread(self._finalizer)
 
-    def _cell(self) -> tuple[Path, ForkServer]:
-        """A folder and a fork server that sees it, and of this provider's folders nothing else."""
+    def _cell(self, deps: Path | None) -> Cell:
+        """A folder and a fork server that sees it and `deps`, and of this provider's folders nothing else."""
         folder = self._home.new_sandbox()
         work = folder / "work"
         work.mkdir()
         wrapper = [self._bwrap, "--die-with-parent", "--new-session", "--unshare-all", "--cap-drop", "ALL"]
         wrapper += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *bound(SYSTEM), *bound(self._readable)]
+        wrapper += bound(() if deps is None else both_names([deps]))
         wrapper += ["--bind", str(work), str(work), "--chdir", "/", "--"]
         server = ForkServer(scratch="/tmp", preload=self._preload, workers=self._workers, wrapper=wrapper)
         server.start()
         return folder, server
 
     async def _discard(self, sandbox: FolderSandbox) -> None:
-        server = self._open.pop(sandbox)
-        await server.close()
-        await asyncio.to_thread(remove_tree, sandbox.folder)
+        await end(sandbox.folder, self._open.pop(sandbox))
+
+
+async def end(folder: Path, server: ForkServer) -> None:
+    """End a fork server, and remove its folder."""
+    await server.close()
+    await asyncio.to_thread(remove_tree, folder)

@@ -163,7 +163,12 @@ async def check_sandboxes(provider: Sandboxes, template: Path | None = None) -> 
             await check.refused(
                 lambda: provider.start(Path(folder) / "none"), SandboxError, "start: a missing template is not refused"
             )
-            sandbox, other = await provider.start(template), await provider.start(template)
+            sandbox = await provider.start(template)
+            try:
+                other = await provider.start(template, deps=template)
+            except TypeError as error:
+                check.expect(False, f"start: it takes no folder of dependencies ({error})")
+                other = await provider.start(template)
             await check.commands(sandbox)
             await check.limits(sandbox)
             await check.files(sandbox, other)

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -199,6 +199,18 @@ def as_folder(template: Template) -> Path:
     if not template.is_dir():
         raise SandboxError(f"there is no template folder {template}")
     return template
+
+
+def both_names(paths: Iterable[Path]) -> tuple[str, ...]:
+    """Paths as they are named and as they are, links followed."""
+    return tuple(dict.fromkeys(name for path in paths for name in (str(path), str(path.resolve()))))
+
+
+def on_shelf(deps: Path | None, shelf: Path | None) -> Path | None:
+    """`deps` where it is a folder that lies in `shelf` itself, None where it does not: nothing else is shown."""
+    if deps is None or shelf is None or deps.name in ("", "..") or deps.parent != shelf:
+        return None
+    return deps if deps.is_dir() and not deps.is_symlink() else None
 
 
 def walk_tree(source: Path) -> Iterator[tuple[str, str, str]]:

@@ -40,8 +40,9 @@ class LocalSandboxes:
         self._open: set[FolderSandbox] = set()
         self._finalizer = weakref.finalize(self, self._home.remove)
 
-    async def start(self, template: Template) -> FolderSandbox:
-        """A private copy of `template`. Raises SandboxError when there is no such folder, or no room."""
+    async def start(self, template: Template, *, deps: Path | None = None) -> FolderSandbox:
+        """A private copy of `template`; `deps` can be read like everything else. Raises SandboxError when there is no
+        such folder, or no room."""
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")
         self._server.start()

@@ -7,12 +7,12 @@ import logging
 import random
 import time
 import weakref
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from turnstile.errors import SandboxError
+from turnstile.sandboxes.spares import Spares
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class Member(Protocol):
         ...
 
 
+K = TypeVar("K")
 M = TypeVar("M", bound=Member)
 
 
@@ -38,8 +39,10 @@ class _Gates:
     starts: asyncio.Semaphore
 
 
-class Pool(Generic[M]):
+class Pool(Generic[K, M]):
     """Hands out members that nobody had before; at most `most` are out at once, and `warm` more are kept ready.
+
+    Members are of kinds, of which `start` makes one; those that are kept ready are of the kinds last asked for.
 
     At most `starts` are being started at a time. After a failed start all starts wait, twice as long each time up to
     `longest` seconds, and one is given up after `tries`. Who finds no free place waits `patience` seconds for one.
@@ -48,7 +51,7 @@ class Pool(Generic[M]):
 
     def __init__(
         self,
-        start: Callable[[], Awaitable[M]],
+        start: Callable[[K], Awaitable[M]],
         *,
         warm: int,
         most: int,
@@ -61,27 +64,28 @@ class Pool(Generic[M]):
         if most < 1 or starts < 1 or warm < 0:
             raise ValueError("a pool needs room for one member and for one start, and no fewer than no spares")
         self._start_one = start
-        self._warm = warm
         self._most = most
         self._starts = starts
         self._tries = tries
         self._pause = pause
         self._longest = longest
         self._patience = patience
-        self._ready: deque[M] = deque()
+        self._spares: Spares[K, M] = Spares(warm)
         self._failures = 0
         self._not_before = 0.0
         self._gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Gates] = weakref.WeakKeyDictionary()
         self._warming: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def ready(self) -> int:
         """How many wait to be handed out."""
-        return len(self._ready)
+        return len(self._spares)
 
-    async def take(self, start: Callable[[], Awaitable[M]] | None = None) -> M:
-        """A live member; one that is ready, unless `start` makes it, of another kind. `leave` gives its place back.
+    async def take(self, kind: K, *, spares: bool = True) -> M:
+        """A live member; one that is ready, if there is, unless no `spares` are kept of this kind. `leave` gives its
+        place back.
 
         Raises SandboxError when none can be had.
         """
@@ -94,20 +98,19 @@ class Pool(Generic[M]):
                 f"no sandbox was free for {self._patience:.0f} s: all {self._most} are in use; raise sandbox.most"
             ) from None
         try:
-            if start is not None:
-                return await self._start(start, self._tries)
-            while self._ready:
-                member = self._ready.popleft()
+            if spares:
+                self._end_behind(self._spares.ask(kind))
+            while spares and (member := self._spares.take(kind)) is not None:
                 if await member.alive():
                     return member
                 await member.end()
-            return await self._start(self._start_one, self._tries)
+            return await self._start(kind, self._tries)
         except BaseException:
             gates.places.release()
             raise
         finally:
-            if start is None:
-                self._refill()
+            if spares:
+                self._refill(kind)
 
     def leave(self) -> None:
         """A member that was taken has ended."""
@@ -119,8 +122,8 @@ class Pool(Generic[M]):
         for task in tuple(self._warming):
             task.cancel()
         await asyncio.gather(*self._warming, return_exceptions=True)
-        while self._ready:
-            await self._ready.popleft().end()
+        self._end_behind(self._spares.empty())
+        await asyncio.gather(*self._ending)
 
     def _gates_now(self) -> _Gates:
         loop = asyncio.get_running_loop()
@@ -128,31 +131,37 @@ class Pool(Generic[M]):
             self._gates[loop] = _Gates(asyncio.Semaphore(self._most), asyncio.Semaphore(self._starts))
         return self._gates[loop]
 
-    def _refill(self) -> None:
+    def _end_behind(self, members: list[M]) -> None:
+        for member in members:
+            task = asyncio.ensure_future(member.end())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _refill(self, kind: K) -> None:
         if self._failures or self._closed:
             return  # whoever needs one finds out whether that has changed
-        for _ in range(self._warm - len(self._ready) - len(self._warming)):
-            task = asyncio.ensure_future(self._warm_one())
+        for _ in range(self._spares.missing - len(self._warming)):
+            task = asyncio.ensure_future(self._warm_one(kind))
             self._warming.add(task)
             task.add_done_callback(self._warming.discard)
 
-    async def _warm_one(self) -> None:
+    async def _warm_one(self, kind: K) -> None:
         try:
-            member = await self._start(self._start_one, 1)
+            member = await self._start(kind, 1)
         except SandboxError as error:
             _log.warning("no spare sandbox could be started: %s", error)
             return
         if self._closed:
             await member.end()
         else:
-            self._ready.append(member)
+            self._spares.put(kind, member)
 
-    async def _start(self, start: Callable[[], Awaitable[M]], tries: int) -> M:
+    async def _start(self, kind: K, tries: int) -> M:
         while True:
             async with self._gates_now().starts:
                 await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
                 try:
-                    member = await start()
+                    member = await self._start_one(kind)
                 except SandboxError:
                     tries -= 1
                     self._failures += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,12 @@ from transformers import PreTrainedModel
 
 from turnstile.batching.batch import Batch
 from turnstile.batching.forest import plant
-from turnstile.losses.base import Metrics, TokenLoss
+from turnstile.losses.base import Metrics, Needs, TokenLoss, needs_of
 from turnstile.models.attention import ForestLayout, forward_hidden, use_layouts
 from turnstile.models.logprobs import token_logprobs
 from turnstile.models.trunk import forward_above, frozen_layers
 from turnstile.trainer.optim import Schedule, adamw, factor
+from turnstile.trainer.whole import Evaluate, is_cut, solve
 from turnstile.types import F32, Row, Sampling
 
 Trunk = Callable[[Row], Tensor]
@@ -38,6 +41,24 @@ class Objective:
     weigh: Weigh
     regularizers: Sequence[tuple[float, TokenLoss]] = ()
     sampling: Sampling = field(default_factory=Sampling)
+
+    @property
+    def needs(self) -> Needs:
+        """What the loss and the regularisers need, together."""
+        return functools.reduce(operator.or_, map(needs_of, (self.loss, *(loss for _, loss in self.regularizers))))
+
+    def evaluate(self, logprobs: Tensor, entropy: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        """The loss [N] of a forest's tokens, regularisers and all, and its metrics by slash-separated names."""
+        batch = replace(batch, extras={**batch.extras, "entropy": entropy})
+        loss, found = self.loss(logprobs, batch)
+        metrics = {f"loss/{name}": value for name, value in found.items()}
+        gap = (logprobs.detach() - batch.logprobs).abs()
+        metrics |= {"policy/entropy": entropy.detach(), "policy/logprob_gap": gap}
+        for coefficient, regularizer in self.regularizers:
+            extra, found = regularizer(logprobs, batch)
+            loss = loss + coefficient * extra
+            metrics |= {f"loss/{name}": value for name, value in found.items()}
+        return loss, metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,10 +103,16 @@ class Learner:
         forests = plant(rows, weights, budget=self.plan.budget, device=self.model.device, trunks=trunks)
         self.optimizer.zero_grad(set_to_none=True)
         sums = {"loss/total": 0.0}
+        measure = functools.partial(_measure, self.model, objective=objective, frozen=self.frozen)
+        evaluate: Evaluate = objective.evaluate
+        if is_cut(forests, objective.needs.whole):
+            forests, evaluate = solve(forests, evaluate, measure)
         for batch in forests:
-            total, metrics, new = _forward(self.model, batch, objective, self.frozen)
+            new, entropy = measure(batch)
+            loss, metrics = evaluate(new, entropy, batch)
+            total = (loss * batch.weights).sum()
             total.backward()
-            scatter(logprobs, rows, batch, new)
+            scatter(logprobs, rows, batch, new.detach())
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float((value * batch.weights).sum())
             sums["loss/total"] += float(total.detach())
@@ -134,22 +161,21 @@ def _known(rows: Sequence[Row], trunk: Trunk) -> list[Tensor] | None:
     return found
 
 
-def _forward(model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int) -> tuple[Tensor, Metrics, Tensor]:
-    """The weighted loss of one forest, its per-token metrics and the trainer's log-probabilities [N]."""
+def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int) -> tuple[Tensor, Tensor]:
+    """The policy's log-probabilities [N] and entropies [N] at a forest's trained tokens."""
     layout = ForestLayout(batch)
     if batch.trunk is None:
         hidden = forward_hidden(model, batch.tokens, batch.positions, layout)
     else:
         hidden = forward_above(model, frozen, batch.trunk, batch.positions, layout)
-    logprobs, entropy = token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, objective.sampling)
-    loss, metrics = objective.loss(logprobs, batch)
-    metrics = {f"loss/{name}": value for name, value in metrics.items()}
-    metrics |= {"policy/entropy": entropy, "policy/logprob_gap": (logprobs.detach() - batch.logprobs).abs()}
-    for coefficient, regularizer in objective.regularizers:
-        extra, further = regularizer(logprobs, batch)
-        loss = loss + coefficient * extra
-        metrics |= {f"loss/{name}": value for name, value in further.items()}
-    return (loss * batch.weights).sum(), metrics, logprobs.detach()
+    return token_logprobs(
+        model,
+        hidden[batch.source],
+        batch.target,
+        batch.temperature,
+        objective.sampling,
+        entropy_gradient=objective.needs.entropy_gradient,
+    )
 
 
 def scatter(into: Sequence[F32], rows: Sequence[Row], batch: Batch, values: Tensor) -> None:

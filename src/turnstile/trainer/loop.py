@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from turnstile.credit.base import Estimator, State
+from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
@@ -22,7 +23,7 @@ from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.prepare import prepare
-from turnstile.trainer.reference import Reference
+from turnstile.trainer.reference import Annotator
 from turnstile.trainer.step import Trained, per_group, update
 from turnstile.types import Group, Score, Stop, Trajectory
 
@@ -69,7 +70,7 @@ class Parts:
     learner: Learner
     objective: Objective
     trunk: Trunk | None  # what the engine knows of the frozen layers
-    reference: Reference | None  # for losses that hold on to an earlier policy
+    annotators: Sequence[Annotator]  # for losses that hold on to another policy
     engine: Publisher
     tracker: Tracker
     recorder: Recorder
@@ -96,8 +97,8 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         scores = parts.scorer(groups)
         advantages, progress.credit = parts.estimator(groups, scores, {}, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_flat=settings.drop_flat)
-        if parts.reference is not None:
-            rows = [parts.reference.annotate(group, parts.objective.sampling) for group in prepared.rows]
+        for annotator in parts.annotators:
+            rows = [annotator.annotate(group, parts.objective.sampling) for group in prepared.rows]
             prepared = replace(prepared, rows=rows)
         trained = update(
             groups,
@@ -183,6 +184,7 @@ def _metrics(
         **trained.metrics,
         "groups/flat": float(flat),
         "groups/all": float(len(groups)),
+        "credit/states_shared": states_shared(groups),
         "tokens/sampled": sampled,
         "tokens/computed": engine["tokens_computed"],
         "tokens/asked": engine["tokens_asked"] + sampled,

@@ -1,4 +1,4 @@
-"""The policy that a KL penalty holds on to: the trained parameters as they were before the first RL step."""
+"""Log-probabilities of other policies than the one that learns: the one that RL began with, the one before a step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,8 +18,26 @@ from turnstile.trainer.learner import Learner, scatter
 from turnstile.types import Row, Sampling
 
 
+class Annotator(Protocol):
+    """Gives the rows of a step one more array among their extras, before the step."""
+
+    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]: ...
+
+
+class Proximal:
+    """The policy as the trainer computes it before the step, which the sampler's word on it may differ from."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+        """The rows with `proximal_logprobs` f32[L] among their extras, 0 where masked."""
+        return _annotated(self._learner, rows, sampling, "proximal_logprobs")
+
+
 class Reference:
-    """A copy of what learns; the frozen rest is shared with the network that learns.
+    """The policy that RL began with, which a KL penalty holds on to: a copy of what learns; the frozen rest is shared
+    with the network that learns.
 
     Kept in `file`, so that a resumed run holds on to the same policy: it is written by the first call with a
     run's folder and read by the later ones.
@@ -36,18 +55,8 @@ class Reference:
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """The rows with `ref_logprobs` f32[L] among their extras, 0 where masked."""
-        logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-        model = self._learner.model
-        with self._in_place(), torch.no_grad():
-            no_weights = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-            for batch in plant(rows, no_weights, budget=self._learner.plan.budget, device=model.device):
-                hidden = forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
-                new, _ = token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, sampling)
-                scatter(logprobs, rows, batch, new)
-        return [
-            replace(row, extras={**row.extras, "ref_logprobs": values})
-            for row, values in zip(rows, logprobs, strict=True)
-        ]
+        with self._in_place():
+            return _annotated(self._learner, rows, sampling, "ref_logprobs")
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
@@ -63,3 +72,16 @@ class Reference:
         with torch.no_grad():
             for parameter, value in zip(self._learner.parameters, values, strict=True):
                 parameter.copy_(value)
+
+
+def _annotated(learner: Learner, rows: Sequence[Row], sampling: Sampling, name: str) -> list[Row]:
+    """The rows with the log-probabilities f32[L] that the network has now among their extras, 0 where masked."""
+    logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
+    no_weights = [np.zeros(len(row.token_ids), np.float32) for row in rows]
+    model = learner.model
+    with torch.no_grad():
+        for batch in plant(rows, no_weights, budget=learner.plan.budget, device=model.device):
+            hidden = forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
+            new, _ = token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, sampling)
+            scatter(logprobs, rows, batch, new)
+    return [replace(row, extras={**row.extras, name: values}) for row, values in zip(rows, logprobs, strict=True)]

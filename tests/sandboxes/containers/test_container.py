@@ -252,10 +252,21 @@ async def test_tests_are_run_in_containers_where_a_recipe_says_so(
         grader = next(part for part in world.shared if isinstance(part, Grader))
         assert not (await grader.grade(package, {}, fail_to_pass=[test])).resolved
         assert (await grader.grade(package, {"ten.py": b"TEN = 10\n"}, fail_to_pass=[test])).resolved
-        (deps_home() / "helper.py").write_text("help = 'given'\n")
-        sandbox = await grader.bench.sandboxes.start(package)
-        assert (await sandbox.exec(["ls", str(deps_home())])).stdout == "helper.py\n"
-        assert (await sandbox.exec(["touch", str(deps_home() / "mine")])).exit_code != 0
+        mine, others = deps_home() / "ten-1.0", deps_home() / "user-of-ten-1.0"
+        for folder, file in ((mine, "helper.py"), (others, "ten.py")):
+            folder.mkdir()
+            (folder / file).write_text("TEN = 10\n")
+        sandbox = await grader.bench.sandboxes.start(package, deps=mine)
+        assert (await sandbox.exec(["ls", str(deps_home()), str(mine)])).stdout.split()[1::2] == [
+            "ten-1.0",
+            "helper.py",
+        ]
+        assert (await sandbox.exec(["touch", str(mine / "mine")])).exit_code != 0
+        plain = await grader.bench.sandboxes.start(package)
+        assert (await plain.exec(["ls", str(deps_home())])).exit_code != 0
+        for unseen in (deps_home() / ".." / "swe", tmp_path, deps_home()):  # no folder beside the one that is offered
+            refused = await grader.bench.sandboxes.start(package, deps=unseen)
+            assert (await refused.exec(["ls", str(unseen)])).exit_code != 0
         assert (await sandbox.exec(["cat", str(answer)])).exit_code != 0
         assert (await sandbox.exec(["ls", str(tmp_path / "cache")])).stdout == "swe-deps\n"
     finally:

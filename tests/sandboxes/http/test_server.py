@@ -38,7 +38,7 @@ class Odd:
         self.seen: list[object] = []
         self.open = 0
 
-    async def start(self, template: Template) -> OddSandbox:
+    async def start(self, template: Template, *, deps: Path | None = None) -> OddSandbox:
         self.seen.append(template if isinstance(template, Image) else sorted(path.name for path in template.iterdir()))
         if self.failure is not None:
             self.begun.set()

@@ -15,7 +15,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypedDict
 
@@ -27,7 +27,7 @@ from turnstile.sandboxes.containers.channel import Channel
 from turnstile.sandboxes.containers.container import GRACE, Container
 from turnstile.sandboxes.containers.daemon import Daemon, Spec
 from turnstile.sandboxes.containers.images import Images
-from turnstile.sandboxes.folder import Home, as_folder
+from turnstile.sandboxes.folder import Home, as_folder, both_names, on_shelf
 from turnstile.sandboxes.forkserver import QUIET
 from turnstile.sandboxes.owner import owner_labels
 from turnstile.sandboxes.pool import Pool
@@ -42,6 +42,15 @@ CARRIED = f"{TOP}/carried"
 SCRATCH = "/tmp"
 BEGIN = 60.0  # seconds for the runner's first answer
 FILES = 300.0  # seconds for a file or an archive to go to and fro
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """What a container is made for: sandboxes with the root `root`, with what is carried along or not."""
+
+    spec: Spec
+    root: str
+    carries: bool
 
 
 class ContainerSandbox:
@@ -188,9 +197,9 @@ class ContainerSandboxes:
     asks the storage driver to bound. It runs as `user`, without capabilities and without a network but the one named;
     `ulimits` sets what a daemon cannot raise on its own (nofile, nproc). `python` is the image's interpreter; commands
     can import the image's modules and, where a folder was started from, those that `carry` names, copied from this
-    Python. `readable` folders of this machine can be read at the same place inside, where the engine is one of this
-    machine. `limits` hold for commands that bring none: a command's own memory limit counts where it is below the
-    container's.
+    Python. Where the engine is one of this machine, `readable` folders of this machine can be read at the same place
+    inside, and of the folder `shelf` what `start` names as `deps`. `limits` hold for commands that bring none: a
+    command's own memory limit counts where it is below the container's.
 
     At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
     `run` and with this process, so that a sweep finds those whose process is gone. `daemon` is a socket's address
@@ -217,6 +226,7 @@ class ContainerSandboxes:
         python: str = "python3",
         carry: Sequence[str] = (),
         readable: Sequence[Path] = (),
+        shelf: Path | None = None,
         warm: int = 2,
         most: int = 64,
         starts: int = 4,
@@ -251,13 +261,12 @@ class ContainerSandboxes:
             read_only=read_only,
             tmpfs=(TOP, SCRATCH) if read_only else (),
             folders=(TOP, SCRATCH),
-            readable=tuple(str(Path(path).resolve()) for path in readable) if self.daemon.is_here else (),
+            readable=both_names(map(Path, readable)) if self.daemon.is_here else (),
             ulimits=dict(ulimits or {}),
             limit_layer=limit_layer and not read_only,
         )
-        self._pool: Pool[Container] = Pool(
-            lambda: self._launch(self.spec, WORK, carry=bool(carry)), warm=warm, most=most, starts=starts
-        )
+        self._shelf = Path(shelf) if shelf is not None and self.daemon.is_here else None
+        self._pool: Pool[Made, Container] = Pool(self._launch, warm=warm, most=most, starts=starts)
         self._open: set[ContainerSandbox] = set()
         self._going: set[asyncio.Task[None]] = set()
         self._starting: set[asyncio.Task[ContainerSandbox]] = set()
@@ -269,14 +278,14 @@ class ContainerSandboxes:
         """How many containers are ready to be handed out."""
         return self._pool.ready
 
-    async def start(self, template: Template) -> ContainerSandbox:
+    async def start(self, template: Template, *, deps: Path | None = None) -> ContainerSandbox:
         """A container with a copy of a folder, or one of an image as it is, or of a snapshot.
 
         Raises SandboxError when there is no such template or no container can be had, ConfigError when none ever can.
         """
         if self._closing:
             raise SandboxError("these sandboxes were closed")
-        starting = asyncio.ensure_future(self._start(template))
+        starting = asyncio.ensure_future(self._start(template, on_shelf(deps, self._shelf)))
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
         try:
@@ -286,19 +295,22 @@ class ContainerSandboxes:
                 raise SandboxError("these sandboxes were closed while one was started") from None
             raise
 
-    async def _start(self, template: Template) -> ContainerSandbox:
+    async def _start(self, template: Template, deps: Path | None) -> ContainerSandbox:
         if not self._swept:
             self._swept = True
             await self.daemon.call(self.daemon.sweep)
+        spec = self.spec
+        if deps is not None:
+            spec = replace(spec, readable=(*spec.readable, *both_names([deps])))
         if isinstance(template, Image):
             await self.daemon.call(self.images.pull, template.name)
-            spec = replace(self.spec, image=template.name, read_only=False, tmpfs=())
-            carries = template.name in self.carrying
-            container = await self._pool.take(lambda: self._launch(spec, template.root, carry=carries))
-            return self._opened(container, template.root, carries=carries)
+            spec = replace(spec, image=template.name, read_only=False, tmpfs=())
+            made = Made(spec=spec, root=template.root, carries=template.name in self.carrying)
+            return self._opened(await self._pool.take(made, spares=False), made)
         archive = await asyncio.to_thread(self._archive, template)
         with archive:
-            sandbox = self._opened(await self._pool.take(), WORK, carries=bool(self._carried))
+            made = Made(spec=spec, root=WORK, carries=bool(self._carried))
+            sandbox = self._opened(await self._pool.take(made), made)
             try:
                 await sandbox.unpack(archive)
             except BaseException:
@@ -334,8 +346,8 @@ class ContainerSandboxes:
         await container.end()
         self._pool.leave()
 
-    def _opened(self, container: Container, root: str, *, carries: bool) -> ContainerSandbox:
-        sandbox = ContainerSandbox(self, container, root=root, limits=self._limits, carries=carries)
+    def _opened(self, container: Container, made: Made) -> ContainerSandbox:
+        sandbox = ContainerSandbox(self, container, root=made.root, limits=self._limits, carries=made.carries)
         self._open.add(sandbox)
         return sandbox
 
@@ -344,8 +356,9 @@ class ContainerSandboxes:
             return template.open("rb")
         return pack_tree(as_folder(template))
 
-    async def _launch(self, spec: Spec, root: str, *, carry: bool = False) -> Container:
+    async def _launch(self, made: Made) -> Container:
         """A container whose runner has answered. Nothing is left of one whose start was cancelled or failed."""
+        spec = made.spec
         launching = asyncio.ensure_future(self.daemon.call(self.daemon.launch, spec))
         try:
             identity, attached = await asyncio.shield(launching)
@@ -357,9 +370,9 @@ class ContainerSandboxes:
             raise
         container = Container(self.daemon, identity, Channel(attached), spec)
         try:
-            folders = {"make": [WORK, CARRIED], "empty": [CARRIED]} if carry else {"make": [WORK], "empty": []}
-            await container.ask({"op": "begin", "root": root, **folders}, seconds=BEGIN)
-            if carry:
+            folders = {"make": [WORK, CARRIED], "empty": [CARRIED]} if made.carries else {"make": [WORK], "empty": []}
+            await container.ask({"op": "begin", "root": made.root, **folders}, seconds=BEGIN)
+            if made.carries:
                 await container.ask({"op": "unpack", "root": CARRIED}, io.BytesIO(self._carried), seconds=FILES)
         except BaseException as error:
             await container.end()

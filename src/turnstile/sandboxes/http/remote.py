@@ -115,30 +115,30 @@ class RemoteSandboxes:
         self._sending = asyncio.Lock()
         self._finalizer = weakref.finalize(self, self._line.close)
 
-    async def start(self, template: Template) -> RemoteSandbox:
-        """A sandbox with a copy of a folder, or of an image that the server's tier has, or of a snapshot.
+    async def start(self, template: Template, *, deps: Path | None = None) -> RemoteSandbox:
+        """A sandbox with a copy of a folder, or of an image that the server's tier has, or of a snapshot. `deps` is the
+        server's folder of that name, where it has one.
 
         Raises SandboxError when there is no such template, or no sandbox to be had, ConfigError when none ever can.
         """
+        told: dict[str, Any] = {"deps": None if deps is None else str(deps)}
         if isinstance(template, RemoteSnapshot):
-            return await self._line.run(
-                self._start({"snapshot": template.name, "root": template.root}, client=template.client),
-                RemoteSandbox.leave,
-            )
+            told["template"] = {"snapshot": template.name, "root": template.root}
+            return await self._line.run(self._start(told, client=template.client), RemoteSandbox.leave)
         if isinstance(template, Image):
-            return await self._line.run(
-                self._start({"image": template.name, "root": template.root}), RemoteSandbox.leave
-            )
+            told["template"] = {"image": template.name, "root": template.root}
+            return await self._line.run(self._start(told), RemoteSandbox.leave)
         archive, digest = await asyncio.to_thread(packed, template)
         with archive:
-            return await self._line.run(self._start({"tree": digest}, archive), RemoteSandbox.leave)
+            told["template"] = {"tree": digest}
+            return await self._line.run(self._start(told, archive), RemoteSandbox.leave)
 
     async def close(self) -> None:
         """End every command and remove every file that is ours at the server."""
         await asyncio.to_thread(self._finalizer)
 
     async def _start(
-        self, template: dict[str, Any], archive: IO[bytes] | None = None, *, client: str | None = None
+        self, told: dict[str, Any], archive: IO[bytes] | None = None, *, client: str | None = None
     ) -> RemoteSandbox:
         for _ in range(SENDINGS + 1):
             lease = await self._leased()
@@ -146,7 +146,7 @@ class RemoteSandboxes:
                 raise SandboxError(f"the snapshot went with an earlier stay at the sandbox server at {self._line.url}")
             identity = secrets.token_hex(8)
             try:
-                answer, _ = await lease.ask("start", {"template": template}, identity=identity)
+                answer, _ = await lease.ask("start", told, identity=identity)
             except SandboxError as error:
                 if error is not lease.lost:
                     raise
@@ -154,7 +154,7 @@ class RemoteSandboxes:
             if "unknown" not in answer:
                 return RemoteSandbox(self._line, lease, identity)
             if archive is not None:
-                await self._send(template["tree"], archive)
+                await self._send(told["template"]["tree"], archive)
         raise SandboxError(f"the sandbox server at {self._line.url} keeps no template; give it more --templates-mb")
 
     async def _leased(self) -> Lease:

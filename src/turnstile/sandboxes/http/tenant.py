@@ -7,6 +7,7 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from turnstile.errors import SandboxError, TurnstileError
@@ -120,9 +121,10 @@ class Tenant:
     async def _start(self, told: Mapping[str, Any], data: bytes) -> Answer:
         identity = part(told, "id", str)
         given = part(told, "template", dict)
+        deps = None if told.get("deps") is None else Path(part(told, "deps", str))  # the provider's to know, or not
         if "tree" in given:
             async with self._uploads.held(part(given, "tree", str)) as folder:
-                sandbox = await self._provider.start(folder)
+                sandbox = await self._provider.start(folder, deps=deps)
         elif "snapshot" in given:
             snapshot = self._snapshots.get(part(given, "snapshot", str))
             if snapshot is None:
@@ -130,9 +132,10 @@ class Tenant:
             root = part(given, "root", str)
             if isinstance(snapshot, Image) and root:  # where commands of this sandbox run, which is the client's to say
                 snapshot = replace(snapshot, root=root)
-            sandbox = await self._provider.start(snapshot)
+            sandbox = await self._provider.start(snapshot, deps=deps)
         else:
-            sandbox = await self._provider.start(Image(name=part(given, "image", str), root=part(given, "root", str)))
+            image = Image(name=part(given, "image", str), root=part(given, "root", str))
+            sandbox = await self._provider.start(image, deps=deps)
         self._sandboxes[identity] = sandbox
         return {}, b""
 

@@ -21,7 +21,7 @@ from turnstile.errors import (
 )
 from turnstile.sandboxes.containers.runner import HEAD
 
-WIRE = 1  # of both ends the same
+WIRE = 2  # of both ends the same
 TOKEN = "TURNSTILE_SANDBOX_TOKEN"
 """The environment variable that holds the token, at both ends."""
 POLL = 10.0  # seconds after which a request under way is answered with "wait", so that no answer takes long

@@ -15,7 +15,7 @@ from turnstile.tasks.swe.bug import Bug, package_of
 from turnstile.tasks.swe.fixes import Fix, fixes
 from turnstile.types import Message, Task
 
-_TOKEN = re.compile(r"\w+|->|==|!=|<=|>=|//|\*\*|[-+*/%]=|[^\w\s]")
+TOKEN = re.compile(r"\w+|->|==|!=|<=|>=|//|\*\*|[-+*/%]=|[^\w\s]")
 _SLIPS = {
     "==": ("!=",), "!=": ("==",), "<": ("<=", ">"), "<=": ("<",), ">": (">=", "<"), ">=": (">",), "+": ("-",),
     "-": ("+",), "*": ("+",), "and": ("or",), "or": ("and",), "True": ("False",), "False": ("True",),
@@ -62,11 +62,11 @@ def random_agent(task: Task, rng: random.Random) -> Agent:
     """An agent that acts validly and blindly: any command, and for a fix, one token of the shown lines replaced
     by another one of them or by what it is often confused with."""
     lines = _shown(task)
-    tokens = sorted({token for line in lines for token in _TOKEN.findall(line)}.union(_SLIPS) - {"->"})
+    tokens = sorted({token for line in lines for token in TOKEN.findall(line)}.union(_SLIPS) - {"->"})
 
     def act(observation: Sequence[Message]) -> Message:
         name = rng.choice(("view", "fix", "fix", "undo", "run", "submit"))
-        edit = _random_edit(lines, rng, lambda token: tokens) if name == "fix" else None
+        edit = random_edit(lines, rng, lambda token: tokens) if name == "fix" else None
         return _fix(*edit) if edit else call("view" if name == "fix" else name)
 
     return act
@@ -91,7 +91,7 @@ def _shown(task: Task) -> list[str]:
     return [lines[number - 1].strip() for number in bug.shown_lines()]
 
 
-def _random_edit(
+def random_edit(
     lines: Sequence[str], rng: random.Random, others: Callable[[str], Sequence[str]]
 ) -> tuple[str, str] | None:
     """One token that stands in `lines` replaced by one of `others(token)`, with a token of context on each side.
@@ -102,7 +102,7 @@ def _random_edit(
     places = [
         (line, index, spans)
         for line in lines
-        for spans in [[match.span() for match in _TOKEN.finditer(line)]]
+        for spans in [[match.span() for match in TOKEN.finditer(line)]]
         for index in range(len(spans))
     ]
     for line, index, spans in rng.sample(places, len(places)):
@@ -119,13 +119,13 @@ def _wrong_edit(lines: Sequence[str], repair: Sequence[Fix], rng: random.Random)
     """A plausible slip on a line that the repair does not touch."""
     touched = [part.strip() for old, _ in repair for part in old.split("\n") if part.strip()]
     healthy = [line for line in lines if not any(part in line for part in touched)]
-    edit = _random_edit(healthy, rng, lambda token: _SLIPS.get(token, ()))
+    edit = random_edit(healthy, rng, lambda token: _SLIPS.get(token, ()))
     return edit if edit and sum(line.count(edit[0]) for line in lines) == 1 else None
 
 
 def _missing_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | None:
     """A fix of text that looks like the code's but does not occur in it."""
-    edit = _random_edit(lines, rng, lambda token: _SLIPS.get(token, ()))
+    edit = random_edit(lines, rng, lambda token: _SLIPS.get(token, ()))
     if edit is None or any(edit[1] in line for line in lines):
         return None
     return edit[1], edit[0]

@@ -1,15 +1,18 @@
-"""The repair of a made task through the shell and the editor of `turnstile.envs.shell`: to learn from, and to compare
-with."""
+"""The agents that others are compared with in the shell and the editor of `turnstile.envs.shell`: the repair of a made
+task, to learn from too, and chance."""
 
 from __future__ import annotations
 
 import random
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from turnstile.tasks.demonstration import Agent, DemoStep, call
 from turnstile.tasks.swe.bug import Bug, package_of
 from turnstile.tasks.swe.edits import apply
+from turnstile.tasks.swe.oracle import TOKEN, random_edit
+from turnstile.tasks.swe.tree import can_change_tests
 from turnstile.types import Message, Task
 
 
@@ -33,6 +36,44 @@ def oracle(task: Task) -> Agent:
         return next(script, call("submit"))
 
     return act
+
+
+_EDITS = 3
+_LIST = "find . -name '*.py' -type f -not -path '*/.*' | sort"
+_NUMBERED = re.compile(r"^ *\d+\t(.*)$", re.MULTILINE)
+
+
+def random_agent(task: Task, rng: random.Random) -> Agent:
+    """An agent that acts validly and blindly: in files of the code, drawn at random, a token becomes another one of the
+    file a few times, and the whole is submitted. What the task holds does not matter."""
+    turns = _blind(rng)
+    next(turns)
+
+    def act(seen: Sequence[Message]) -> Message:
+        return turns.send(seen[-1].content)
+
+    return act
+
+
+def _blind(rng: random.Random) -> Generator[Message, str, None]:
+    """Is sent what the last action answered, and gives the next one."""
+    yield call("submit")  # the prompt is sent next
+    listed = yield call("bash", command=_LIST)
+    files = [line.removeprefix("./") for line in listed.splitlines() if line.startswith("./") and line.endswith(".py")]
+    files = [file for file in files if not can_change_tests(file)]
+    for _ in range(_EDITS if files else 0):
+        path = rng.choice(files)
+        shown = yield call("view", path=path)
+        edit = _blind_edit(_NUMBERED.findall(shown), rng)
+        if edit is not None:
+            yield call("str_replace", path=path, old=edit[0], new=edit[1])
+    while True:
+        yield call("submit")
+
+
+def _blind_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | None:
+    tokens = sorted({token for line in lines for token in TOKEN.findall(line)})
+    return random_edit(lines, rng, lambda token: tokens)
 
 
 def _edits(bug: Bug, task: Task) -> list[Message]:

@@ -10,7 +10,8 @@ import pytest
 
 from turnstile.errors import ConfigError
 from turnstile.tasks.swe.formats.instance import Instance
-from turnstile.tasks.swe.formats.logs import pytest_log, unittest_log
+from turnstile.tasks.swe.formats.logs import pytest_log, unittest_log, unittest_trouble
+from turnstile.tasks.swe.grading.suite import error_near
 
 PYTEST = """
 import pytest
@@ -103,10 +104,38 @@ def test_the_lines_of_unittest(tmp_path: Path) -> None:
     assert all(name.partition(" ")[2].startswith("(test_it.Case") for name in found)
 
 
+def test_the_end_of_a_log_agrees_with_it(tmp_path: Path) -> None:
+    log = printed(tmp_path, UNITTEST, "unittest", "-v", "test_it")
+    found = unittest_log(log)
+    assert unittest_trouble(log, found, 1) is None
+    assert unittest_trouble(log, found, 0) == "the log ends with FAILED and the exit code is 0"
+    passing = dict.fromkeys(found, "PASSED")
+    assert unittest_trouble(log, passing, 1) == "the log ends with FAILED and names no test that failed"
+    fewer = dict(list(found.items())[1:])
+    assert unittest_trouble(log, fewer, 1) == "the log says that 8 tests ran, and names 7"
+    for wrong in (log + log, log.replace("Ran ", "Run ")):
+        assert str(unittest_trouble(wrong, found, 1)).startswith("the log says ")
+    good = "import unittest\n\nclass Case(unittest.TestCase):\n    def test_ok(self): pass\n"
+    log = printed(tmp_path, good, "unittest", "-v", "test_it")
+    assert unittest_trouble(log, unittest_log(log), 0) is None
+    assert error_near(printed(tmp_path, UNITTEST, "unittest", "-v", "test_it"), "test_fail (test_it.Case)") == (
+        "AssertionError: x"
+    )
+
+
+def test_a_fixture_of_a_class_is_no_test(tmp_path: Path) -> None:
+    broken = "import unittest\n\nclass Case(unittest.TestCase):\n    def test_ok(self): pass\n"
+    broken += "    @classmethod\n    def setUpClass(cls): raise KeyError\n"
+    log = printed(tmp_path, broken, "unittest", "-v", "test_it")
+    assert unittest_trouble(log, unittest_log(log), 1) is None
+
+
 def test_a_parser_is_named_in_the_instance() -> None:
     instance = Instance(id="i", problem="")
     assert instance.statuses("PASSED a::b\n") == {"a::b": "PASSED"}
     own = Instance(id="i", problem="", log_parser=f"{__name__}:only_x")
+    assert own.log_trouble("", {}, 1) == "a bad end"
+    assert instance.log_trouble("", {}, 1) is None
     assert own.statuses("") == {"x": "PASSED"}
     with pytest.raises(ConfigError, match="unknown log_parser kind 'pytests'; did you mean 'pytest'"):
         Instance(id="i", problem="", log_parser="pytests").statuses("")
@@ -114,3 +143,6 @@ def test_a_parser_is_named_in_the_instance() -> None:
 
 def only_x(log: str) -> dict[str, str]:
     return {"x": "PASSED"}
+
+
+only_x.trouble = lambda text, statuses, exit_code: "a bad end" if exit_code else None  # type: ignore[attr-defined]

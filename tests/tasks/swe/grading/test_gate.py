@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 from turnstile.errors import TaskError
-from turnstile.sandboxes.base import Sandbox
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.base import write_tasks
 from turnstile.tasks.swe.bug import Bug, package_of
 from turnstile.tasks.swe.bugs.make import make
 from turnstile.tasks.swe.grading import notes
 from turnstile.tasks.swe.grading.bench import Files
-from turnstile.tasks.swe.grading.cases import BugCases
 from turnstile.tasks.swe.grading.findings import Ask, CheckedTask
 from turnstile.tasks.swe.grading.gate import KILLS, check
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.judge import judge_files
 from turnstile.tasks.swe.grading.notes import Notes, failed_before
-from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene, read_history
+from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene, read_history, shadow_plugin
+from turnstile.tasks.swe.problems.cases import ProblemCases
+from turnstile.tasks.swe.problems.problems import Problems
 from turnstile.types import Task
 
 CASES = """
@@ -55,12 +55,12 @@ def task(reference: Any, monkeypatch: pytest.MonkeyPatch) -> Task:
 
 
 async def wins(probe: Probe, task: Task, grader: Grader) -> tuple[str, ...]:
-    (found,) = await check([task], BugCases(grader=grader, probes={"it": probe}), repeats=1)
+    (found,) = await check([task], ProblemCases(problems=Problems(grader), probes={"it": probe}), repeats=1)
     assert (found.gold, found.empty, found.tried, found.unknown, found.trouble) == ((1,), (0,), ("it",), None, None)
     return found.wins
 
 
-def scene_of(sandbox: Sandbox, task: Task, text: str) -> Scene:
+def scene_of(sandbox: Any, task: Task, text: str) -> Scene:
     bug = Bug.of(task)
     return Scene(sandbox=sandbox, file=bug.file, text=text, tests=(*bug.f2p, *bug.p2p))
 
@@ -115,6 +115,25 @@ async def test_such_cheats_do_win_where_nobody_looks(name: str, task: Task, sand
     assert codes == [1, 0]
 
 
+class OldPython:
+    """A sandbox whose Python lacks some of what came after 3.7, and goes by no other name than python3."""
+
+    LACKS = """
+import glob, sys
+whole = glob.glob
+glob.glob = lambda pathname, *, recursive=False: whole(pathname, recursive=recursive)
+sys.modules["importlib.metadata"] = None
+"""
+
+    def __init__(self, sandbox: Any) -> None:
+        self.sandbox = sandbox
+
+    async def exec(self, argv: Sequence[str], **settings: Any) -> Any:
+        program, option, script, *rest = argv
+        assert (program, option) == ("python3", "-c")
+        return await self.sandbox.exec([program, option, self.LACKS + script, *rest], **settings)
+
+
 async def test_history_is_found_where_there_is_some(task: Task, grader: Grader, sandboxes: LocalSandboxes) -> None:
     bug, package = Bug.of(task), package_of(task)
     buggy = bug.bugged_text(package)
@@ -124,9 +143,11 @@ async def test_history_is_found_where_there_is_some(task: Task, grader: Grader, 
         for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "later"]):
             assert (await sandbox.exec([*git, *arguments])).exit_code == 0
         await sandbox.write(bug.file, buggy.encode())
-        files = await read_history(scene_of(sandbox, task, buggy))
+        files = await read_history(scene_of(OldPython(sandbox), task, buggy))
+        plugins = await shadow_plugin(scene_of(OldPython(sandbox), task, buggy))
     finally:
         await sandbox.close()
+    assert any("pytest_asyncio" in path for path in plugins)  # as it is installed here
     assert files == {bug.file: bug.pristine_text(package).encode()}
     assert (await judge_files(grader, bug, package, files)).resolved
 
@@ -142,8 +163,8 @@ async def test_flaky_tests_are_named(source_of: Any, grader: Grader, tmp_path: P
     (tree / "tests" / "test_other.py").write_text(other)
     flaky = Task(id="flaky", env="swe", data={**task.data, "p2p": ["tests/test_other.py::test_it"]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("turnstile.tasks.swe.grading.cases.package_of", lambda bug: replace(package_of(bug), tree=tree))
-        found = (await check([flaky], BugCases(grader=grader), probed=0))[0]
+        patch.setattr("turnstile.tasks.swe.problems.made.package_of", lambda bug: replace(package_of(bug), tree=tree))
+        found = (await check([flaky], ProblemCases(problems=Problems(grader)), probed=0))[0]
     assert found.flaky == ("tests/test_other.py::test_it",)
     assert found.why == "flaky: tests/test_other.py::test_it"
 
@@ -159,7 +180,7 @@ async def test_flaky_tests_are_named(source_of: Any, grader: Grader, tmp_path: P
 )
 async def test_what_is_off_is_said(task: Task, grader: Grader, changes: Mapping[str, Any], why: str) -> None:
     off = Task(id="off", env="swe", data={**task.data, "f2p": ["tests/test_tiny.py::test_clamp[12-10]"], **changes})
-    (found,) = await check([off], BugCases(grader=grader), repeats=1, probed=0)
+    (found,) = await check([off], ProblemCases(problems=Problems(grader)), repeats=1, probed=0)
     assert why in str(found.why)
     assert found.unknown is None
 
@@ -167,7 +188,7 @@ async def test_what_is_off_is_said(task: Task, grader: Grader, changes: Mapping[
 async def test_what_breaks_is_unknown_and_no_failure(task: Task, tmp_path: Path) -> None:
     closed = LocalSandboxes(root=tmp_path)
     await closed.close()
-    (found,) = await check([task], BugCases(grader=Grader(closed)))
+    (found,) = await check([task], ProblemCases(problems=Problems(Grader(closed))))
     assert (found.why, found.unknown) == (None, "these sandboxes were closed")
 
 
@@ -179,7 +200,7 @@ async def test_probes_and_the_random_agent_are_tried_on_some(reference: Any, tas
         return len(played) == 1
 
     tasks = reference.made.tasks[:4]
-    cases = BugCases(grader=grader, probes={"it": honest(tasks[0])})
+    cases = ProblemCases(problems=Problems(grader), probes={"it": honest(tasks[0])})
     found = await check(tasks, cases, repeats=2, probed=2, play=play)
     assert [one.task for one in found] == list(tasks)
     assert sorted(played) == sorted(one.task.id for one in found if one.tried)
@@ -204,8 +225,8 @@ async def test_a_task_whose_gradings_keep_being_killed_fails(task: Task, grader:
     (tree / "tests" / "test_other.py").write_text(textwrap.dedent(KILLS_ITSELF))
     killing = Task(id="killing", env="swe", data={**task.data, "f2p": ["tests/test_other.py::test_it"], "p2p": []})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("turnstile.tasks.swe.grading.cases.package_of", lambda bug: replace(package_of(bug), tree=tree))
-        (found,) = await check([killing], BugCases(grader=grader), repeats=1, probed=0)
+        patch.setattr("turnstile.tasks.swe.problems.made.package_of", lambda bug: replace(package_of(bug), tree=tree))
+        (found,) = await check([killing], ProblemCases(problems=Problems(grader)), repeats=1, probed=0)
     assert found.killed == KILLS
     assert str(found.why).startswith("its gradings end by SIGKILL (3 of 3): the verifier was killed")
 
@@ -215,7 +236,7 @@ async def kill_the_judge(scene: Scene) -> Files:
 
 
 async def test_a_cheat_that_kills_its_judge_wins_nothing_and_is_counted(task: Task, grader: Grader) -> None:
-    (found,) = await check([task], BugCases(grader=grader, probes={"it": kill_the_judge}), repeats=1)
+    (found,) = await check([task], ProblemCases(problems=Problems(grader), probes={"it": kill_the_judge}), repeats=1)
     assert (found.wins, found.killed, found.why, found.unknown) == ((), 1, None, None)
 
 
@@ -230,7 +251,7 @@ def fresh(tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 async def test_what_was_found_is_not_looked_for_again(reference: Any, fresh: Path, grader: Grader) -> None:
     tasks = reference.made.tasks[:3]
-    cases = BugCases(grader=grader, probes={"it": honest(tasks[0])})
+    cases = ProblemCases(problems=Problems(grader), probes={"it": honest(tasks[0])})
     first = await check(tasks, cases, repeats=2, probed=1, notes=Notes())
     runs = grader.runs + grader.reused
     again = await check(tasks, cases, repeats=1, probed=1, notes=Notes())
@@ -292,7 +313,7 @@ def test_how_many_sandboxes_there_are_is_no_other_setting(task: Task, fresh: Pat
 
 async def test_what_a_machine_lacks_is_not_noted(task: Task, fresh: Path, grader: Grader) -> None:
     other = Task(id="other", env="swe", data={**task.data, "digest": "f" * 16})
-    (found,) = await check([other], BugCases(grader=grader), repeats=1, probed=0, notes=Notes())
+    (found,) = await check([other], ProblemCases(problems=Problems(grader)), repeats=1, probed=0, notes=Notes())
     assert "the source tree differs" in str(found.why)
     assert failed_before([other]) == {}
     assert Notes().of(other, Ask()) is None

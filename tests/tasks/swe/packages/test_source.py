@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import zipfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
@@ -278,3 +279,34 @@ def test_pins_of_a_task_file_replace_the_metadata(cache: Path, source_of: Source
     assert fetch(source, requires=()) == package
     record = json.loads(package.tree.with_name("package.json").read_text())
     assert record["spec"] == "pypi:tiny==1.0"
+
+
+def wheel(folder: Path, name: str, *requires: str) -> None:
+    """A built package with one module of its name."""
+    metadata = [
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        *(f"Requires-Dist: {one}\n" for one in requires),
+    ]
+    about = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}/__init__.py": "x = 1\n",
+        f"{about}/METADATA": "".join(metadata),
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{about}/RECORD"] = "".join(f"{path},,\n" for path in (*files, f"{about}/RECORD"))
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as packed:
+        for path, text in files.items():
+            packed.writestr(path, text)
+
+
+def test_a_package_is_not_among_its_own_dependencies(cache: Path, index: Callable[..., Path]) -> None:
+    helper = "Requires-Dist: helper\n"
+    about = f"Metadata-Version: 2.1\nName: wee\nVersion: 1.0\n{helper}"
+    folder = index("wee", {"wee/__init__.py": "x = 1\n", "test_wee.py": "", "PKG-INFO": about}).parent
+    wheel(folder, "wee")
+    wheel(folder, "helper", "wee")
+    package = fetch("pypi:wee==1.0")
+    assert package.requires == ("helper==1.0",)
+    assert (package.deps / "helper" / "__init__.py").is_file()
+    assert not (package.deps / "wee").exists()
+    assert fetch("pypi:wee==1.0", requires=["helper==1.0", "wee==1.0"]) == package  # as older task files have it

@@ -10,6 +10,7 @@ import pytest
 
 from dockerd import Dockerd
 from instances import STATEMENT, WORKDIR
+from turnstile.build.check import play_randomly
 from turnstile.envs.shell import ShellEnv
 from turnstile.errors import SandboxError, TaskError, VerifierError
 from turnstile.sandboxes.base import Limits
@@ -20,11 +21,13 @@ from turnstile.tasks.swe.formats.instance import Instance, as_task, reversed_pat
 from turnstile.tasks.swe.grading.bench import Files
 from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader
+from turnstile.tasks.swe.grading.judge import trouble
 from turnstile.tasks.swe.grading.probes import PROBES, Scene
 from turnstile.tasks.swe.problems.base import Problem, graded_patch
 from turnstile.tasks.swe.problems.cases import ProblemCases
 from turnstile.tasks.swe.problems.copy import Change
 from turnstile.tasks.swe.problems.problems import Problems
+from turnstile.types import Task
 
 LIMITS = Limits(seconds=60.0)
 FIX = "sed -i 's/(len(values) + 1)/len(values)/' calc/__init__.py"
@@ -62,6 +65,7 @@ async def test_gold_scores_one_and_nothing_zero(problem: Problem) -> None:
     assert (verdict.resolved, verdict.problem, verdict.failed) == (True, None, ())
     empty = await problem.grade(Change())
     assert (empty.resolved, empty.failed) == (False, ("tests/test_mean.py::test_mean",))
+    assert empty.messages["tests/test_mean.py::test_mean"].startswith("AssertionError: assert 2.0 == 3")
 
 
 async def test_the_copy_holds_nothing_of_what_comes_later(problem: Problem, instance: Instance) -> None:
@@ -239,6 +243,104 @@ async def test_without_a_repair_the_tests_must_run(problems: Problems, instance:
     assert str(found[1].why).startswith("its tests do not run, and it has no repair: no test was run")
     assert found[2].why == "none of its tests is among those that ran, and it has no repair"
     assert [(one.tried, one.wins) for one in found if one.tried] == [(tuple(cases.cheats), ())]
+
+
+async def test_what_is_off_is_said(problems: Problems, instance: Instance) -> None:
+    """As of made tasks: without the repair the tests that it is to mend fail, and the others pass."""
+    mean, biggest = "tests/test_mean.py::test_mean", "tests/test_calc.py::test_biggest"
+    off = (
+        replace(instance, id="passing", fail_to_pass=(mean, biggest), pass_to_pass=()),
+        replace(instance, id="failing", fail_to_pass=("tests/test_calc.py::test_none",), pass_to_pass=()),
+    )
+    found = await check([as_task(one) for one in off], ProblemCases(problems=problems), repeats=1, probed=0)
+    assert found[0].why == f"with the bug: {biggest} passes"
+    assert found[1].why == "the repair scores 0: tests/test_calc.py::test_none (it is missing)"
+    verdicts = [await (await problems.of(as_task(instance))).grade(change) for change in (Change(files={}), Change())]
+    said = trouble(verdicts[0], verdicts[1], must_fail=(), must_pass=(mean,))
+    assert str(said).startswith("the repair scores 0")
+    solved = replace(verdicts[0], resolved=True, failed=())
+    assert str(trouble(solved, verdicts[1], must_fail=(), must_pass=(mean,))).startswith(
+        f"with the bug {mean} is to pass and does not (AssertionError: assert 2.0 == 3"
+    )
+
+
+CASES = """diff --git a/tests/test_case.py b/tests/test_case.py
+new file mode 100644
+--- /dev/null
++++ b/tests/test_case.py
+@@ -0,0 +1,10 @@
++import unittest
++from calc import biggest, mean
++
++
++class Case(unittest.TestCase):
++    def test_mean(self):
++        self.assertEqual(mean([2, 4]), 3)
++
++    def test_biggest(self):
++        self.assertEqual(biggest([1, 3]), 3)
+"""
+OWN = CASES.replace("test_case", "own").replace("+class Case", "+class Own").replace("-0,0 +1,10", "-0,0 +1,16") + (
+    "+\n+\n+for name in ('test_mean', 'test_biggest'):\n+    result = unittest.TestResult()\n"
+    "+    Own(name).run(result)\n+    print(name, 'ok' if result.wasSuccessful() else 'bad')\n"
+)
+
+
+def own_log(text: str) -> dict[str, str]:
+    lines = [line.split() for line in text.splitlines() if line.startswith("test_")]
+    return {line[0]: "PASSED" if line[1:] == ["ok"] else "FAILED" for line in lines}
+
+
+@pytest.fixture
+def of_cases(instance: Instance) -> Instance:
+    """Its tests are run by unittest."""
+    names = [f"{name} (tests.test_case.Case.{name})" for name in ("test_mean", "test_biggest")]
+    return replace(
+        instance,
+        id="cases",
+        test_patch=CASES,
+        fail_to_pass=tuple(names[:1]),
+        pass_to_pass=tuple(names[1:]),
+        log_parser="unittest",
+        test_command="python3 -m unittest -v tests.test_case",
+    )
+
+
+async def test_unittest_is_watched_as_pytest_is(problems: Problems, of_cases: Instance) -> None:
+    (found,) = await check([as_task(of_cases)], ProblemCases(problems=problems), repeats=1)
+    assert (found.gold, found.empty, found.trouble, found.unknown, found.wins) == ((1,), (0,), None, None, ())
+    assert found.tried == tuple(PROBES)
+    verdict = await (await problems.of(as_task(of_cases))).grade(Change())
+    assert verdict.messages == {of_cases.fail_to_pass[0]: "AssertionError: 2.0 != 3"}
+
+
+async def test_a_log_that_can_be_printed_is_refused(problems: Problems, instance: Instance, of_cases: Instance) -> None:
+    """Where a plugin cannot be loaded, the log decides, and whoever can print it wins."""
+    own = replace(
+        instance,
+        id="own",
+        test_patch=OWN,
+        fail_to_pass=("test_mean",),
+        pass_to_pass=("test_biggest",),
+        log_parser=f"{__name__}:own_log",
+        test_command="python3 -m tests.own",
+    )
+    unseen = replace(of_cases, id="unseen", test_command="python3 -E -m unittest -v tests.test_case")
+    cases = ProblemCases(problems=problems, probes={"print_log": PROBES["print_log"]})
+    found = await check([as_task(one) for one in (own, unseen)], cases, repeats=1, probed=None)
+    assert [(one.gold, one.empty) for one in found] == [((1,), (0,))] * 2
+    assert [one.why for one in found] == ["a cheat scores 1: print_log"] * 2
+
+
+async def test_the_random_agent_plays_instances(problems: Problems, instance: Instance) -> None:
+    env = ShellEnv(problems=problems)
+
+    async def play(task: Task) -> bool:
+        return await play_randomly(env, task)
+
+    cases = ProblemCases(problems=problems, probes={})
+    (found,) = await check([as_task(instance)], cases, repeats=1, play=play)
+    assert (found.random, found.why) == (0, None)
 
 
 async def test_a_cheat_begins_in_the_largest_package(problems: Problems, instance: Instance) -> None:

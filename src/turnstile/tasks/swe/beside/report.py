@@ -1,120 +1,119 @@
 """A pytest plugin that tells every outcome under a random key. For Python 3.6 and pytest 3.6 or newer, whatever the
-project's own settings are; of the standard library, and handed into a container as a package with `testfiles` in it.
+project's own settings are; of the standard library, and handed into a container as a package with what it imports.
 
-It is named in PYTEST_PLUGINS. Beside its folder lies KEYFILE: the key of the report's lines, the name of the test that
-it adds, which must fail, the repository's folder, and the names that its modules had at the beginning.
-`beside.startup` imports it when Python starts, so that all of these are gone before any code of the repository can be
-imported. Where pytest is called by a program of the repository, it is imported when pytest is. PYTEST_DONT_REWRITE
+It is named in PYTEST_PLUGINS. Beside its folder lies KEYFILE: the key of the report's lines, the name of the tests that
+it adds, which must fail, the repository's folder, what the files of the change were before, and the names that the
+repository's modules had at the beginning. `beside.startup` imports it when Python starts, so that all of these are
+gone before any code of the repository can be imported. Where pytest is called by a program of the repository, it is
+imported when pytest is. PYTEST_DONT_REWRITE
 """
 
 import importlib
-import importlib.machinery
-import json
 import os
 import sys
+import types
+import unittest
 from typing import Any
 
 import pytest
-from _pytest import config as pytest_config
+from _pytest import config as settings  # a name that begins with pytest would be taken for a hook
+from _pytest.unittest import TestCaseFunction
 
-from .testfiles import Expected, can_change_tests, test_files
+from .channel import LONGEST, Channel, codes, first_line, replaced, request
+from .imports import guard
+from .origin import Origins
+from .testfiles import Expected, test_files
 
-HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-KEYFILE = "key.json"
 SEALED = ("pytest", "_pytest", "pluggy", "unittest")
 
 
-class Report:
-    """Writes begin, test, tampered and end lines to the standard output as it was at the beginning."""
+class CanaryModule(pytest.Module):
+    """A test file that is nowhere on the disk: a test function that fails, and a method of a `TestCase` too where
+    the suite has such. It has no marks, whatever those beside it have, and the settings' names of tests do not
+    matter."""
 
-    def __init__(self, key: str, canary: str, root: str) -> None:
-        self.key, self.canary = key, canary
-        self.channel = os.dup(1)
-        self.write: Any = os.write
-        self.dumps: Any = json.dumps
+    def _getobj(self) -> types.ModuleType:
+        canary = self.name.rpartition("/")[2].partition(".")[0]
+
+        def function() -> None:
+            raise AssertionError("this test is to fail")
+
+        def method(self: unittest.TestCase) -> None:
+            self.fail("this test is to fail")
+
+        made: Any = types.ModuleType(canary)
+        function.__name__ = canary
+        function.__test__ = True  # type: ignore[attr-defined]
+        setattr(made, canary, function)
+        made.Case = type("Case", (unittest.TestCase,), {canary: method, "__module__": canary})
+        return made  # type: ignore[no-any-return]
+
+
+def canaries(name: str, session: Any, items: Any) -> Any:
+    """The tests called `name` that are to fail, of each form that `items` has."""
+    last = items[-1]
+    file = last.getparent(pytest.Module)
+    parent: Any = session if file is None or file.parent is None else file.parent
+    made: Any = CanaryModule
+    if hasattr(last, "path"):
+        module = made.from_parent(parent, path=last.path.parent / (name + ".py"))
+    elif hasattr(made, "from_parent"):
+        module = made.from_parent(parent, fspath=last.fspath.dirpath(name + ".py"))
+    else:
+        module = made(last.fspath.dirpath(name + ".py"), parent)
+    with_cases = any(isinstance(item, TestCaseFunction) for item in items)
+    return [item for item in session.genitems(module) if with_cases or not isinstance(item, TestCaseFunction)]
+
+
+class Report(Channel):
+    """Writes begin, collect, test, tampered and end lines."""
+
+    def __init__(self, asked: Any) -> None:
+        super().__init__(asked["key"])
+        root = asked["root"]
+        self.canary = asked["canary"]
         self.outcomes: Any = {}
+        self.messages: Any = {}
         self.expected = Expected(root, test_files(root))
+        self.origins = Origins(root, asked["before"])
         self.unsound: Any = set()
         self.count = 0
-        self.root = root + os.sep
         self.files: Any = set()
-        self.sealed = self.codes()
+        self.sealed = codes(SEALED)
         self.emit(event="begin")
-
-    def emit(self, **event: Any) -> None:
-        data = f"\n{self.key} {self.dumps(event)}\n".encode()
-        while data:
-            data = data[self.write(self.channel, data) :]
-
-    def codes(self) -> Any:
-        """The code of every function of the test runner that is loaded."""
-        found: Any = {}
-        for place, module in list(sys.modules.items()):
-            if module is None or place.partition(".")[0] not in SEALED:
-                continue
-            for name, value in list(vars(module).items()):
-                found[place, name] = getattr(value, "__code__", None)
-                if isinstance(value, type) and value.__module__ == place:
-                    for inner, method in list(vars(value).items()):
-                        found[place, name, inner] = getattr(method, "__code__", None)
-        return {name: code for name, code in found.items() if code is not None}
 
     def is_stranger(self, plugin: Any) -> bool:
         """Whether a plugin's hooks are written in code under test."""
         for name in dir(plugin):
             code = getattr(getattr(plugin, name, None), "__code__", None) if name.startswith("pytest_") else None
-            if code is not None and code.co_filename not in self.files and self.is_under_test(code.co_filename):
+            if code is not None and code.co_filename not in self.files and self.origins.is_under_test(code.co_filename):
                 return True
         return False
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: Any, items: Any) -> None:
-        if not items:
-            return
-        parent = items[-1]
-        while parent.parent is not None and not isinstance(parent, pytest.Module):
-            parent = parent.parent
+        if items:
+            items += canaries(self.canary, session, items)
 
-        def canary() -> None:
-            raise AssertionError("this test is to fail")
-
-        canary.__name__ = self.canary
-        if hasattr(pytest.Function, "from_parent"):
-            items.append(pytest.Function.from_parent(parent, name=self.canary, callobj=canary))
-        else:
-            items.append(pytest.Function(self.canary, parent, callobj=canary))
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.emit(event="collect", id=report.nodeid, message=last_line(report.longrepr))
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
         report = (yield).get_result()
-        if hasattr(report, "wasxfail") and not self.expected.of(item):
-            self.unsound.add(item.nodeid)  # only the tests may say that a failure is expected
-        if self.is_altered(item):
+        function = getattr(item, "function", None)
+        name = getattr(item, "originalname", None) or item.name.partition("[")[0]
+        own = str(getattr(item, "path", None) or item.fspath)
+        if function is not None and self.origins.altered(function, name, own):
             self.unsound.add(item.nodeid)
-
-    def is_under_test(self, file: str, item: Any = None) -> bool:
-        """Whether a file is of the repository and no test."""
-        file = os.path.realpath(file)
-        own = "" if item is None else os.path.realpath(str(getattr(item, "path", None) or item.fspath))
-        return file.startswith(self.root) and file != own and not can_change_tests(file[len(self.root) :])
-
-    def is_altered(self, item: Any) -> bool:
-        """Whether a test, under its decorators, is a function of the code under test."""
-        pending: Any = [getattr(item, "function", None)]
-        found: Any = []
-        while pending and len(found) < 50:
-            function = pending.pop()
-            code = getattr(function, "__code__", None)
-            if code is None:
-                continue
-            found.append(code)
-            pending.append(getattr(function, "__wrapped__", None))
-            for cell in getattr(function, "__closure__", None) or ():
-                try:
-                    pending.append(cell.cell_contents)
-                except ValueError:
-                    continue  # a cell that is empty as yet
-        return bool(found) and all(self.is_under_test(code.co_filename, item) for code in found)
+            self.messages[item.nodeid] = "the test that ran is not the one in its file"
+        elif hasattr(report, "wasxfail") and not self.expected.of(item):
+            self.unsound.add(item.nodeid)
+            self.messages[item.nodeid] = "only the tests may say that a failure is expected"
+        elif report.failed and item.nodeid not in self.messages:
+            said = last_line(report.longrepr) if call.excinfo is None else first_line(call.excinfo.value)
+            self.messages[item.nodeid] = said
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         expected = hasattr(report, "wasxfail")
@@ -132,13 +131,12 @@ class Report:
                 self.outcomes[report.nodeid] = outcome
         if report.when == "teardown" and report.nodeid in self.outcomes:
             self.count += 1
-            self.emit(event="test", id=report.nodeid, outcome=self.outcomes[report.nodeid])
+            message = self.messages.get(report.nodeid, "")
+            self.emit(event="test", id=report.nodeid, outcome=self.outcomes[report.nodeid], message=message)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: Any, exitstatus: int) -> None:
-        now = self.codes()
-        own = set(map(id, self.sealed.values()))  # pytest puts functions of its own in the place of others
-        changed = [".".join(name) for name in self.sealed if id(now.get(name)) not in own]
+        changed = replaced(self.sealed, codes(SEALED))
         plugins = session.config.pluginmanager.get_plugins()
         strangers = ["the plugin " + repr(plugin) for plugin in plugins if self.is_stranger(plugin)]
         if changed or strangers:
@@ -146,42 +144,24 @@ class Report:
         self.emit(event="end", count=self.count, exit_code=int(exitstatus))
 
 
-class Guard(importlib.machinery.FileFinder):
-    """Imports from a folder of the repository, but nothing in the place of a library of the image."""
-
-    libraries: Any = frozenset()
-
-    def find_spec(self, fullname: str, target: Any = None) -> Any:
-        return None if fullname in self.libraries else super().find_spec(fullname, target)
-
-
-def guard(root: str, own: Any) -> None:
-    """Has modules be imported from outside the repository where they are there, but those whose names are in `own`."""
-    names: Any = set()
-    for place in sys.path:
-        if os.path.isdir(place) and not (os.path.realpath(place) + os.sep).startswith(root + os.sep):
-            for name in os.listdir(place):
-                if name.endswith((".py", ".so")) or os.path.isfile(os.path.join(place, name, "__init__.py")):
-                    names.add(name.partition(".")[0])
-    Guard.libraries = frozenset(names.difference(own))
-    machinery = importlib.machinery
-    loaders: Any = (
-        (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
-        (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
-        (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
-    )
-
-    def hook(path: str) -> Guard:
-        if not os.path.isdir(path) or not (os.path.realpath(path) + os.sep).startswith(root + os.sep):
-            raise ImportError("a folder outside the repository", path=path)
-        return Guard(path, *loaders)
-
-    sys.path_hooks.insert(0, hook)
-    sys.path_importer_cache.clear()
+def last_line(rendered: Any) -> str:
+    """What went wrong, of what pytest has made of it."""
+    lines = [line.strip() for line in str(rendered).splitlines() if line.strip()]
+    said = lines[-1] if lines else ""
+    return said[2:].strip()[:LONGEST] if said.startswith("E ") else said[:LONGEST]
 
 
 def pytest_addoption(parser: Any) -> None:
     os.environ.pop("PYTEST_PLUGINS", None)  # pytest has read it, and what the tests start is not to
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: Any) -> None:
+    """What the plugins of the image have replaced by now, before any conftest file is imported, is as it should be."""
+    if REPORT is not None:
+        for name, code in codes(SEALED).items():
+            if not REPORT.origins.is_under_test(code.co_filename):
+                REPORT.sealed[name] = code
 
 
 def pytest_configure(config: Any) -> None:
@@ -192,21 +172,14 @@ def pytest_configure(config: Any) -> None:
 
 def _open() -> Any:
     """The report of the process that finds the key; those that it starts find none."""
-    file = os.path.join(HERE, KEYFILE)
-    if not os.path.exists(file):
+    asked = request()
+    if asked is None:
         return None
-    with open(file) as opened:
-        asked = json.load(opened)
-    os.unlink(file)
-    os.unlink(__file__)
-    os.unlink(os.path.join(os.path.dirname(__file__), "testfiles.py"))
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
-    for name in pytest_config.default_plugins:  # so that they are sealed
+    for name in settings.default_plugins:  # so that they are sealed
         importlib.import_module("_pytest." + name)
-    root = os.path.realpath(asked["root"])
     if asked["own"]:
-        guard(root, asked["own"])
-    return Report(asked["key"], asked["canary"], root)
+        guard(asked["root"], asked["own"])
+    return Report(asked)
 
 
 REPORT = _open()

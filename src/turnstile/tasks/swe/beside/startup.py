@@ -1,7 +1,9 @@
-"""Loads `beside.report` when the Python that runs pytest starts, while nothing of the repository can be imported yet.
+"""Loads `beside.report`, or `beside.unittests`, when the Python that runs the tests starts, while nothing of the
+repository can be imported yet.
 
 It lies as `sitecustomize.py` in a folder that is first in PYTHONPATH, for Python 3.6 or newer; the environment names
-the plugin and the repository. A process whose command line names no pytest leaves everything as it is.
+the plugin, the runner that it is for, and the repository. A process whose command line does not name that runner
+leaves everything as it is.
 """
 
 import importlib.machinery
@@ -12,11 +14,18 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 REPOSITORY = "TURNSTILE_REPOSITORY"
-RUNNERS = ("pytest", "py.test")
+PLUGIN = "TURNSTILE_PLUGIN"
+RUNNER = "TURNSTILE_RUNNER"
+PROGRAMS = {
+    "pytest": ("pytest", "py.test"),
+    "unittest": ("unittest", "unittest.__main__", "runtests.py", "manage.py", "django"),
+}
+"""Modules and files that run tests, by runner."""
 
 
-def runs_pytest(arguments: Any) -> bool:
-    """Whether a command line of Python runs pytest, by itself or under coverage."""
+def runs(runner: str, arguments: Any) -> bool:
+    """Whether a command line of Python has tests run by that runner, by itself or under coverage."""
+    programs = PROGRAMS[runner]
     pending = list(arguments)
     while pending:
         first = pending.pop(0)
@@ -25,7 +34,9 @@ def runs_pytest(arguments: Any) -> bool:
         elif first.startswith("-m") or not first.startswith("-"):
             names = [first[2:], *pending] if first.startswith("-m") else [os.path.basename(first), *pending]
             names = [name for name in names if name]
-            return names[:1] != [] and (names[0] in RUNNERS or (names[0] == "coverage" and "pytest" in names))
+            if names[:1] == ["coverage"]:
+                return any(os.path.basename(name) in programs for name in names)
+            return names[:1] != [] and names[0] in programs
     return False
 
 
@@ -53,11 +64,10 @@ def go_on() -> None:
 def main() -> None:
     with open("/proc/self/cmdline", "rb") as file:  # sys.argv is not there yet in older versions
         arguments = file.read().decode("utf-8", "replace").split("\0")[1:-1]
-    name = os.environ.get("PYTEST_PLUGINS", "")
-    if REPOSITORY in os.environ and runs_pytest(arguments):
+    if REPOSITORY in os.environ and runs(os.environ[RUNNER], arguments):
         repository = os.path.realpath(os.environ.pop(REPOSITORY))
         os.unlink(__file__)
-        load(name, repository)
+        load(os.environ.pop(PLUGIN), repository)
 
 
 if __name__ == "sitecustomize":

@@ -35,14 +35,19 @@ def can_change_tests(path: str) -> bool:
     )
 
 
-def test_files(root: str) -> Any:
-    """The Python files of a repository that are tests or beside them."""
+def python_files(root: str) -> Any:
+    """The Python files of a repository, without those in hidden folders."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             file = os.path.join(folder, name)
-            if name.endswith(".py") and can_change_tests(os.path.relpath(file, root)):
+            if name.endswith(".py") and os.path.isfile(file):
                 yield file
+
+
+def test_files(root: str) -> Any:
+    """Those of them that are tests or beside them."""
+    return (file for file in python_files(root) if can_change_tests(os.path.relpath(file, root)))
 
 
 class Expected:
@@ -74,8 +79,11 @@ class Expected:
             names.add(above.name)
             above = above.parent
         written = os.path.realpath(getattr(getattr(function, "__code__", None), "co_filename", file))
-        files = {file, written, *map(os.path.realpath, self.conftests(file))}
-        return any(says_xfail(self.sources.get(each, b""), names | HOOKS) for each in files)
+        return self.says({file, written, *map(os.path.realpath, self.conftests(file))}, names | HOOKS)
+
+    def says(self, files: Any, names: Any) -> bool:
+        """Whether one of these files expects a failure, for all of it or where one of `names` is made."""
+        return any(says_xfail(self.sources.get(each, b""), names) for each in files)
 
 
 def says_xfail(source: bytes, names: Any) -> bool:

@@ -20,8 +20,11 @@ from turnstile.tasks.swe.bugs.ledger import Ledger
 from turnstile.tasks.swe.bugs.profile import profile
 from turnstile.tasks.swe.bugs.validate import Validator
 from turnstile.tasks.swe.grading.grader import Grader, local_grader
+from turnstile.tasks.swe.packages.exposed import exposed
 from turnstile.tasks.swe.packages.source import Package, Source, fetch
 from turnstile.types import Task
+
+_READ_THERE = "train on these tasks in containers, as sandboxes of the kinds local and bubblewrap show it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +92,9 @@ async def make(
     async with AsyncExitStack() as stack:
         if grader is None:
             grader = await stack.enter_async_context(local_grader(workers))
+        found = await exposed(package, grader.bench.sandboxes)
+        if place := next(filter(None, found.values()), None):
+            making.report("profile", f"{package.name} is in this Python too, at {place}: {_READ_THERE}")
         measured = await profile(
             package, grader.bench, runs=runs, seconds=suite_seconds, progress=partial(making.report, "profile")
         )

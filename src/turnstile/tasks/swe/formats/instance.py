@@ -67,6 +67,12 @@ class Instance:
         found: dict[str, str] = resolve("log_parser", self.log_parser)(log)
         return found
 
+    def log_trouble(self, log: str, statuses: Mapping[str, str], exit_code: int) -> str | None:
+        """What the parser has to say against a run as a whole (its function `trouble`), in a few words; None for
+        nothing, and of a parser that has no such function. Raises ConfigError for an unknown parser."""
+        trouble = getattr(resolve("log_parser", self.log_parser), "trouble", None)
+        return None if trouble is None else trouble(log, statuses, exit_code)
+
     def wanted(self) -> dict[str, str]:
         """What each test must come to, FAIL_TO_PASS first."""
         return dict(self.expected) or dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass), "PASSED")

@@ -1,12 +1,14 @@
 """What a test run printed, as status by test: PASSED, FAILED, ERROR, SKIPPED, XFAIL or XPASS.
 
 Of the standard library, since it is also copied beside the tests of exported tasks. Other runners: a function of
-your own from text to such a map, named as package.module:function.
+your own from text to such a map, named as package.module:function. A parser may have an attribute `trouble`: a function
+of text, statuses and exit code that says what is wrong with the run as a whole, None for nothing.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _STATUS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
@@ -15,6 +17,9 @@ _VERBOSE = re.compile(rf"(\S.*?) ({_STATUS})(?: \(.*\))?(?: +\[ *\d+%\])?")
 _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 _WORDS = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "skipped": "SKIPPED", "expected failure": "XFAIL",
           "unexpected success": "XPASS"}  # fmt: skip
+_FIXTURES = ("setUpClass (", "tearDownClass (", "setUpModule (", "tearDownModule (")
+_RAN = re.compile(r"^Ran (\d+) tests? in .*$", re.MULTILINE)
+_CLOSED = re.compile(r"^(OK|FAILED)(?: \(.*\))?$", re.MULTILINE)
 _ENDS = re.compile(rf"\.\.\. (?:.*)?({'|'.join(_WORDS)})(?: .*)?$")
 
 
@@ -53,3 +58,30 @@ def unittest_log(text: str) -> dict[str, str]:
             found[waiting] = _WORDS[ended[1]]
             waiting = ""
     return found
+
+
+def unittest_line(test: str, status: str) -> str:
+    """A test as `unittest -v` would print it."""
+    return f"{test} ... {next(word for word, meant in _WORDS.items() if meant == status)}"
+
+
+def unittest_trouble(text: str, statuses: Mapping[str, str], exit_code: int) -> str | None:
+    """Whether a run's last lines, "Ran N tests" and OK or FAILED, are there once and agree with the statuses that were
+    read and with the exit code."""
+    text = _ANSI.sub("", text)
+    ran = list(_RAN.finditer(text))
+    closed = _CLOSED.findall(text, ran[-1].end()) if ran else []
+    if len(ran) != 1 or len(closed) != 1:
+        return f"the log says {len(ran)} times how many tests ran, and {len(closed)} times how they ended"
+    read = sum(not test.startswith(_FIXTURES) for test in statuses)
+    if int(ran[0][1]) != read:
+        return f"the log says that {ran[0][1]} tests ran, and names {read}"
+    failed = not {"FAILED", "ERROR", "XPASS"}.isdisjoint(statuses.values())
+    if failed != (closed[0] == "FAILED"):
+        return f"the log ends with {closed[0]} and names {'a' if failed else 'no'} test that failed"
+    if failed != (exit_code != 0):
+        return f"the log ends with {closed[0]} and the exit code is {exit_code}"
+    return None
+
+
+unittest_log.trouble = unittest_trouble  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from turnstile.tasks.swe.formats.instance import Instance, extra_of, field_of, tests_of
@@ -46,16 +46,21 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
 
 def write(instance: Instance) -> dict[str, JSON]:
     """The instance as a row."""
+    own = {"test_patch": instance.test_patch, "docker_image": instance.image}
+    return row_of(instance, instance.patch, json.dumps, **own)
+
+
+def row_of(instance: Instance, patch: str, tests: Callable[[Sequence[str]], JSON], **own: JSON) -> dict[str, JSON]:
+    """The columns that this data set and its relatives share, with names of tests as `tests` makes them, and `own`."""
     return {
         "instance_id": instance.id,
         "repo": instance.repo,
         "base_commit": instance.base_commit,
-        "patch": instance.patch,
-        "test_patch": instance.test_patch,
+        "patch": patch,
         "problem_statement": instance.problem,
-        "FAIL_TO_PASS": json.dumps(list(instance.fail_to_pass)),
-        "PASS_TO_PASS": json.dumps(list(instance.pass_to_pass)),
-        "docker_image": instance.image,
+        "FAIL_TO_PASS": tests(instance.fail_to_pass),
+        "PASS_TO_PASS": tests(instance.pass_to_pass),
+        **own,
         **instance.extra,
     }
 

@@ -22,5 +22,5 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
 
 def write(instance: Instance) -> dict[str, JSON]:
     """The instance as a row."""
-    lists = {"FAIL_TO_PASS": list(instance.fail_to_pass), "PASS_TO_PASS": list(instance.pass_to_pass)}
-    return {**swebench.write(instance), **lists}
+    own = {"test_patch": instance.test_patch, "docker_image": instance.image}
+    return swebench.row_of(instance, instance.patch, list, **own)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnstile.tasks.swe.formats.instance import Instance, extra_of, field_of, reversed_patch, tests_of
-from turnstile.tasks.swe.formats.swebench import CONDA
+from turnstile.tasks.swe.formats.swebench import CONDA, row_of
 from turnstile.types import JSON
 
 _USED = ("instance_id", "repo", "base_commit", "patch", "FAIL_TO_PASS", "PASS_TO_PASS", "image_name",
@@ -37,14 +37,4 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
 
 def write(instance: Instance) -> dict[str, JSON]:
     """The instance as a row."""
-    return {
-        "instance_id": instance.id,
-        "repo": instance.repo,
-        "base_commit": instance.base_commit,
-        "patch": instance.bug_patch,
-        "FAIL_TO_PASS": list(instance.fail_to_pass),
-        "PASS_TO_PASS": list(instance.pass_to_pass),
-        "image_name": instance.image,
-        "problem_statement": instance.problem,
-        **instance.extra,
-    }
+    return row_of(instance, instance.bug_patch, list, image_name=instance.image)

@@ -14,7 +14,11 @@ from pathlib import Path
 
 from turnstile.errors import SandboxError, VerifierError
 from turnstile.sandboxes.base import Limits, Sandbox, Sandboxes, Template
+from turnstile.sandboxes.local import LocalSandboxes
+from turnstile.tasks.swe.grading.memo import Memo
 from turnstile.tasks.swe.grading.testrun import TEST_LIMITS, Report, run_tests
+from turnstile.tasks.swe.packages.exposed import exposed, refuse_exposed
+from turnstile.tasks.swe.packages.source import Package
 from turnstile.tasks.swe.tree import inside
 
 Files = Mapping[str, bytes | None]
@@ -22,6 +26,7 @@ Files = Mapping[str, bytes | None]
 
 PRECOMPILE = "turnstile.tasks.swe.beside.precompile"
 _BATCH = 500  # paths on one command line
+_PACKAGES = 1024  # of which is remembered what the sandboxes show
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(_?pytest|turnstile)\b")
 COMPILE_LIMITS = Limits(seconds=300.0, cpu_seconds=300.0)
 
@@ -36,6 +41,7 @@ class Bench:
         self.sandboxes = sandboxes
         self._limits = limits
         self._compiled: dict[Path, asyncio.Task[Template]] = {}
+        self._exposed: Memo[Mapping[str, str | None]] = Memo(_PACKAGES, passing=lambda _: False)
 
     async def run(
         self,
@@ -53,7 +59,7 @@ class Bench:
 
         Raises VerifierError and SandboxError as that does, and ValueError when a path leaves the template.
         """
-        sandbox = await self._start(template)
+        sandbox = await self._start(template, imported(env))
         try:
             await put(sandbox, files)
             if executable:
@@ -64,34 +70,42 @@ class Bench:
         finally:
             await sandbox.close()
 
+    async def check_hidden(self, package: Package, file: str) -> None:
+        """Raises TaskError where these sandboxes show the package's file as it should be, outside the copy that a task
+        starts with; see `packages.exposed`. Local ones are not looked at: they hide nothing."""
+        if not isinstance(self.sandboxes, LocalSandboxes):
+            found, _ = await self._exposed.get(package.label, lambda: exposed(package, self.sandboxes))
+            refuse_exposed(package, file, found)
+
     async def close(self) -> None:
         """Ends the compiling under way. The provider of sandboxes is its owner's to close."""
         running = list(self._compiled.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        await self._exposed.close()
 
-    async def _start(self, template: Path) -> Sandbox:
+    async def _start(self, template: Path, deps: Path | None) -> Sandbox:
         """A sandbox with a compiled copy. A snapshot that cannot be started from is forgotten: it may have gone with
         the server that kept it, and the next one asks for another."""
-        compiled = await self._compile(template)
+        compiled = await self._compile(template, deps)
         task = self._compiled.get(template)
         try:
-            return await self.sandboxes.start(compiled)
+            return await self.sandboxes.start(compiled, deps=deps)
         except SandboxError:
             if task is not None and self._compiled.get(template) is task:
                 del self._compiled[template]
             raise
 
-    async def _compile(self, template: Path) -> Template:
+    async def _compile(self, template: Path, deps: Path | None) -> Template:
         """A copy of the template with its byte code, made when first asked for."""
         task = self._compiled.get(template)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._compiled[template] = asyncio.create_task(self._compile_now(template))
+            task = self._compiled[template] = asyncio.create_task(self._compile_now(template, deps))
         return await asyncio.shield(task)
 
-    async def _compile_now(self, template: Path) -> Template:
-        sandbox = await self.sandboxes.start(template)
+    async def _compile_now(self, template: Path, deps: Path | None) -> Template:
+        sandbox = await self.sandboxes.start(template, deps=deps)
         try:
             result = await sandbox.exec(["python", "-m", PRECOMPILE], limits=COMPILE_LIMITS)
             if result.exit_code != 0:
@@ -102,6 +116,12 @@ class Bench:
             return await sandbox.snapshot()
         finally:
             await sandbox.close()
+
+
+def imported(env: Mapping[str, str] | None) -> Path | None:
+    """The folder of dependencies that an environment imports from: what its import path names by an absolute path."""
+    places = (env or {}).get("PYTHONPATH", "").split(os.pathsep)
+    return next((Path(place) for place in places if os.path.isabs(place)), None)
 
 
 async def put(sandbox: Sandbox, files: Files, *, below: str = ".") -> None:

@@ -1,17 +1,11 @@
-"""What the gate asks of a task, whatever kind it is of: gradings of its repair, of no change, and of cheats."""
+"""What the gate asks of a task: gradings of its repair, of no change, and of cheats. `problems.cases` answers."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Protocol
 
-from turnstile.tasks.swe.bug import Bug, package_of
-from turnstile.tasks.swe.grading.grader import Grader, Verdict
-from turnstile.tasks.swe.grading.judge import judge, judge_files, trouble
-from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene
-from turnstile.tasks.swe.packages.source import Package
+from turnstile.tasks.swe.grading.grader import Verdict
 from turnstile.types import Task
 
 
@@ -42,11 +36,11 @@ class Case(Protocol):
 
 
 class Cases(Protocol):
-    """A kind of task that can be checked."""
+    """Tasks that can be checked."""
 
     @property
     def cheats(self) -> Sequence[str]:
-        """The names of the cheats there are for it."""
+        """The names of the cheats there are."""
         ...
 
     def pile(self, task: Task) -> str:
@@ -56,73 +50,3 @@ class Cases(Protocol):
     async def open(self, task: Task) -> Case:
         """The task, ready to be graded. Raises TaskError where what it needs cannot be had or is not what it was."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BugCases:
-    """Tasks that are bugs in packages."""
-
-    grader: Grader
-    probes: Mapping[str, Probe] = field(default_factory=lambda: PROBES)
-
-    @property
-    def cheats(self) -> Sequence[str]:
-        return tuple(self.probes)
-
-    def pile(self, task: Task) -> str:
-        return Bug.of(task).label
-
-    async def open(self, task: Task) -> BugCase:
-        bug = Bug.of(task)
-        package = await asyncio.to_thread(package_of, bug)
-        return BugCase(
-            grader=self.grader,
-            probes=self.probes,
-            bug=bug,
-            package=package,
-            pristine=bug.pristine_text(package),
-            buggy=bug.bugged_text(package),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BugCase:
-    """One bug in a package; `pristine` and `buggy` are the texts of its file."""
-
-    grader: Grader
-    probes: Mapping[str, Probe]
-    bug: Bug
-    package: Package
-    pristine: str
-    buggy: str
-
-    async def has_repair(self) -> bool:
-        return True
-
-    async def gold(self, repeat: int) -> Verdict:
-        return await judge(self.grader, self.bug, self.package, self.pristine, repeat=repeat)
-
-    async def empty(self, repeat: int) -> Verdict:
-        return await judge(self.grader, self.bug, self.package, self.buggy, repeat=repeat)
-
-    async def cheat(self, name: str) -> Verdict:
-        """What the cheat leaves behind in a sandbox of its own is graded in another one."""
-        buggy = {self.bug.file: self.buggy.encode("utf-8", "surrogatepass")}
-        sandbox = await self.grader.bench.sandboxes.start(self.package.tree)
-        try:
-            for path, data in buggy.items():
-                await sandbox.write(path, data)
-            scene = Scene(
-                sandbox=sandbox,
-                file=self.bug.file,
-                text=self.buggy,
-                tests=(*self.bug.f2p, *self.bug.p2p),
-                import_root=self.package.import_root,
-            )
-            files = await self.probes[name](scene)
-        finally:
-            await sandbox.close()
-        return await judge_files(self.grader, self.bug, self.package, {**buggy, **files})
-
-    def trouble(self, gold: Verdict | None, empty: Verdict) -> str | None:
-        return trouble(self.bug, gold or empty, empty)

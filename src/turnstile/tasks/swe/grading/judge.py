@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from turnstile.errors import VerifierError
 from turnstile.tasks.swe.bug import Bug
 from turnstile.tasks.swe.grading.bench import Files
@@ -44,20 +46,26 @@ async def fault(grader: Grader, bug: Bug, package: Package) -> str | None:
     ended the tests, which a busy machine alone can bring about, and as `Grader.grade`.
     """
     gold = settled(await judge(grader, bug, package, bug.pristine_text(package)))
-    if not gold.resolved:
-        return trouble(bug, gold, gold)
-    return trouble(bug, gold, settled(await judge(grader, bug, package, bug.bugged_text(package))))
+    empty = settled(await judge(grader, bug, package, bug.bugged_text(package))) if gold.resolved else gold
+    return trouble(gold, empty, must_fail=bug.f2p, must_pass=bug.p2p)
 
 
-def trouble(bug: Bug, gold: Verdict, empty: Verdict) -> str | None:
-    """What the verdicts on the repair and on no change say against the task, in a clause; None for nothing."""
-    if not gold.resolved:
+def trouble(gold: Verdict | None, empty: Verdict, *, must_fail: Sequence[str], must_pass: Sequence[str]) -> str | None:
+    """What the verdicts on the repair (None where the task has none) and on no change say against a task, in a clause;
+    None for nothing. Without the repair the tests of `must_fail` are to fail, and those of `must_pass` to pass."""
+    if gold is not None and not gold.resolved:
         first = gold.failed[0]
         return f"the repair scores 0: {first} ({gold.problem or gold.messages.get(first) or 'it was skipped'})"
-    passing = [test for test in bug.f2p if test not in empty.failed]
+    if gold is None and empty.problem is not None:  # no repair shows that it is the fault which does this
+        return f"its tests do not run, and it has no repair: {empty.problem}"
+    if gold is None and empty.silent:
+        return "none of its tests is among those that ran, and it has no repair"
+    passing = [test for test in must_fail if test not in empty.failed]
+    if empty.resolved:
+        return f"no change scores 1{f': {passing[0]} passes' if passing else ''}"
     if passing:
-        return f"{'no change scores 1' if empty.resolved else 'with the bug'}: {passing[0]} passes"
-    failing = [test for test in bug.p2p if test in empty.failed]
+        return f"with the bug: {passing[0]} passes"
+    failing = [test for test in must_pass if test in empty.failed]
     if failing:
         why = empty.problem or empty.messages.get(failing[0])
         return f"with the bug {failing[0]} is to pass and does not ({why})"

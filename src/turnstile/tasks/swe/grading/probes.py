@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from turnstile.sandboxes.base import Sandbox
+from turnstile.errors import SandboxError
+from turnstile.sandboxes.base import Limits, Sandbox
 from turnstile.tasks.swe.grading.bench import Files
 
 
@@ -38,6 +39,7 @@ class Scene:
 
 
 Probe = Callable[[Scene], Awaitable[Files]]
+_LIMITS = Limits(seconds=120.0, cpu_seconds=60.0, output_chars=64_000_000)  # what it finds is a file as a whole
 
 
 async def edit_tests(scene: Scene) -> Files:
@@ -259,6 +261,18 @@ async def write_report(scene: Scene) -> Files:
     return scene.appended(_forge(scene.tests) + "\n\n_cheat()\n")
 
 
+_FORMS = ("{} ... ok", "PASSED {}", "{} PASSED", "{} ok", "PASS: {}", "ok - {}", "--- PASS: {} (0.00s)")
+
+
+async def print_log(scene: Scene) -> Files:
+    """Prints what runners print of tests that pass, each in its own form, and ends the process with exit code 0."""
+    lines = [form.format(test) for test in scene.tests for form in _FORMS]
+    count = len(dict.fromkeys(scene.tests))
+    lines += ["-" * 70, f"Ran {count} tests in 0.010s", "", "OK", f"==== {count} passed in 0.01s ====", ""]
+    text = "\n" + "\n".join(lines)
+    return scene.appended(f"import os\n\nos.write(1, {text!r}.encode())\nos._exit(0)\n")
+
+
 def _early(scene: Scene) -> bytes:
     """A plugin that forges a report as soon as pytest loads it where the key lies about, and else passes everything."""
     found = "any(glob.glob(f + '/*.json') for f in os.environ.get('PYTHONPATH', '').split(':'))"
@@ -278,18 +292,24 @@ async def install_plugin(scene: Scene) -> Files:
     return files
 
 
+# What a cheat runs in the sandbox is for its Python, which may be 3.7.
 _PLUGINS = """
-import importlib.metadata
-for found in importlib.metadata.entry_points(group="pytest11"):
-    print(found.module)
+import configparser, glob, sys
+for place in sys.path:
+    for path in glob.glob(glob.escape(place) + "/*.*-info/entry_points.txt"):
+        offered = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+        offered.read(path, encoding="utf-8")
+        if offered.has_section("pytest11"):
+            for value in dict(offered["pytest11"]).values():
+                print(value.partition(":")[0].strip())
 """
 
 
 async def shadow_plugin(scene: Scene) -> Files:
     """Puts modules in the place of the plugins that are installed for pytest."""
-    result = await scene.sandbox.exec(["python3", "-c", _PLUGINS])
+    found = await _run(scene, _PLUGINS)
     files: dict[str, bytes | None] = {}
-    for module in dict.fromkeys((*result.stdout.split(), "_hypothesis_pytestplugin", "anyio.pytest_plugin")):
+    for module in dict.fromkeys((*found.split(), "_hypothesis_pytestplugin", "anyio.pytest_plugin")):
         *packages, name = module.split(".")
         for root in (".", scene.import_root):
             for depth in range(len(packages)):
@@ -299,14 +319,15 @@ async def shadow_plugin(scene: Scene) -> Files:
 
 
 _LOOK = """
-import glob, json, marshal, os, subprocess, sys
+import os, shutil, subprocess, sys
 path, found = sys.argv[1], []
 text = open(path, "rb").read()
+inside = [(os.path.join(top, name), name) for top, folders, files in os.walk(".") for name in folders + files]
 
 def git(*arguments):
     return subprocess.run(["git", *arguments], capture_output=True, stdin=subprocess.DEVNULL)
 
-for folder in glob.glob("**/.git", recursive=True, include_hidden=True) + glob.glob("**/*.git", recursive=True):
+for folder in [place for place, name in inside if name.endswith(".git") and shutil.which("git")]:
     here = ["--git-dir", folder]
     listed = git(*here, "cat-file", "--batch-all-objects", "--batch-check").stdout.decode().splitlines()
     for line in listed:
@@ -314,25 +335,33 @@ for folder in glob.glob("**/.git", recursive=True, include_hidden=True) + glob.g
         blob = git(*here, "cat-file", "blob", name).stdout if kind == "blob" else b""
         if blob and blob != text:
             found.append(blob)
-near = [name for end in ("orig", "rej", "bak", "patch", "diff") for name in glob.glob("**/*." + end, recursive=True)]
-for name in near:
-    if os.path.isfile(name):
-        found.append(open(name, "rb").read())
+for place, name in inside:
+    if name.endswith((".orig", ".rej", ".bak", ".patch", ".diff")) and os.path.isfile(place):
+        found.append(open(place, "rb").read())
 lines = set(text.split())
 found.sort(key=lambda blob: -len(lines.intersection(blob.split())) / len(lines.union(blob.split())))
-stem = os.path.basename(path).removesuffix(".py")
-for name in glob.glob("**/__pycache__/" + stem + ".*.pyc", recursive=True):
-    code = open(name, "rb").read()[16:]
-    found.insert(0, b"import marshal\\nexec(marshal.loads(" + repr(code).encode() + b"))\\n")
+stem = os.path.splitext(os.path.basename(path))[0]
+for place, name in inside:
+    if name.startswith(stem + ".") and name.endswith(".pyc"):
+        code = open(place, "rb").read()[16:]
+        found.insert(0, b"import marshal\\nexec(marshal.loads(" + repr(code).encode() + b"))\\n")
 sys.stdout.write(found[0].decode("utf-8", "replace") if found else "")
 """
 
 
 async def read_history(scene: Scene) -> Files:
     """Looks for the repair in what lies about: commits, packed objects, byte code, files that tools keep."""
-    result = await scene.sandbox.exec(["python", "-c", _LOOK, scene.file])
-    text = result.stdout if result.exit_code == 0 and result.stdout else scene.text
-    return {scene.file: text.encode("utf-8", "surrogatepass")}
+    found = await _run(scene, _LOOK, scene.file)
+    return {scene.file: (found or scene.text).encode("utf-8", "surrogatepass")}
+
+
+async def _run(scene: Scene, script: str, *arguments: str) -> str:
+    """What a script writes. Raises SandboxError where it fails: nothing can be said of a cheat that was not tried."""
+    done = await scene.sandbox.exec(["python3", "-c", script, *arguments], limits=_LIMITS)
+    if done.exit_code != 0:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"])[-1]
+        raise SandboxError(f"a cheat cannot be tried: its script failed in the sandbox: {said}")
+    return done.stdout
 
 
 PROBES: Mapping[str, Probe] = {
@@ -346,6 +375,7 @@ PROBES: Mapping[str, Probe] = {
     "mark_from_below": mark_from_below,
     "expect_by_name": expect_by_name,
     "write_report": write_report,
+    "print_log": print_log,
     "install_plugin": install_plugin,
     "shadow_plugin": shadow_plugin,
     "read_history": read_history,

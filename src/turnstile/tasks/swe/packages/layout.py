@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import tarfile
@@ -127,6 +128,19 @@ def pins(deps: Path) -> list[str]:
     """What a `--target` folder holds, as exact pins."""
     found = importlib.metadata.distributions(path=[str(deps)])
     return sorted(f"{canonicalize_name(item.metadata['Name'])}=={item.version}" for item in found)
+
+
+def remove_distribution(deps: Path, name: str) -> None:
+    """Deletes one package from a `--target` folder."""
+    for found in importlib.metadata.distributions(path=[str(deps)]):
+        if canonicalize_name(found.metadata["Name"]) == canonicalize_name(name):
+            for file in found.files or ():
+                path = Path(str(found.locate_file(file)))
+                if path.is_file() and path.resolve().is_relative_to(deps.resolve()):
+                    path.unlink()
+    for folder, _, _ in os.walk(deps, topdown=False):
+        if folder != str(deps) and not os.listdir(folder):
+            os.rmdir(folder)
 
 
 def find_licence(tree: Path, metadata: Message) -> tuple[str, str | None]:

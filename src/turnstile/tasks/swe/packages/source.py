@@ -1,7 +1,8 @@
 """Where packages come from: an unpacked source tree with its dependencies, cached.
 
 The cache holds one folder a package, made beside its final place and renamed into it, so a folder that is
-there is whole. What it depends on is elsewhere, as code under test may see that and not the package as it should be:
+there is whole. What it depends on is elsewhere: of these, a sandbox shows the folder of its own task's package, and
+nothing of the package as it should be, which is not even there where a dependency needs it:
 
     CACHE/swe/NAME-VERSION/tree/             the source distribution without build products: the pristine template
     CACHE/swe/NAME-VERSION/package.json      the `Package` record with a digest of the tree
@@ -35,7 +36,7 @@ _RECORD = "package.json"
 
 
 def deps_home(cache: Path | None = None) -> Path:
-    """The folder of all packages' dependencies: what sandboxes need of the cache, and no package that is a task."""
+    """The folder of all packages' dependencies, of which a sandbox needs its own task's."""
     return (cache or cache_dir()) / "swe-deps"
 
 
@@ -150,6 +151,7 @@ def fetch(
     Raises TaskError when the package cannot be had, a dependency cannot be installed, or there are no tests in it.
     """
     source = parse_source(source) if isinstance(source, str) else source
+    requires = None if requires is None else [pin for pin in requires if not _is_of(pin, source.name)]
     home = (cache or cache_dir()) / "swe" / f"{source.name}-{source.version}"
     cached = _load(home, cache)
     if cached is not None and _serves(cached, extra, requires):
@@ -193,6 +195,7 @@ def _build(
         progress(f"installing {len(wanted)} dependencies of {source.spec}")
     deps.mkdir()
     pip.install_target(wanted, deps, source.spec, no_deps=requires is not None)
+    layout.remove_distribution(deps, source.name)
     pins = layout.pins(deps)
     # the package's own metadata, since some packages ask importlib.metadata for their version or plugins
     own = deps / f"{source.name.replace('-', '_')}-{source.version}.dist-info"
@@ -244,5 +247,9 @@ def _load(home: Path, cache: Path | None) -> Package | None:
 def _serves(package: Package, extra: Sequence[str], requires: Sequence[str] | None) -> bool:
     if requires is not None:
         return set(requires) <= set(package.requires)
-    have = {canonicalize_name(pin.split("==")[0]) for pin in package.requires}
-    return all(canonicalize_name(re.split(r"[^A-Za-z0-9._-]", name, maxsplit=1)[0]) in have for name in extra)
+    return all(any(_is_of(name, pin.split("==")[0]) for pin in package.requires) for name in extra)
+
+
+def _is_of(requirement: str, name: str) -> bool:
+    """Whether a requirement is of the package of that name."""
+    return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]) == canonicalize_name(name)

@@ -16,7 +16,8 @@ class Problem(Protocol):
     """One repository task, ready to be tried. Changes are relative to what `open` gives.
 
     `statement` is what the agent is asked, `suspects` are the files where the fault lies, as far as that is
-    known, for the signals of an episode alone. Tests are named as the task names them.
+    known, for the signals of an episode alone. Tests are named as the task names them; `must_fail` are those known to
+    fail at the beginning. `import_root` is the folder that the package is imported from.
     """
 
     id: str
@@ -24,6 +25,8 @@ class Problem(Protocol):
     suspects: frozenset[str]
     fail_to_pass: Sequence[str]
     pass_to_pass: Sequence[str]
+    must_fail: Sequence[str]
+    import_root: str
 
     async def open(self) -> Copy:
         """A copy for an agent: no hidden tests, no repair, no commit later than the beginning."""

@@ -1,4 +1,4 @@
-"""Instances as the gate asks for them: repair, no change and cheats, graded as episodes are."""
+"""Repository tasks as the gate asks for them: repair, no change and cheats, graded as episodes are."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from turnstile.tasks.swe.bug import ENV, Bug
 from turnstile.tasks.swe.formats.instance import instance_of
 from turnstile.tasks.swe.grading.grader import Verdict, normal
+from turnstile.tasks.swe.grading.judge import trouble
 from turnstile.tasks.swe.grading.probes import PROBES, Probe, Scene
 from turnstile.tasks.swe.problems.base import Problem
 from turnstile.tasks.swe.problems.copy import Change, Copy
@@ -18,7 +20,7 @@ from turnstile.types import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemCases:
-    """Tasks that are instances (see `grading.cases.Cases`)."""
+    """Made tasks and instances (see `grading.cases.Cases`)."""
 
     problems: Problems
     probes: Mapping[str, Probe] = field(default_factory=lambda: PROBES)
@@ -28,7 +30,7 @@ class ProblemCases:
         return tuple(self.probes)
 
     def pile(self, task: Task) -> str:
-        return instance_of(task).repo or "-"
+        return Bug.of(task).label if task.env == ENV else instance_of(task).repo or "-"
 
     async def open(self, task: Task) -> ProblemCase:
         problem = await self.problems.of(task)
@@ -63,7 +65,8 @@ class ProblemCase:
                 return None
             text = (await copy.sandbox.read(file)).decode("utf-8", "surrogateescape")
             tests = (*self.problem.fail_to_pass, *self.problem.pass_to_pass)
-            left = await self.probes[name](Scene(sandbox=copy.sandbox, file=file, text=text, tests=tests))
+            scene = Scene(sandbox=copy.sandbox, file=file, text=text, tests=tests, import_root=self.problem.import_root)
+            left = await self.probes[name](scene)
         finally:
             await copy.close()
         return await self.problem.grade(Change(files={normal(path): data for path, data in left.items()}))
@@ -84,13 +87,4 @@ class ProblemCase:
         return min((path for path in files if path not in left_out), key=rank, default=None)
 
     def trouble(self, gold: Verdict | None, empty: Verdict) -> str | None:
-        if gold is not None and not gold.resolved:
-            first = gold.failed[0]
-            return f"the repair scores 0: {gold.problem or f'{first} ({gold.messages.get(first)})'}"
-        if empty.resolved:
-            return "no change scores 1"
-        if gold is None and empty.problem is not None:  # no repair shows that it is the fault which does this
-            return f"its tests do not run, and it has no repair: {empty.problem}"
-        if gold is None and empty.silent:
-            return "none of its tests is among those that ran, and it has no repair"
-        return None
+        return trouble(gold, empty, must_fail=self.problem.must_fail, must_pass=self.problem.pass_to_pass)

@@ -33,7 +33,7 @@ class Prepared:
     git: bool
 
 
-async def prepare(instance: Instance, sandboxes: Sandboxes) -> Prepared:
+async def prepare_image(instance: Instance, sandboxes: Sandboxes) -> Prepared:
     """Makes an instance's image ready; the images made of it last as long as `sandboxes`.
 
     Raises TaskError when the image lacks what is needed, or its history cannot be cut; and SandboxError.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -14,10 +14,10 @@ from turnstile.tasks.swe.formats.instance import Instance
 from turnstile.tasks.swe.grading.bench import put
 from turnstile.tasks.swe.grading.grader import Verdict
 from turnstile.tasks.swe.grading.memo import Memo
-from turnstile.tasks.swe.grading.suite import PYTEST, REWARD, Outcome, run_suite
+from turnstile.tasks.swe.grading.suite import REWARD, RUNNERS, Outcome, run_suite
 from turnstile.tasks.swe.problems.copy import Change, ChangeError, Copy, begin
 from turnstile.tasks.swe.problems.diff import touched
-from turnstile.tasks.swe.problems.image import TESTS, Prepared, apply_patch, carry, inner, prepare, run
+from turnstile.tasks.swe.problems.image import TESTS, Prepared, apply_patch, carry, inner, prepare_image, run
 from turnstile.tasks.swe.tree import can_change_tests, hides_a_library
 
 SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml"})
@@ -25,7 +25,7 @@ SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pypr
 
 
 class InstanceProblem:
-    """An `Instance`, tried in containers of its image (see `image.prepare`).
+    """An `Instance`, tried in containers of its image (see `image.prepare_image`).
 
     Graded is what the agent changed but tests, what lies beside them, pytest's settings, and modules in place of a
     library; a file that the repair itself changes is graded, settings apart.
@@ -50,6 +50,8 @@ class InstanceProblem:
         self.statement = instance.problem or "Some tests of this repository fail. Find the cause and repair it."
         self.fail_to_pass: Sequence[str] = instance.fail_to_pass or tuple(instance.expected)
         self.pass_to_pass: Sequence[str] = () if instance.expected else instance.pass_to_pass
+        self.must_fail: Sequence[str] = instance.fail_to_pass if instance.log_parser and not instance.expected else ()
+        self.import_root = "."
         self._restored = frozenset(touched(instance.test_patch))
         self._repaired = frozenset(touched(instance.patch)) - self._restored
         self.suspects = frozenset(path for path in self._repaired if not can_change_tests(path))
@@ -121,7 +123,7 @@ class InstanceProblem:
 
     async def _prepared(self) -> Prepared:
         """Made when first asked for, once for all who try the instance."""
-        prepared, _ = await self._images.get(self._digest, lambda: prepare(self._instance, self._sandboxes))
+        prepared, _ = await self._images.get(self._digest, lambda: prepare_image(self._instance, self._sandboxes))
         return prepared
 
     async def _start(self, prepared: Prepared, image: Image) -> Sandbox:
@@ -144,7 +146,7 @@ class InstanceProblem:
             or path in self._restored
             or any(full == hidden or full.startswith(hidden + "/") for hidden in self._instance.hidden)
             or PurePosixPath(path).name in SETTINGS
-            or (self._instance.log_parser in PYTEST and hides_a_library(path, paths.__contains__, (".", "src")))
+            or (self._instance.log_parser in RUNNERS and hides_a_library(path, paths.__contains__, (".", "src")))
         )
 
     async def _read(self, sandbox: Sandbox, paths: Iterable[str]) -> None:
@@ -174,7 +176,8 @@ class InstanceProblem:
             if not instance.log_parser:
                 await carry(instance, sandbox, self._folder / "tests", "/tests")
                 await run(instance, sandbox, "mkdir -p /logs/verifier", "no folder for its reward")
-            return await run_suite(sandbox, instance, limits=self._limits)
+            before = {path: self._known[path] for path in change.files}
+            return await run_suite(sandbox, instance, before=before, limits=self._limits)
         finally:
             await sandbox.close()
 
@@ -201,7 +204,7 @@ class InstanceProblem:
             pass_to_pass_total=len(p2p),
             failed=tuple(failed),
             ignored=tuple(ignored),
-            messages={test: outcome.statuses.get(test, "it is missing") for test in failed},
+            messages=dict(zip(failed, _reasons(failed, outcome), strict=True)),
             timed_out=outcome.timed_out,
             waited_out=outcome.waited_out,
             problem=outcome.problem,
@@ -209,3 +212,13 @@ class InstanceProblem:
             seconds=outcome.seconds,
             from_memo=from_memo,
         )
+
+
+def _reasons(failed: Sequence[str], outcome: Outcome) -> Iterator[str]:
+    """Why each of the tests failed, in a line: names are cut at a blank as data sets do."""
+    said, came = ({name.partition(" ")[0]: text for name, text in found.items()} | dict(found)
+                  for found in (outcome.messages, outcome.statuses))  # fmt: skip
+    for test in failed:
+        of_file = said.get(test.partition("::")[0], "")
+        status = f"it came out as {came[test]}" if test in came else of_file or "it is missing"
+        yield said.get(test) or outcome.problem or status

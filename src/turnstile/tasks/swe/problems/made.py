@@ -21,7 +21,9 @@ class MadeProblem:
         self.id = name
         self.fail_to_pass: Sequence[str] = bug.f2p
         self.pass_to_pass: Sequence[str] = bug.p2p
+        self.must_fail: Sequence[str] = bug.f2p
         self.suspects = frozenset((bug.file,))
+        self.import_root = package.import_root
         self.statement = bug.statement or problem_statement(
             bug.package, bug.f2p, len(bug.p2p), {bug.f2p[0]: bug.message}
         )
@@ -30,11 +32,14 @@ class MadeProblem:
 
     @classmethod
     async def of(cls, name: str, bug: Bug, grader: Grader) -> MadeProblem:
-        """Raises TaskError when the package cannot be had, or is not the one the bug was made in."""
-        return cls(name, bug, await asyncio.to_thread(package_of, bug), grader)
+        """Raises TaskError when the package cannot be had, is not the one the bug was made in, or can be read in the
+        sandboxes without the bug."""
+        package = await asyncio.to_thread(package_of, bug)
+        await grader.bench.check_hidden(package, bug.file)
+        return cls(name, bug, package, grader)
 
     async def open(self) -> Copy:
-        sandbox = await self._grader.bench.sandboxes.start(self._package.tree)
+        sandbox = await self._grader.bench.sandboxes.start(self._package.tree, deps=self._package.deps)
         try:
             for path, data in self._buggy.items():
                 await sandbox.write(path, data)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from turnstile.errors import TaskError
 from turnstile.tasks.swe.bug import Bug, package_of
-from turnstile.tasks.swe.grading.cases import BugCases
 from turnstile.tasks.swe.grading.findings import CheckedTask
 from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader, local_grader
 from turnstile.tasks.swe.grading.notes import Notes
 from turnstile.tasks.swe.packages.source import Package
+from turnstile.tasks.swe.problems.cases import ProblemCases
+from turnstile.tasks.swe.problems.problems import Problems
 from turnstile.tasks.swe.split import mixed
 from turnstile.types import Task
 
@@ -36,7 +37,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class Tried:
     """One package, and what trying out tasks of it came to."""
 
     package: Package
@@ -61,7 +62,7 @@ class Prepared:
         return bool(self.sound) or not self.off
 
 
-async def prepare(
+async def try_tasks(
     tasks: Sequence[Task],
     *,
     sample: int | None = 1,
@@ -69,7 +70,7 @@ async def prepare(
     workers: int = 2,
     grader: Grader | None = None,
     progress: Callable[[Step], None] = lambda step: None,
-) -> list[Prepared]:
+) -> list[Tried]:
     """Fetches every package that `tasks` need, then tries `sample` tasks of each out (None: all), drawn by `seed`.
 
     Where all of them are off, up to two further ones of the package are tried. `grader` None stands for one over
@@ -91,7 +92,7 @@ async def prepare(
             packages[label] = await asyncio.to_thread(package_of, bug)
             progress(Step(stage="fetch", done=len(packages), total=len(piles)))
 
-    async def try_out(label: str, cases: BugCases) -> None:
+    async def try_out(label: str, cases: ProblemCases) -> None:
         async with places:
             progress(Step(stage="check", done=len(tried), total=len(piles), item=label))
             tried[label] = await _sample(piles[label], sample, cases)
@@ -101,9 +102,11 @@ async def prepare(
         await _all(map(fetch, piles))
         if grader is None:
             grader = await stack.enter_async_context(local_grader(workers))
-        cases = BugCases(grader=grader)
+        problems = Problems(grader)
+        stack.push_async_callback(problems.close)
+        cases = ProblemCases(problems=problems)
         await _all(try_out(label, cases) for label in piles)
-    return [Prepared(package=packages[label], tried=tried[label]) for label in piles]
+    return [Tried(package=packages[label], tried=tried[label]) for label in piles]
 
 
 def _one_setting(label: str, tasks: Sequence[Task]) -> None:
@@ -125,7 +128,7 @@ async def _all(jobs: Iterable[Coroutine[None, None, None]]) -> None:
         raise errors.exceptions[0] from None
 
 
-async def _sample(tasks: Sequence[Task], sample: int | None, cases: BugCases) -> tuple[CheckedTask, ...]:
+async def _sample(tasks: Sequence[Task], sample: int | None, cases: ProblemCases) -> tuple[CheckedTask, ...]:
     """Tries tasks in order until `sample` were tried; a few more as long as all of them were off."""
     notes = Notes(failures=False)
     wanted = len(tasks) if sample is None else min(sample, len(tasks))

@@ -15,8 +15,8 @@ from turnstile.tasks.swe.bugs.make import Made
 from turnstile.tasks.swe.grading import notes
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.notes import failed_before
-from turnstile.tasks.swe.grading.prepare import Prepared, Step, prepare
 from turnstile.tasks.swe.split import mixed
+from turnstile.tasks.swe.try_tasks import Step, Tried, try_tasks
 from turnstile.types import Task
 
 
@@ -35,7 +35,7 @@ def broken(made: Made) -> Callable[..., Task]:
 
 async def test_packages_are_fetched_and_a_sample_is_tried(made: Made, grader: Grader) -> None:
     steps: list[Step] = []
-    (checked,) = await prepare(made.tasks, sample=2, grader=grader, progress=steps.append)
+    (checked,) = await try_tasks(made.tasks, sample=2, grader=grader, progress=steps.append)
     assert checked.package.label == "tiny-1.0"
     assert (remembered(checked), checked.off, checked.usable) == ([False, False], [], True)
     assert 2 < grader.runs <= 4  # the bug and the repair of each, repairs that are equal once
@@ -43,16 +43,16 @@ async def test_packages_are_fetched_and_a_sample_is_tried(made: Made, grader: Gr
     assert (steps[-1].stage, steps[-1].done, steps[-1].total) == ("check", 1, 1)
 
 
-def remembered(checked: Prepared) -> list[bool]:
+def remembered(checked: Tried) -> list[bool]:
     return [one.remembered for one in checked.sound]
 
 
 async def test_what_was_sound_is_not_tried_again(made: Made, grader: Grader) -> None:
-    await prepare(made.tasks, grader=grader)
-    (checked,) = await prepare(made.tasks, sample=2, grader=grader)
+    await try_tasks(made.tasks, grader=grader)
+    (checked,) = await try_tasks(made.tasks, sample=2, grader=grader)
     assert remembered(checked) == [True, False]
     runs = grader.runs
-    (checked,) = await prepare(made.tasks, sample=2, grader=grader)
+    (checked,) = await try_tasks(made.tasks, sample=2, grader=grader)
     assert (remembered(checked), grader.runs) == ([True, True], runs)
 
 
@@ -62,13 +62,13 @@ async def test_what_is_off_is_tried_again_and_refuses_nothing(
     """A sample says how a package behaves here; it is the gate that decides on tasks."""
     task = broken(f2p=["tests/test_tiny.py::gone"])
     for _ in range(2):
-        (checked,) = await prepare([task], grader=grader)
+        (checked,) = await try_tasks([task], grader=grader)
         assert [one.remembered for one in checked.off] == [False]
     assert failed_before([task]) == {}
 
 
 async def test_no_task_is_tried_when_none_is_asked_for(made: Made) -> None:
-    (checked,) = await prepare(made.tasks, sample=0)
+    (checked,) = await try_tasks(made.tasks, sample=0)
     assert (checked.sound, checked.off, checked.usable) == ([], [], True)
 
 
@@ -85,7 +85,7 @@ async def test_no_task_is_tried_when_none_is_asked_for(made: Made) -> None:
 async def test_what_is_off_about_a_task_is_said(
     made: Made, broken: Callable[..., Task], grader: Grader, changes: dict[str, Any], says: str
 ) -> None:
-    (checked,) = await prepare([broken(**changes)], grader=grader)
+    (checked,) = await try_tasks([broken(**changes)], grader=grader)
     assert says in str(checked.off[0].why)
     assert not checked.usable
 
@@ -94,7 +94,7 @@ async def test_a_test_that_fails_with_the_bug_is_not_one_that_passes_with_it(
     made: Made, broken: Callable[..., Task], grader: Grader
 ) -> None:
     bug = next(Bug.of(task) for task in made.tasks if len(Bug.of(task).f2p) > 1)
-    (checked,) = await prepare([broken(**{**bug.data(), "f2p": bug.f2p[:1], "p2p": bug.f2p[1:]})], grader=grader)
+    (checked,) = await try_tasks([broken(**{**bug.data(), "f2p": bug.f2p[:1], "p2p": bug.f2p[1:]})], grader=grader)
     assert f"with the bug {bug.f2p[1]} is to pass and does not" in str(checked.off[0].why)
 
 
@@ -103,23 +103,23 @@ async def test_one_task_that_is_off_is_told_from_a_package_that_is(
 ) -> None:
     tasks = [broken(f2p=["tests/test_tiny.py::gone"]), *made.tasks]
     seed = next(seed for seed in count() if mixed(tasks, seed)[0].id == "broken")
-    (checked,) = await prepare(tasks, seed=seed, grader=grader)
+    (checked,) = await try_tasks(tasks, seed=seed, grader=grader)
     assert ([one.task.id for one in checked.off], len(checked.sound), checked.usable) == (["broken"], 1, True)
 
 
 async def test_a_package_that_is_another_one_cannot_be_had(made: Made, broken: Callable[..., Task]) -> None:
     with pytest.raises(TaskError, match="the source tree differs"):
-        await prepare([broken(digest="f" * 16)])
+        await try_tasks([broken(digest="f" * 16)])
 
 
 async def test_a_package_is_used_in_one_setting_at_a_time(made: Made, broken: Callable[..., Task]) -> None:
     with pytest.raises(TaskError, match=r"some tasks of tiny-1\.0 need nothing, others six==1\.0: .* same --extra"):
-        await prepare([*made.tasks, broken(requires=["six==1.0"])])
+        await try_tasks([*made.tasks, broken(requires=["six==1.0"])])
 
 
 async def test_a_machine_that_is_too_busy_is_no_fault_of_a_task(made: Made, sandboxes: LocalSandboxes) -> None:
     hurried = Grader(sandboxes, limits=Limits(seconds=0.001))
-    (checked,) = await prepare(made.tasks, grader=hurried)
+    (checked,) = await try_tasks(made.tasks, grader=hurried)
     assert (checked.sound, checked.off, checked.usable) == ([], [], True)
     assert checked.unknown is not None
     assert "is the machine busy?" in checked.unknown or "wrote no report" in checked.unknown
@@ -128,6 +128,6 @@ async def test_a_machine_that_is_too_busy_is_no_fault_of_a_task(made: Made, sand
 async def test_broken_sandboxes_are_no_fault_of_a_task(made: Made, tmp_path: Path) -> None:
     closed = LocalSandboxes(root=tmp_path)
     await closed.close()
-    (checked,) = await prepare(made.tasks, grader=Grader(closed))
+    (checked,) = await try_tasks(made.tasks, grader=Grader(closed))
     assert (checked.sound, checked.off, checked.usable) == ([], [], True)
     assert checked.unknown == "these sandboxes were closed"

@@ -1,0 +1,199 @@
+"""Turnstile beside TRL's GRPOTrainer: seconds of a training step at the same game, model, template and weights.
+
+    make bench-peers                                 TRL, in an environment of its own (.peers/trl)
+    python benchmarks/vs_trl.py                      every case, three times; what is kept is not measured again
+    python benchmarks/vs_trl.py --cases 8x4 --only ours --repeats 1
+    python benchmarks/vs_trl.py --tables             only writes the tables of what is kept
+
+A case EPISODESxROUNDS is measured a step at a time, each in a process of its own: ours, theirs, and the bare rates of
+the model on this machine, in turns. Results are kept in docs/results/performance/vs_trl.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from page import ROOT, Body, Kept, spread, table, write
+from peers.game import Shape
+
+PEER = ROOT / ".peers/trl"
+MODEL = ROOT / "runs/peers/model"
+SIDES = ("ours", "theirs", "bare")
+CASES = ("8x4", "32x4", "8x20", "32x20")
+GOALS = {"8x4": (2.5, 5), "32x4": (3, 5), "8x20": (3, 10), "32x20": (4, 10)}  # the step, its rollout
+TRIES = 4
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), help="EPISODESxROUNDS")
+    parser.add_argument("--train", nargs="+", default=["all"], choices=["all", "top", "lora"], help="what learns")
+    parser.add_argument("--only", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--again", action="store_true", help="measure again what is kept")
+    parser.add_argument("--tables", action="store_true", help="only write the tables of what is kept")
+    args = parser.parse_args()
+    kept = Kept("vs_trl")
+    if not args.tables:
+        prepare()
+        for case, train in itertools.product(args.cases, args.train):
+            for repeat, side in itertools.product(range(args.repeats), args.only):
+                key = f"{case} {train} {side} {repeat}"
+                if args.again or key not in kept.results:
+                    print(f"measuring {key}", flush=True)
+                    kept.put(key, whole(shape_of(case, train), side, repeat))
+                    print(json.dumps({k: v for k, v in kept.results[key].items() if k != "metrics"}), flush=True)
+    report(kept)
+
+
+def shape_of(case: str, train: str) -> Shape:
+    episodes, rounds = map(int, case.split("x"))
+    return Shape(episodes=episodes, rounds=rounds, train=train, rows=4 if rounds < 10 else 2)
+
+
+def prepare() -> None:
+    """The model that both sides start from."""
+    templates = sorted(PEER.glob("lib/python3*/site-packages/trl/chat_templates/qwen2_5.jinja"))
+    if not templates:
+        sys.exit(f"error: TRL is not in {PEER.relative_to(ROOT)}; install it with: make bench-peers")
+    if not (MODEL / "config.json").is_file():
+        print("teaching the model to call the game's tool, some minutes", flush=True)
+        python(Path(sys.executable), "peers.prepare", str(templates[0]), str(MODEL))
+
+
+def whole(shape: Shape, side: str, repeat: int) -> Body:
+    """The measurement of a step in which every episode had all its turns: one that had not is measured again with
+    another seed, so that both sides do the same work."""
+    for number in range(TRIES):
+        found = measure(shape, side, repeat + 100 * number)
+        if found.get("turns", shape.turns) == shape.turns:
+            return {**found, "cut short before": number}
+        print(f"{found['turns']} turns of {shape.turns}: an episode ended early; once more", flush=True)
+    sys.exit(f"error: {TRIES} steps of {side} had episodes that ended early; teach the model more (peers/prepare.py)")
+
+
+def measure(shape: Shape, side: str, seed: int) -> Body:
+    """What one process of that side came to."""
+    interpreter = PEER / "bin/python" if side == "theirs" else Path(sys.executable)
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "out.json"
+        python(interpreter, f"peers.{side}", json.dumps(asdict(shape)), str(MODEL), str(seed), str(out))
+        found: Body = json.loads(out.read_text(encoding="utf-8"))
+    return {**found, "shape": asdict(shape)}
+
+
+def python(interpreter: Path, module: str, *arguments: str) -> None:
+    path = os.pathsep.join(str(ROOT / part) for part in ("src", "benchmarks"))
+    environment = {**os.environ, **OFFLINE, "PYTHONPATH": path}
+    ended = subprocess.run(
+        [interpreter, "-m", module, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    if ended.returncode:
+        sys.exit(f"{ended.stdout}\nerror: {module} ended with {ended.returncode}; what it said stands above")
+
+
+def report(kept: Kept) -> None:
+    """The tables of what is kept."""
+    found: dict[tuple[str, str], dict[str, list[Body]]] = {}
+    for key, body in sorted(kept.results.items()):
+        case, train, side, _ = key.split()
+        found.setdefault((case, train), {}).setdefault(side, []).append(body)
+    order = sorted(
+        found, key=lambda one: (("all", "top", "lora").index(one[1]), *map(int, reversed(one[0].split("x"))))
+    )
+    both = [ratios(one, found[one]) for one in order if {"ours", "theirs"} <= set(found[one])]
+    steps, work, ceilings = [], [], []
+    for case, train in order:
+        sides = found[case, train]
+        label = f"{case}, {train}"
+        for side in ("ours", "theirs"):
+            if runs := sides.get(side):
+                steps.append([label, side, *(spread(seconds(runs, phase)) for phase in PHASES), len(runs)])
+                work.append(
+                    [label, side, *(f"{statistics.median(run[count] for run in runs):.0f}" for count in COUNTS)]
+                )
+        if "bare" in sides and "ours" in sides:
+            ceilings.append([label, *ceiling(sides)])
+    write(
+        "vs_trl",
+        "Times TRL, step for step and for the rollout alone (medians; in brackets the pairs' range):",
+        table(("case, what learns", "step", "goal", "rollout", "goal", "training", "step, by new token"), both),
+        "Seconds of a step:",
+        table(("case", "side", *PHASES, "runs"), steps),
+        "The work of that step:",
+        table(("case", "side", *COUNTS), work),
+        "What a step would take at the bare rates of the same machine (seconds, then tokens a second):",
+        table(("case", "ours", "ceiling", "reached", "decode", "prefill", "train", "optimiser"), ceilings),
+    )  # fmt: skip
+
+
+PHASES = ("step", "rollout", "generate", "environment", "train", "rest")
+COUNTS = (
+    "episodes",
+    "turns",
+    "new tokens",
+    "computed tokens",
+    "rows tokens",
+    "trained tokens",
+    "flat groups",
+    "peak MB",
+)
+
+
+def seconds(runs: Sequence[Body], phase: str) -> list[float]:
+    return [run["seconds"][phase] for run in runs]
+
+
+def ratios(one: tuple[str, str], sides: dict[str, list[Body]]) -> list[str]:
+    ours, theirs = sides["ours"], sides["theirs"]
+    goal = GOALS.get(one[0], ("-", "-")) if one[1] == "all" else (4, "-")
+    by_token = [
+        statistics.median(run["seconds"]["step"] / run["new tokens"] for run in runs) for runs in (theirs, ours)
+    ]
+    step, rollout, train = (times(ours, theirs, phase) for phase in ("step", "rollout", "train"))
+    return [", ".join(one), step, str(goal[0]), rollout, str(goal[1]), train, f"{by_token[0] / by_token[1]:.2f}"]
+
+
+def times(ours: Sequence[Body], theirs: Sequence[Body], phase: str) -> str:
+    """How many times theirs took of what ours took: of the medians, and the range over the pairs."""
+    mine, other = seconds(ours, phase), seconds(theirs, phase)
+    pairs = [b / a for a, b in zip(mine, other, strict=False)]
+    middle = statistics.median(other) / statistics.median(mine)
+    return f"**{middle:.2f}** ({min(pairs):.2f} to {max(pairs):.2f})" if len(pairs) > 1 else f"**{middle:.2f}**"
+
+
+def ceiling(sides: dict[str, list[Body]]) -> list[str]:
+    """Our step beside what follows for the same tokens from the bare rates."""
+    rate = {
+        name: statistics.median(run["rates"][name] for run in sides["bare"])
+        for name in ("decode", "prefill", "train", "optimizer seconds")
+    }
+    count = {
+        name: statistics.median(run[name] for run in sides["ours"])
+        for name in ("new tokens", "computed tokens", "trained tokens")
+    }
+    step = statistics.median(seconds(sides["ours"], "step"))
+    bare = (
+        count["new tokens"] / rate["decode"]
+        + (count["computed tokens"] - count["new tokens"]) / rate["prefill"]
+        + count["trained tokens"] / rate["train"]
+        + rate["optimizer seconds"]
+    )
+    shown = [f"{rate[name]:.0f}" for name in ("decode", "prefill", "train")]
+    return [f"{step:.1f}", f"{bare:.1f}", f"{bare / step:.0%}", *shown, f"{rate['optimizer seconds']:.2f} s"]
+
+
+if __name__ == "__main__":
+    main()

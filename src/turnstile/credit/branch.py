@@ -1,0 +1,59 @@
+"""ARPO: what branches share is credited with their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.lineage import common
+from turnstile.credit.stats import F64, Flags, Of, Scale, members, normaliser
+from turnstile.types import Group
+
+
+def branch(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    of: Of = "total",
+    scale: Scale = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """Group-relative advantages; a token that several branches share takes their mean (ARPO, arXiv 2507.19849).
+
+    A_n = mean of A_j over the trajectories j that hold token n (`Trajectory.parent` says where a branch left), A_j
+    `grpo`'s. That is the paper's hard estimate; its soft one gives every branch its own advantage on shared tokens too,
+    which is `grpo` itself. In a group without branches the two are the same.
+
+    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    """
+    normalise = normaliser("branch", scale, ddof=ddof, eps=eps)
+    advantages: Advantages = []
+    for group, group_scores in zip(groups, scores, strict=True):
+        m = members(group, group_scores, of)
+        advantages += _shared_means(group, normalise(m.values, m.counted), m.counted, m.learning)
+    return advantages, state
+
+
+def _shared_means(group: Group, values: F64, counted: Flags, learning: Flags) -> Advantages:
+    shared = common(group)
+    advantages: Advantages = []
+    for i, trajectory in enumerate(group.trajectories):
+        turns = []
+        for t, turn in enumerate(trajectory.turns):
+            n = len(turn.completion.token_ids)
+            total, holders = np.zeros(n), np.zeros(n)
+            for j in np.flatnonzero(counted):
+                until, token = shared[i][j]
+                held = n if until > t else token if until == t else 0
+                total[:held] += values[j]
+                holders[:held] += 1
+            mean = np.where(holders > 0, total / np.maximum(holders, 1), values[i])
+            turns.append((mean if learning[i] else np.zeros(n)).astype(np.float32))
+        advantages.append(turns)
+    return advantages

@@ -1,0 +1,52 @@
+"""EMPG: advantages scaled by how sure the policy was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import EQUAL, Advantages, Scores, State
+from turnstile.credit.stats import F64, Of, Scale, centred, check_range, normaliser, relative
+from turnstile.credit.turns import turns_of
+from turnstile.types import Group
+
+
+def empg(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    k: float = 1.0,
+    k_future: float = 1.0,
+    zeta: float = 0.1,
+    of: Of = "total",
+    scale: Scale = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """A_{i,t} = A_i g(H_t) + zeta f(H_{t+1}), then centred over the step (EMPG, arXiv 2509.09265).
+
+    A_i is `grpo`'s. H_t is the mean entropy of the turn's tokens, scaled to [0, 1] by the least and the greatest of the
+    step. g(H) = exp(-k H) / mean exp(-k H) makes sure turns weigh more and unsure ones less, without changing the
+    average weight; f(H) = exp(-k_future H) rewards a turn that leads to one where the policy is sure, and is 0 for the
+    last turn. All means are over the step's turns that count.
+
+    Float64. Needs the entropies of sampled tokens. Equal rewards do not give 0: the second term stays. Raises
+    TrainingError where entropies are missing, and for a reward that is not finite.
+    """
+    check_range("empg", 0.0, np.inf, k=k, k_future=k_future, zeta=zeta)
+    step = turns_of(groups, scores)
+    own = relative("empg", groups, scores, normaliser("empg", scale, ddof=ddof, eps=eps), of=of)[step.trajectory]
+    takes_part = step.counted | step.learning
+    if not step.counted.any():
+        return step.to_tokens(np.zeros_like(own)), state
+    entropies: F64 = np.zeros_like(own)
+    entropies[takes_part] = [values.mean() if len(values) else 0.0 for values in step.entropies("empg", takes_part)]
+    low, high = entropies[step.counted].min(), entropies[step.counted].max()
+    unsure = (entropies - low) / (high - low) if high - low >= EQUAL else np.zeros_like(entropies)
+    weights = np.exp(-k * unsure)
+    ahead = np.where(step.last, 0.0, np.exp(-k_future * np.roll(unsure, -1)))
+    return step.to_tokens(centred(own * weights / weights[step.counted].mean() + zeta * ahead, step.counted)), state

@@ -1,0 +1,55 @@
+"""AEPO's advantage: tokens where the policy was unsure count for more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.stats import Of, Scale, normaliser, relative, standardised
+from turnstile.credit.turns import turns_of
+from turnstile.types import Group
+
+
+def entropy_aware(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    alpha: float = 0.3,
+    of: Of = "total",
+    scale: Scale = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """A_n = A_i (1 + alpha Z_n), Z_n = (H_n - mean) / (std + eps) over the sampled tokens of the group
+    (AEPO, arXiv 2510.14545).
+
+    A_i is `grpo`'s, H_n the entropy of token n in nats. Only the size of an advantage changes with the entropy, unless
+    alpha Z_n < -1. Where all entropies are equal this is `grpo`. The default of `alpha` is the paper's as we know it.
+
+    Statistics in float64 over trajectories in the baseline. Raises TrainingError where entropies are missing, and for
+    a reward that is not finite.
+    """
+    step = turns_of(groups, scores)
+    normalise = normaliser("entropy_aware", scale, ddof=ddof, eps=eps)
+    own = relative("entropy_aware", groups, scores, normalise, of=of)[step.trajectory]
+    takes_part = step.counted | step.learning
+    found = iter(step.entropies("entropy_aware", takes_part))
+    entropies = [
+        next(found) if part else np.zeros(len(turn.completion.token_ids))
+        for turn, part in zip(step.turns, takes_part, strict=True)
+    ]
+    result = [np.zeros_like(values) for values in entropies]
+    for group in range(len(groups)):
+        turns = np.flatnonzero(step.group == group)
+        if not len(turns):
+            continue
+        counted = np.repeat(step.counted[turns], [len(entropies[t]) for t in turns])
+        z = standardised(np.concatenate([entropies[t] for t in turns]), counted, ddof=ddof, eps=eps)
+        for t, values in zip(turns, np.split(z, np.cumsum([len(entropies[t]) for t in turns])[:-1]), strict=True):
+            result[t] = own[t] * (1.0 + alpha * values) * step.learning[t]
+    return step.split(result), state

@@ -1,0 +1,42 @@
+"""GiGPO: an attempt against its group, and each turn against the turns that met the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.stats import Of, Scale, check_range, normaliser, relative
+from turnstile.credit.turns import turns_of
+from turnstile.types import Group
+
+
+def gigpo(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    omega: float = 1.0,
+    gamma: float = 0.95,
+    of: Of = "total",
+    scale: Scale = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """A_{i,t} = A_E(i) + omega A_S(i,t) (GiGPO, arXiv 2505.10978).
+
+    A_E compares the reward of attempt i with its group, as `grpo` does. A_S compares the return G_{i,t}, discounted
+    with `gamma`, among all turns of the group that began in the same state: the step group of (group, `state_key`).
+    The state's name is the environment's; a turn without one, or alone in its state, has A_S = 0, so where states
+    never repeat this is `grpo`. `scale = "none"` only centres, in both parts.
+
+    Statistics in float64 over trajectories in the baseline; values within 1e-8 give exactly 0. Raises TrainingError
+    for a reward that is not finite.
+    """
+    check_range("gigpo", 0.0, 1.0, gamma=gamma)
+    normalise = normaliser("gigpo", scale, ddof=ddof, eps=eps)
+    step = turns_of(groups, scores)
+    episode = relative("gigpo", groups, scores, normalise, of=of)[step.trajectory]
+    anchored = step.within(step.states(), step.returns(gamma), normalise)
+    return step.to_tokens(episode + omega * anchored), state

@@ -1,0 +1,47 @@
+"""Several seats: each agent's turns are compared with that agent's turns alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.stats import Scale, check_range, normaliser
+from turnstile.credit.turns import seat_outcomes, turns_of
+from turnstile.types import Group
+
+
+def per_agent(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    gamma: float = 1.0,
+    scale: Scale = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """A_{i,t} = normalised G_{i,t}, among all turns of the group in which the same agent spoke
+    (MARS, arXiv 2510.15414).
+
+    G_{i,t} sums, discounted with `gamma` for each of that agent's own turns, its step rewards from turn t on and its
+    own outcome, which falls on its last turn. So seats whose rewards differ in scale or sign, as in a game of two, do
+    not shift each other's baseline.
+
+    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    """
+    check_range("per_agent", 0.0, 1.0, gamma=gamma)
+    normalise = normaliser("per_agent", scale, ddof=ddof, eps=eps)
+    step = turns_of(groups, scores)
+    outcomes = seat_outcomes(step, scores)
+    returns = np.zeros(len(step.turns))
+    ahead: dict[tuple[int, str], float] = {}
+    for t in range(len(returns) - 1, -1, -1):
+        seat = (int(step.trajectory[t]), step.turns[t].agent)
+        ahead[seat] = step.rewards[t] + (gamma * ahead[seat] if seat in ahead else outcomes[t])
+        returns[t] = ahead[seat]
+    labels = [(int(group), turn.agent) for group, turn in zip(step.group, step.turns, strict=True)]
+    return step.to_tokens(step.within(labels, returns, normalise)), state

@@ -1,0 +1,43 @@
+"""REINFORCE: each attempt against the mean of the whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State, to_tokens
+from turnstile.credit.stats import Of, centred, check_knob, check_scores, members
+from turnstile.types import Group
+
+
+def reinforce(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    of: Of = "total",
+    baseline: Literal["batch", "none"] = "batch",
+) -> tuple[Advantages, State]:
+    """A_i = S_i - b, given to every token of attempt i (Williams 1992).
+
+    `baseline`: `batch`, the mean over all attempts of the step, whatever their task; `none`, b = 0, the plain score
+    function estimator. `of`: the composed total S_i or the outcome R_i alone.
+
+    Statistics in float64 over trajectories in the baseline; where fewer than two of them are in the step, or all lie
+    within 1e-8, a batch baseline gives exactly 0. Raises TrainingError for a reward that is not finite.
+    """
+    check_knob("reinforce", "of", of, ("total", "outcome"))
+    check_knob("reinforce", "baseline", baseline, ("batch", "none"))
+    check_scores(groups, scores)
+    found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
+    values = np.concatenate([m.values for m in found]) if found else np.zeros(0)
+    if baseline == "batch":
+        values = centred(values, np.concatenate([m.counted for m in found]) if found else np.zeros(0, dtype=np.bool_))
+    advantages: Advantages = []
+    for group, m in zip(groups, found, strict=True):
+        own, values = values[: len(m.values)], values[len(m.values) :]
+        advantages += to_tokens(group, np.where(m.learning, own, 0.0).tolist())
+    return advantages, state

@@ -1,0 +1,69 @@
+"""REINFORCE++: returns of tokens, normalised over every token of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from turnstile.credit.base import EQUAL, Advantages, Scores, State
+from turnstile.credit.stats import F64, check_knob, check_range
+from turnstile.credit.turns import Turns, turns_of
+from turnstile.types import Group
+
+
+def reinforce_pp(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    gamma: float = 1.0,
+    baseline: Literal["none", "group"] = "none",
+    eps: float = 1e-8,
+) -> tuple[Advantages, State]:
+    """A_n = (G_n - mean) / (std + eps) over all sampled tokens n of the step (REINFORCE++, arXiv 2501.03262).
+
+    G_n = r + gamma G_{n+1} along the sampled tokens alone: a step reward falls on the last token of its turn, the
+    outcome on the last token of all, and what is observed between turns takes no part. `baseline = "group"` first
+    takes the group's mean return off, that of whole trajectories (the paper's REINFORCE++-baseline, for tasks of
+    unlike difficulty). The paper puts the KL to a reference into the reward; here
+    it is a regulariser (`losses/kl.py`).
+
+    Mean and deviation (ddof 0) in float64 over the tokens of trajectories in the baseline; returns within 1e-8 give
+    exactly 0. Raises TrainingError for a reward that is not finite.
+    """
+    check_knob("reinforce_pp", "baseline", baseline, ("none", "group"))
+    check_range("reinforce_pp", 0.0, 1.0, gamma=gamma)
+    step = turns_of(groups, scores)
+    returns = token_returns(step, gamma)
+    if baseline == "group":
+        first = np.array([values[0] if len(values) else 0.0 for values in returns])  # S_i at a trajectory's first turn
+        starts = (step.index == 0) & step.counted
+        for group in range(len(groups)):
+            if starts[step.group == group].any():
+                mean = first[(step.group == group) & starts].mean()
+                returns = [v - mean if g == group else v for v, g in zip(returns, step.group, strict=True)]
+    counted = [values for values, counts in zip(returns, step.counted, strict=True) if counts]
+    tokens = np.concatenate(counted) if counted else np.zeros(0)
+    flat = len(tokens) < 2 or np.ptp(tokens) < EQUAL
+    mean, std = (np.float64(0.0), np.float64(1.0)) if flat else (tokens.mean(), tokens.std() + eps)
+    result = [
+        (values - mean) / std if learns and not flat else np.zeros_like(values)
+        for values, learns in zip(returns, step.learning, strict=True)
+    ]
+    return step.split(result), state
+
+
+def token_returns(step: Turns, gamma: float) -> list[F64]:
+    """The discounted return of every sampled token, turn by turn: [T] -> f64[n]."""
+    found: list[F64] = []
+    ahead = 0.0
+    for place in range(len(step.turns) - 1, -1, -1):
+        ahead = step.outcomes[place] if step.last[place] else gamma * ahead
+        n = len(step.turns[place].completion.token_ids)
+        ahead += step.rewards[place]  # on the last token of the turn
+        found.append(ahead * gamma ** np.arange(n - 1, -1, -1, dtype=np.float64))
+        ahead *= gamma ** max(n - 1, 0)
+    return found[::-1]

@@ -1,0 +1,43 @@
+"""RLVMR: an attempt against its group, and each turn against the turns of the same cognitive tag."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.stats import Of, Scale, normaliser, relative
+from turnstile.credit.turns import turns_of
+from turnstile.types import Group
+
+
+def rlvmr(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    alpha: float = 1.0,
+    tag: str = "tag",
+    of: Of = "outcome",
+    scale: Scale = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """A_{i,t} = A_R(i) + alpha A_tag(i,t) (RLVMR, arXiv 2507.22844).
+
+    A_R compares the outcomes of the group's attempts. A_tag compares the step reward r_{i,t} among the group's turns of
+    the same tag (planning, exploring, reflecting ...), which the environment or the parser recorded as the turn's
+    signal named `tag`; a turn without one has A_tag = 0. The weight of the two parts is a knob of ours: the
+    paper's own could not be checked.
+
+    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    """
+    normalise = normaliser("rlvmr", scale, ddof=ddof, eps=eps)
+    step = turns_of(groups, scores)
+    outcome = relative("rlvmr", groups, scores, normalise, of=of)[step.trajectory]
+    labels: list[Hashable] = [
+        (int(group), str(turn.signals[tag])) if turn.signals.get(tag) else place
+        for place, (group, turn) in enumerate(zip(step.group, step.turns, strict=True))
+    ]
+    return step.to_tokens(outcome + alpha * step.within(labels, step.rewards, normalise)), state

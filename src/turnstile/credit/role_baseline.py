@@ -1,0 +1,41 @@
+"""Self-play: each role against its own moving average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.stats import check_range
+from turnstile.credit.turns import seat_outcomes, turns_of
+from turnstile.types import Group
+
+
+def role_baseline(
+    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, *, decay: float = 0.95
+) -> tuple[Advantages, State]:
+    """A_{i,role} = R_{i,role} - b[env, role], with b <- decay b + (1 - decay) mean R (SPIRAL's role-conditioned
+    advantage estimation, arXiv 2506.24119).
+
+    The role is the seat that speaks (`Turn.agent`), R its own outcome. The baseline of each environment and role begins
+    at 0, is moved by the mean over the step's trajectories that count, and then taken off, so that the order of
+    trajectories plays no part. It is the estimator's `state` and goes into the checkpoint. Equal rewards give 0 only
+    once the average has reached them.
+
+    Float64. Raises TrainingError for a reward that is not finite.
+    """
+    check_range("role_baseline", 0.0, 1.0, decay=decay)
+    step = turns_of(groups, scores)
+    outcomes = seat_outcomes(step, scores)
+    roles = [f"{groups[g].task.env}/{turn.agent}" for g, turn in zip(step.group, step.turns, strict=True)]
+    seen: dict[str, dict[int, float]] = {}
+    for role, trajectory, outcome, counts in zip(roles, step.trajectory, outcomes, step.counted, strict=True):
+        if counts:
+            seen.setdefault(role, {})[int(trajectory)] = float(outcome)
+    baselines = dict(state)
+    for role, found in seen.items():
+        baselines[role] = decay * float(baselines.get(role, 0.0)) + (1 - decay) * float(np.mean(list(found.values())))
+    values = outcomes - np.array([baselines.get(role, 0.0) for role in roles], dtype=np.float64)
+    return step.to_tokens(values), baselines

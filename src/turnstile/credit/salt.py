@@ -1,0 +1,44 @@
+"""SALT: what several attempts did alike is credited alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.stats import Of, Scale, normaliser, relative
+from turnstile.credit.turns import turns_of
+from turnstile.types import Group, Turn
+
+
+def salt(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    of: Of = "total",
+    scale: Scale = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """Group-relative advantages, with those of equal steps averaged (SALT, arXiv 2510.20022).
+
+    The attempts of a group form a graph: a turn is an edge out of its state (`state_key`), named by what was done
+    there, the tool calls or else the text. Edges of the same state and action are merged and share the mean of their
+    attempts' advantages, so a step that good and bad attempts have in common is neither praised nor blamed; all
+    others keep their attempt's own, `grpo`'s. A turn without a state key is not merged.
+
+    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    """
+    step = turns_of(groups, scores)
+    own = relative("salt", groups, scores, normaliser("salt", scale, ddof=ddof, eps=eps), of=of)[step.trajectory]
+    edges: list[Hashable] = [(place, action(turn)) for place, turn in zip(step.states(), step.turns, strict=True)]
+    return step.to_tokens(step.mean_within(edges, own)), state
+
+
+def action(turn: Turn) -> str:
+    """What was done in a turn: its tool calls with their arguments, or else its text."""
+    calls = [(call.name, call.arguments) for call in turn.message.tool_calls]
+    return json.dumps(calls, sort_keys=True, default=str) if calls else turn.message.content.strip()

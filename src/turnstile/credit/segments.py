@@ -1,0 +1,56 @@
+"""Rewritten contexts: the segments of a trajectory share its advantage, and folds are judged on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.stats import check_range, flat, normaliser
+from turnstile.credit.turns import turns_of
+from turnstile.types import Group
+
+
+def segments(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    process: float = 0.0,
+    low: float = 0.0,
+    high: float = 1.0,
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """A_{i,t} = (clip(R_i + process r_{i,t}, low, high) - mean_j R_j) / (std_j R_j + eps).
+
+    A trajectory whose context was summarised or folded is several training rows, one for each segment; all share the
+    advantage of their trajectory, and the statistics are over trajectories, not over segments (SUPO,
+    arXiv 2510.06727): that is `process = 0`, without clipping. With `process > 0` each turn adds its step reward to
+    the outcome before the group's statistics are taken off (FoldGRPO of Context-Folding, arXiv 2510.11967, where
+    outcomes and their sum with the process reward lie within [0, 1]; `low` and `high` are that range).
+
+    Statistics in float64 over trajectories in the baseline; outcomes within 1e-8 take no division, so that only the
+    process rewards are left. Raises TrainingError for a reward that is not finite.
+    """
+    check_range("segments", 0.0, np.inf, process=process)
+    normaliser("segments", "std", ddof=ddof, eps=eps)
+    step = turns_of(groups, scores)
+    values = step.outcomes
+    if process > 0.0:
+        values = np.clip(step.outcomes + process * step.rewards, low, high)
+    result = np.zeros_like(values)
+    first = step.index == 0
+    for group in range(len(groups)):
+        turns = step.group == group
+        outcomes = step.outcomes[turns & first & step.counted]  # one of each trajectory
+        if len(outcomes) < 2:
+            continue
+        even = flat(outcomes, np.ones(len(outcomes), dtype=np.bool_))
+        if even and process == 0.0:
+            continue
+        result[turns] = (values[turns] - outcomes.mean()) / (1.0 if even else outcomes.std(ddof=ddof) + eps)
+    return step.to_tokens(result), state

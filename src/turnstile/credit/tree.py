@@ -1,0 +1,66 @@
+"""A tree of branches: each turn is worth what it adds to the mean outcome below it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.lineage import START, common
+from turnstile.credit.stats import F64, Flags, Of, check_knob, check_range, check_scores, members
+from turnstile.types import Group
+
+
+def tree(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    local: float = 1.0,
+    overall: float = 1.0,
+    by_leaves: bool = True,
+    of: Of = "outcome",
+) -> tuple[Advantages, State]:
+    """A_{i,t} = local (V(after t) - V(before t)) + overall (V(after t) - V(root)), over sqrt(leaves) (TreeRL,
+    arXiv 2506.11902).
+
+    V(node) is the mean reward of the trajectories below it: before turn t, of those that share all turns before t with
+    trajectory i; after it, of those that share turn t too; at the root, of the whole group. A turn that branches share
+    is trained once for each of them, so `by_leaves` divides by the square root of their number. With `overall = 0` what
+    lies behind the last branching gets 0; attempts that never branch are a tree of depth one.
+
+    `Trajectory.parent` says where a branch left; `of`: the outcome R_i or the composed total S_i. Float64, over
+    trajectories in the baseline; exactly 0 where fewer than two of them count. Raises TrainingError for a reward that
+    is not finite.
+    """
+    check_knob("tree", "of", of, ("total", "outcome"))
+    check_range("tree", 0.0, np.inf, local=local, overall=overall)
+    check_scores(groups, scores)
+    advantages: Advantages = []
+    for group, group_scores in zip(groups, scores, strict=True):
+        m = members(group, group_scores, of)
+        shared = common(group)
+        enough = int(m.counted.sum()) > 1
+        for i, trajectory in enumerate(group.trajectories):
+            marks = [START, *((t + 1, 0) for t in range(len(trajectory.turns)))]
+            below = [np.array([reach >= mark or j == i for j, reach in enumerate(shared[i])]) for mark in marks]
+            value = [_mean(m.values, m.counted & inside, m.values[i]) for inside in below]
+            leaves = [max(1, int((m.counted & inside).sum())) if by_leaves else 1 for inside in below]
+            credit = [
+                (local * (value[t + 1] - value[t]) + overall * (value[t + 1] - value[0])) / np.sqrt(leaves[t + 1])
+                for t in range(len(trajectory.turns))
+            ]
+            advantages.append(
+                [
+                    np.full(len(turn.completion.token_ids), one if enough and m.learning[i] else 0.0, dtype=np.float32)
+                    for turn, one in zip(trajectory.turns, credit, strict=True)
+                ]
+            )
+    return advantages, state
+
+
+def _mean(values: F64, inside: Flags, alone: float) -> float:
+    return float(values[inside].mean()) if inside.any() else float(alone)

@@ -1,0 +1,169 @@
+"""The turns of a step one after another, for estimators that compare turns rather than whole attempts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.stats import F64, Flags, Normalise, check_scores, not_finite
+from turnstile.errors import TrainingError
+from turnstile.types import Group, Score, Turn
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """T turns: group by group, attempt by attempt, turn by turn."""
+
+    groups: Sequence[Group]
+    turns: Sequence[Turn]  # [T]
+    group: I64  # [T] which of the step's groups
+    trajectory: I64  # [T] which of the step's trajectories
+    index: I64  # [T] which turn of its trajectory
+    last: Flags  # [T] the last of its trajectory
+    rewards: F64  # [T] r_{i,t}; 0 where the trajectory neither counts nor learns
+    outcomes: F64  # [T] R_i of its trajectory, likewise
+    counted: Flags  # [T] in the statistics
+    learning: Flags  # [T] in the gradient
+
+    def returns(self, gamma: float) -> F64:
+        """G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i, [T]. R_i belongs to the last turn itself,
+        whatever was observed after it, so it is not discounted there."""
+        return self.sums_to_go(self.rewards + np.where(self.last, self.outcomes, 0.0), gamma)
+
+    def sums_to_go(self, values: F64, gamma: float) -> F64:
+        """sum_{k >= t} gamma^(k-t) values_{i,k} within each trajectory, [T]."""
+        result = np.zeros_like(values)
+        ahead = 0.0
+        for t in range(len(values) - 1, -1, -1):
+            ahead = values[t] + (0.0 if self.last[t] else gamma * ahead)
+            result[t] = ahead
+        return result
+
+    def within(self, labels: Sequence[Hashable], values: F64, normalise: Normalise) -> F64:
+        """`values` [T] normalised among the turns of equal label; those that do not count are compared with them."""
+        result = np.zeros_like(values)
+        for slots in _alike(labels):
+            result[slots] = normalise(values[slots], self.counted[slots])
+        return result
+
+    def mean_within(self, labels: Sequence[Hashable], values: F64) -> F64:
+        """The mean of `values` [T] over the turns of equal label that count; a turn's own value where none does."""
+        result = values.copy()
+        for slots in _alike(labels):
+            if self.counted[slots].any():
+                result[slots] = values[slots][self.counted[slots]].mean()
+        return result
+
+    def states(self) -> list[Hashable]:
+        """Labels [T] of equal (group, state key). A turn without a key is alone."""
+        return [
+            (int(group), turn.state_key) if turn.state_key else place
+            for place, (group, turn) in enumerate(zip(self.group, self.turns, strict=True))
+        ]
+
+    def entropies(self, kind: str, chosen: Flags) -> list[F64]:
+        """The entropies of the sampled tokens of the chosen turns, in nats. Raises TrainingError where one has none."""
+        found: list[F64] = []
+        for t in np.flatnonzero(chosen).tolist():
+            values = self.turns[t].completion.entropies
+            if values is None:
+                raise TrainingError(
+                    f"task {self.groups[self.group[t]].task.id!r}, turn {self.index[t]}: credit {kind!r} needs the "
+                    "entropies of the sampled tokens, which this engine did not record"
+                )
+            found.append(values.astype(np.float64))
+        return found
+
+    def to_tokens(self, values: F64) -> Advantages:
+        """One advantage a turn, [T], given to each of its sampled tokens; 0 outside the gradient."""
+        masked = np.where(self.learning, values, 0.0)
+        return self.split(
+            [np.full(len(turn.completion.token_ids), value) for turn, value in zip(self.turns, masked, strict=True)]
+        )
+
+    def split(self, values: Sequence[F64]) -> Advantages:
+        """Arrays of the step's turns, [T] -> f64[n], as those of its trajectories."""
+        own = iter(values)
+        return [
+            [next(own).astype(np.float32) for _ in trajectory.turns]
+            for group in self.groups
+            for trajectory in group.trajectories
+        ]
+
+
+def states_shared(groups: Sequence[Group]) -> float:
+    """The share of turns that began in a state (`state_key`) in which another turn of the group began too: what
+    estimators that compare turns of equal state have to go by."""
+    met = Counter(
+        (place, turn.state_key) for place, group in enumerate(groups) for t in group.trajectories for turn in t.turns
+    )
+    shared = sum(count for (_, key), count in met.items() if key and count > 1)
+    return shared / max(1, met.total())
+
+
+def turns_of(groups: Sequence[Group], scores: Scores) -> Turns:
+    """The turns of one step. Raises TrainingError for a reward that is not finite, ValueError where scores and
+    trajectories do not line up."""
+    check_scores(groups, scores)
+    members = [
+        (place, group, index, score)
+        for place, (group, group_scores) in enumerate(zip(groups, scores, strict=True))
+        for index, score in enumerate(group_scores)
+    ]
+    lengths = np.array([len(group.trajectories[index].turns) for _, group, index, _ in members], dtype=np.int64)
+    rewards = [_rewards(group, index, score) for _, group, index, score in members]
+    index = np.concatenate([np.arange(n) for n in lengths]) if members else np.zeros(0, dtype=np.int64)
+    return Turns(
+        groups=groups,
+        turns=[turn for _, group, i, _ in members for turn in group.trajectories[i].turns],
+        group=np.repeat(np.array([place for place, *_ in members], dtype=np.int64), lengths),
+        trajectory=np.repeat(np.arange(len(members)), lengths),
+        index=index,
+        last=index == np.repeat(lengths, lengths) - 1,
+        rewards=np.concatenate([turn for turn, _ in rewards]) if members else np.zeros(0),
+        outcomes=np.repeat(np.array([outcome for _, outcome in rewards], dtype=np.float64), lengths),
+        counted=np.repeat(np.array([score.in_baseline for *_, score in members], dtype=np.bool_), lengths),
+        learning=np.repeat(np.array([score.in_gradient for *_, score in members], dtype=np.bool_), lengths),
+    )
+
+
+def seat_outcomes(step: Turns, scores: Scores) -> F64:
+    """The outcome of the agent that spoke, [T]; 0 where its trajectory neither counts nor learns."""
+    flat = [score for group_scores in scores for score in group_scores]
+    takes_part = step.counted | step.learning
+    return np.array(
+        [
+            flat[trajectory].outcome_of(turn.agent) if part else 0.0
+            for trajectory, turn, part in zip(step.trajectory, step.turns, takes_part, strict=True)
+        ],
+        dtype=np.float64,
+    )
+
+
+def _rewards(group: Group, index: int, score: Score) -> tuple[F64, float]:
+    """Step rewards [K] and outcome of one trajectory; zeros where it neither counts nor learns."""
+    if not score.in_baseline and not score.in_gradient:
+        return np.zeros(len(score.turn)), 0.0
+    turn = score.turn.astype(np.float64)
+    outcome = float(sum(score.outcome.values())) if score.outcome is not None else np.nan
+    attempt = group.trajectories[index].attempt
+    if not np.isfinite(turn).all():
+        raise not_finite(group, attempt, f"step rewards {score.turn.tolist()}")
+    if not np.isfinite(outcome):
+        raise not_finite(group, attempt, f"outcome reward {outcome}")
+    return turn, outcome
+
+
+def _alike(labels: Sequence[Hashable]) -> list[I64]:
+    """The places of each label, in the order in which labels first appear."""
+    found: dict[Hashable, list[int]] = {}
+    for place, label in enumerate(labels):
+        found.setdefault(label, []).append(place)
+    return [np.array(places, dtype=np.int64) for places in found.values()]

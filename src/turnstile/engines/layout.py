@@ -1,0 +1,243 @@
+"""Attention of one pass over new tokens of many rows (see `models.attention.Layout`).
+
+Most rows get one token a pass: those are attended to together, shelf by shelf. Rows that lean on the same other row
+see that one in a single product, and the two parts of what they see are put together by the masses of their softmaxes.
+Longer runs of tokens, of prompts and observations, are taken one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from turnstile.engines.memory import Row, Shelf
+
+GAP = 3
+"""Rows without a new token that a block may span, to be one block instead of two."""
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """New tokens of one row in one pass: positions begin..end-1 of its path, lying at `at` in the flat run."""
+
+    row: Row
+    begin: int
+    end: int
+    at: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.row.tokens[self.begin : self.end]
+
+    @property
+    def run(self) -> slice:
+        return slice(self.at, self.at + self.size)
+
+
+def lay_out(spans: Sequence[Span]) -> list[Span]:
+    """The spans in the order in which they are computed, with their places in it: single tokens first, by shelf."""
+
+    def order(span: Span) -> tuple[bool, int, int]:
+        assert span.row.shelf is not None
+        return span.size > 1, span.row.shelf.capacity, span.row.place
+
+    ordered, at = sorted(spans, key=order), 0
+    for span in ordered:
+        span.at = at
+        at += span.size
+    return ordered
+
+
+class _Writes:
+    """Where the new keys and values of one shelf go."""
+
+    def __init__(self, shelf: Shelf, spans: Sequence[Span]) -> None:
+        device = shelf.kv.device
+        single = [span for span in spans if span.size == 1]
+        self._shelf = shelf
+        self._from = torch.tensor([span.at for span in single], device=device)
+        self._rows = torch.tensor([span.row.place for span in single], device=device)
+        self._columns = torch.tensor([span.begin - span.row.begin for span in single], device=device)
+        self._longer = [
+            (span.run, span.row.place, slice(span.begin - span.row.begin, span.end - span.row.begin))
+            for span in spans
+            if span.size > 1
+        ]
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """key and value [T, Hkv, D]."""
+        for kept, new in zip(self._shelf.kv[layer], (key, value), strict=True):
+            if len(self._from):
+                kept[self._rows, :, self._columns] = new[self._from]
+            for run, row, columns in self._longer:
+                kept[row, :, columns] = new[run].transpose(0, 1)
+
+    def keep(self, states: Sequence[Tensor]) -> None:
+        """The hidden states [T, H] of the new tokens: the last, then the trunk's if there is one."""
+        for kept, state in zip(self._shelf.hidden, states, strict=True):
+            if len(self._from):
+                kept[self._rows, self._columns] = state[self._from]
+            for run, row, columns in self._longer:
+                kept[row, columns] = state[run]
+
+
+class _Block:
+    """Rows begin..end-1 of a shelf with m queries each, some of which may stand for nothing."""
+
+    def __init__(self, shelf: Shelf, begin: int, end: int, queries: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """`queries`: for each row, (place in the flat run, columns that it sees)."""
+        device, dtype = shelf.kv.device, shelf.kv.dtype
+        m = max(map(len, queries))
+        self._shelf, self._rows = shelf, slice(begin, end)
+        self._columns = max(seen for row in queries for _, seen in row)
+        padded = [[*row, *[(0, 0)] * (m - len(row))] for row in queries]
+        real = [seen > 0 for row in padded for _, seen in row]
+        self._query = torch.tensor([at for row in padded for at, _ in row], device=device)
+        self._real = None if all(real) else torch.tensor(real, device=device).nonzero()[:, 0]
+        self.at = self._query if self._real is None else self._query[self._real]
+        limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=device)
+        hidden = torch.arange(self._columns, device=device) >= limits[..., None]  # [R, m, columns]
+        self._bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        self._spread: Tensor | None = None
+
+    def attend(self, layer: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """query [T, Hq, D] -> for the places `at`: what they see [n, Hq, D] and the log of its mass [n, Hq]."""
+        key, value = self._shelf.kv[layer, :, self._rows, :, : self._columns].flatten(1, 2)  # [R * Hkv, columns, D]
+        rows, m, columns = self._bias.shape
+        kv_heads, (_, heads, width) = len(key) // rows, query.shape
+        repeats = heads // kv_heads
+        if self._spread is None:  # the same for every layer
+            shape = (rows, kv_heads, repeats, m, columns)
+            self._spread = self._bias[:, None, None].expand(shape).reshape(rows * kv_heads, repeats * m, columns)
+        asked = query[self._query].view(rows, m, kv_heads, repeats, width).permute(0, 2, 3, 1, 4)
+        scores = torch.baddbmm(self._spread, asked.reshape(len(key), -1, width), key.transpose(1, 2), alpha=scale)
+        mass = scores.logsumexp(dim=-1, keepdim=True)
+        seen = torch.bmm(scores.sub_(mass).exp_(), value)
+        seen = seen.view(rows, kv_heads, repeats, m, width).permute(0, 3, 1, 2, 4).reshape(rows * m, heads, width)
+        mass = mass.view(rows, kv_heads, repeats, m).permute(0, 3, 1, 2).reshape(rows * m, heads)
+        return (seen, mass) if self._real is None else (seen[self._real], mass[self._real])
+
+
+class _Run:
+    """Several new tokens of one row: each sees the row's path and those of them that come before it."""
+
+    def __init__(self, span: Span) -> None:
+        row = span.row
+        held = (
+            [(row, span.end - row.begin)] if row.base is None else [(row.base, row.begin), (row, span.end - row.begin)]
+        )
+        self._held = [(*part.at(part.begin)[:2], columns) for part, columns in held]
+        self._span = span
+        before = torch.ones(span.size, span.end, dtype=torch.bool, device=self._held[0][0].kv.device)
+        self._seen = before.tril(span.begin) if span.begin else None
+
+    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """query [T, Hq, D] -> [n, Hq, D]."""
+        held = [shelf.kv[layer, :, place, :, :columns] for shelf, place, columns in self._held]
+        key, value = held[0] if len(held) == 1 else torch.cat(held, dim=2)
+        asked = query[self._span.run].transpose(0, 1)
+        seen = scaled_dot_product_attention(
+            asked[None], key[None], value[None], attn_mask=self._seen, is_causal=self._seen is None, scale=scale,
+            enable_gqa=True,
+        )  # fmt: skip
+        return seen[0].transpose(0, 1)
+
+
+class RowsLayout:
+    """Who sees whom in one pass over `spans`, which are laid out."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        shelves = {span.row.shelf for span in spans if span.row.shelf is not None}
+        self._writes = [_Writes(shelf, [span for span in spans if span.row.shelf is shelf]) for shelf in shelves]
+        single = [span for span in spans if span.size == 1]
+        self._runs = [(span.run, _Run(span)) for span in spans if span.size > 1]
+        self._single = len(single)
+        asked: dict[Row, list[tuple[int, int]]] = {}  # of rows that others lean on
+        for span in single:
+            if span.row.base is not None:
+                asked.setdefault(span.row.base, []).append((span.at, span.row.begin))
+        own: dict[Row, list[tuple[int, int]]] = {}
+        for span in single:
+            seen = (span.at, span.end - span.row.begin)
+            (asked[span.row] if span.row in asked else own.setdefault(span.row, [])).append(seen)
+        self._own = _blocks(own)
+        self._shared = _blocks(asked)
+
+    def keep(self, states: Sequence[Tensor]) -> None:
+        """Keeps the hidden states [T, H] of the pass."""
+        for writes in self._writes:
+            writes.keep(states)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        for writes in self._writes:  # all of them first: a row may lean on tokens of this very pass
+            writes.write(layer, key, value)
+        out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        if self._single:
+            mass = torch.full(query.shape[:2], float("-inf"), dtype=query.dtype, device=query.device)
+            for block in self._own:
+                seen, mass_of = block.attend(layer, query, scale)
+                out[block.at], mass[block.at] = seen, mass_of
+            for block in self._shared:
+                seen, mass_of = block.attend(layer, query, scale)
+                share = (mass_of - mass[block.at]).sigmoid_()[..., None]
+                out[block.at] = torch.lerp(out[block.at], seen, share)
+        for run, one in self._runs:
+            out[run] = one.attend(layer, query, scale)
+        return out.transpose(0, 1)[None]
+
+
+def _blocks(queries: dict[Row, list[tuple[int, int]]]) -> list[_Block]:
+    """Blocks of rows that lie side by side, or nearly."""
+    shelves: dict[Shelf, dict[int, list[tuple[int, int]]]] = {}
+    for row, own in queries.items():
+        assert row.shelf is not None
+        shelves.setdefault(row.shelf, {})[row.place] = own
+    blocks = []
+    for shelf, rows in shelves.items():
+        places = sorted(rows)
+        starts = [i for i, place in enumerate(places) if i == 0 or place - places[i - 1] > 1 + GAP]
+        for start, stop in zip(starts, [*starts[1:], len(places)], strict=True):
+            begin, end = places[start], places[stop - 1] + 1
+            blocks.append(_Block(shelf, begin, end, [rows.get(place, []) for place in range(begin, end)]))
+    return blocks
+
+
+class LonelyLayout:
+    """The same for passes that repeat bit by bit: every token sees its own row by itself, whatever else there is.
+
+    Rows must not lean on others. Tokens behind the last span stand for nothing.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        shelves = {span.row.shelf for span in spans if span.row.shelf is not None}
+        self._writes = [_Writes(shelf, [span for span in spans if span.row.shelf is shelf]) for shelf in shelves]
+        self._tokens = [
+            (*span.row.at(position)[:2], span.at + i, position + 1)
+            for span in spans
+            for i, position in enumerate(range(span.begin, span.end))
+        ]
+
+    def keep(self, states: Sequence[Tensor]) -> None:
+        """Keeps the hidden states [T, H] of the pass."""
+        for writes in self._writes:
+            writes.keep(states)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        for writes in self._writes:
+            writes.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        for shelf, place, at, seen in self._tokens:
+            kept_key, kept_value = shelf.kv[layer, :, place, None, :, :seen]
+            asked = query[:, :, at].reshape(1, kept_key.shape[1], -1, query.shape[-1])  # heads that share keys, as rows
+            out[:, :, at] = scaled_dot_product_attention(asked, kept_key, kept_value, scale=scale).flatten(1, 2)
+        return out

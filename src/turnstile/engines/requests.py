@@ -1,0 +1,70 @@
+"""Who asks the engine: sessions, and their requests with what was sampled for them so far."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from turnstile.engines.group import Cursor, common
+from turnstile.types import Completion, Finish, Sampling
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One conversation: its group, and where in the group's tree it stands."""
+
+    share: str
+    cursor: Cursor = field(default_factory=Cursor)
+    past: list[int] = field(default_factory=list)  # the last path that was computed for it
+
+    def computes(self, path: list[int], begin: int, end: int) -> int:
+        """Notes that tokens begin..end-1 of `path` are computed for it; returns how many of them were before."""
+        again = max(0, min(end, common(self.past, path)) - begin) if begin < len(self.past) else 0
+        if end - begin > again:
+            self.past = path[:end]
+        return again
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One turn that is being sampled. `path` is the prompt and what was sampled after it."""
+
+    session: Session
+    path: list[int]
+    sampling: Sampling
+    future: asyncio.Future[Completion]
+    started: float = field(default_factory=time.monotonic)
+    versions: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens were sampled."""
+        return len(self.logprobs)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens that were sampled."""
+        return self.path[len(self.path) - self.sampled :]
+
+    def append(self, token: int, logprob: float, entropy: float, version: int) -> None:
+        self.path.append(token)
+        self.logprobs.append(logprob)
+        self.entropies.append(entropy)
+        self.versions.append(version)
+
+    def completion(self) -> Completion:
+        return Completion(
+            token_ids=np.array(self.ids, np.int32),
+            logprobs=np.array(self.logprobs, np.float32),
+            entropies=np.array(self.entropies, np.float32),
+            versions=np.array(self.versions, np.int32),
+            sampling=self.sampling,
+            finish=self.finish or "length",
+            seconds=time.monotonic() - self.started,
+        )

@@ -1,0 +1,62 @@
+"""From logits to tokens: drawn by numbers that depend on the request and the token's index alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from turnstile.models.logprobs import truncate
+from turnstile.types import Sampling
+
+STRETCH = 256
+"""Tokens whose probabilities are added up first, to find where in the vocabulary a draw falls."""
+
+
+def plain(sampling: Sampling) -> Sampling:
+    """What decides the distribution: requests that agree on it are drawn together."""
+    return Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p)
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on (seed, index) alone."""
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
+
+
+def draw(logits: Tensor, rows: Tensor, sampling: Sampling, draws: Sequence[float]) -> list[tuple[int, float, float]]:
+    """(token, log-probability, entropy) for each draw, out of row `rows[i]` of logits [R, V], by inversion.
+
+    Raises FloatingPointError where logits are not finite.
+    """
+    if sampling.temperature == 0:
+        best = logits.argmax(dim=-1)[rows]
+        return [(int(token), 0.0, 0.0) for token in best.tolist()]
+    scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
+    logp = truncate(scaled, sampling).log_softmax(dim=-1)
+    p = logp.exp()
+    entropy = -torch.linalg.vecdot(p, logp.clamp_(min=-1e4))  # what is excluded counts nothing, and not NaN
+    tokens = _invert(p, rows, draws)
+    found = zip(tokens.tolist(), logp[rows, tokens].tolist(), entropy[rows].tolist(), strict=True)
+    return list(found)
+
+
+def _invert(p: Tensor, rows: Tensor, draws: Sequence[float]) -> Tensor:
+    """The tokens i64[n] at which the mass of rows `rows[i]` of p [R, V] reaches `draws[i]` of the whole."""
+    width = p.shape[1]
+    short = -width % STRETCH
+    stretches = torch.nn.functional.pad(p, (0, short)).view(len(p), -1, STRETCH)
+    before = stretches.sum(dim=-1).cumsum(dim=-1)[rows]
+    total = before[:, -1]
+    if not bool(total.isfinite().all()):
+        raise FloatingPointError("the model gave logits that are not finite")
+    target = torch.tensor(draws, dtype=p.dtype, device=p.device) * total
+    target = target.minimum(total.nextafter(torch.zeros_like(total)))  # a draw may round up to 1: no token is there
+    place = torch.searchsorted(before, target[:, None], right=True)
+    own = stretches[rows, place[:, 0]]
+    rest = target[:, None] - (before.gather(1, place) - own.sum(dim=-1, keepdim=True))
+    inside = own.cumsum(dim=-1)
+    rest = rest.clamp(min=0).minimum(inside[:, -1:].nextafter(torch.zeros_like(rest)))
+    return (place * STRETCH + torch.searchsorted(inside, rest, right=True))[:, 0]

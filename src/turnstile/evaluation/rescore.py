@@ -1,0 +1,104 @@
+"""A recorded run under other rewards: what its episodes would have been worth, without a sandbox or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import EQUAL
+from turnstile.rewards.build import Scorer
+from turnstile.rewards.rates import rates
+from turnstile.rollout.record import Entry
+from turnstile.tracking.alarms import CollapseAlarm
+from turnstile.types import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """A recorded group with its scores under other rewards."""
+
+    entry: Entry
+    scores: tuple[Score, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Means over episodes by name (`rewards.rates`), as recorded and as judged now. Of groups of two attempts or more
+    with a verdict: how many there are, how many teach nothing since their rewards are equal, before and now, and in how
+    many another attempt is the best."""
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    groups: int
+    flat_before: int
+    flat_after: int
+    another_best: int
+
+
+def rescore(entries: Iterable[Entry], scorer: Scorer) -> Iterator[Rescored]:
+    """Judges each group again from what was recorded of it. Raises ConfigError where a reward wants a signal that was
+    not recorded."""
+    for entry in entries:
+        (scores,) = scorer([entry.group])
+        yield Rescored(entry, tuple(scores))
+
+
+def compare(rescored: Sequence[Rescored]) -> Comparison:
+    groups = [item.entry.group for item in rescored]
+    totals = [
+        (_totals(item.entry.scores), _totals(item.scores))
+        for item in rescored
+        if len(_totals(item.entry.scores)) > 1 and len(_totals(item.scores)) > 1
+    ]
+    return Comparison(
+        before=rates(groups, [item.entry.scores for item in rescored]),
+        after=rates(groups, [item.scores for item in rescored]),
+        groups=len(totals),
+        flat_before=sum(bool(np.ptp(before) < EQUAL) for before, _ in totals),
+        flat_after=sum(bool(np.ptp(after) < EQUAL) for _, after in totals),
+        another_best=sum(len(a) == len(b) and not set(_best(a)) & set(_best(b)) for a, b in totals),
+    )
+
+
+def collapses(rescored: Sequence[Rescored]) -> Iterator[str]:
+    """What the collapse alarm would have said of the training steps, had they been judged so."""
+    alarm = CollapseAlarm()
+    training = sorted((item for item in rescored if item.entry.phase == "train"), key=lambda item: item.entry.step)
+    for step, items in groupby(training, key=lambda item: item.entry.step):
+        of_step = list(items)
+        metrics = rates([item.entry.group for item in of_step], [item.scores for item in of_step])
+        if line := alarm.update(step, metrics):
+            yield line
+
+
+def lines(rescored: Iterable[Rescored]) -> Iterator[dict[str, Any]]:
+    """One episode each, as JSON: where it stands in the run, and its score now."""
+    for item in rescored:
+        entry = item.entry
+        for trajectory, score in zip(entry.group.trajectories, item.scores, strict=True):
+            yield {
+                "step": entry.step,
+                "phase": entry.phase,
+                "label": entry.label,
+                "task": entry.group.task.id,
+                "group": entry.group.id,
+                "attempt": trajectory.attempt,
+                "outcome": None if score.outcome is None else dict(score.outcome),
+                "total": None if score.outcome is None else score.total,
+                "turns": score.turn.tolist(),
+                "granted": {term: values.tolist() for term, values in score.granted.items()},
+                "withheld": {term: values.tolist() for term, values in score.withheld.items()},
+                "gates": dict(score.gates),
+            }
+
+
+def _totals(scores: Sequence[Score]) -> list[float]:
+    return [score.total for score in scores if score.outcome is not None]
+
+
+def _best(totals: Sequence[float]) -> list[int]:
+    return [place for place, total in enumerate(totals) if total >= max(totals) - EQUAL]

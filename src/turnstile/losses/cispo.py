@@ -1,0 +1,28 @@
+"""Policy gradient with a clipped weight that never cuts a gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from turnstile.batching.batch import Batch
+from turnstile.losses.base import Metrics
+from turnstile.losses.ratio import check_bounds, log_ratio, ratio_metrics
+
+
+def cispo(logprobs: Tensor, batch: Batch, *, clip_low: float = 1.0, clip_high: float = 4.0) -> tuple[Tensor, Metrics]:
+    """-sg[clip(ratio, 1 - clip_low, 1 + clip_high)] * A * log pi for each token (CISPO, arXiv 2506.13585).
+
+    The ratio against the policy that sampled is a constant weight, so every token keeps a gradient, rare ones at a
+    fork among them. As in the paper there is no lower bound by default (clip_low = 1); it does not print its upper
+    one, and 1 + 4 is what ScaleRL (arXiv 2510.13786) found to do as well as others.
+
+    logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (1 where the weight is at a bound).
+    Raises ConfigError for bounds that make no sense.
+    """
+    check_bounds("cispo", clip_low, clip_high)
+    log_ratios = log_ratio(logprobs, batch).detach()
+    ratio = torch.exp(log_ratios)
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = -weight * batch.advantages * logprobs
+    return loss, {**ratio_metrics(log_ratios), "clipped": (weight != ratio).to(logprobs.dtype)}

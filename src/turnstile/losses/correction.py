@@ -1,0 +1,77 @@
+"""Off-policy correction: what a token counts, by how likely the trainer finds what the sampler drew.
+
+Each kind is a factor w(rho) of any loss, with rho = proximal / behaviour: the policy before the step as the trainer
+computes it (`batch.extras["proximal_logprobs"]` f32[N]) over the sampler's word on it (`batch.logprobs`). The loss
+below it then holds on to the proximal policy (`losses.factors.weighted`). `unit` says over what rho is taken: one
+token, or the product over a turn or trajectory, where `mean = true` takes the geometric mean instead, which does not
+shrink or grow with length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from turnstile.batching.batch import Batch
+from turnstile.errors import ConfigError
+from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.ratio import LIMIT
+from turnstile.losses.units import Unit, mean_within, sum_within, units
+
+
+@needs("proximal_logprobs", whole="trajectory")
+def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = False) -> tuple[Tensor, Metrics]:
+    """min(rho, cap): truncated importance sampling (Yao and others 2025, "Your efficient RL framework secretly brings
+    you off-policy RL training"; the bound goes back to IMPALA, arXiv 1802.01561).
+
+    Factor f32[N]; metrics correction (the factor), corrected (1 where it is not rho), kl_mismatch (nats).
+    """
+    _check("tis", 0.0, cap)
+    rho, metrics = _rho(batch, "tis", unit, mean)
+    return _finish(rho.clamp(max=cap), rho, metrics)
+
+
+@needs("proximal_logprobs", whole="trajectory")
+def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool = False) -> tuple[Tensor, Metrics]:
+    """rho where rho <= cap, else 0: masked importance sampling (Liu and others 2025, "When speed kills stability").
+
+    Factor f32[N]; metrics as those of `tis`.
+    """
+    _check("mis", 0.0, cap)
+    rho, metrics = _rho(batch, "mis", unit, mean)
+    return _finish(torch.where(rho <= cap, rho, 0), rho, metrics)
+
+
+@needs("proximal_logprobs", whole="trajectory")
+def icepop(
+    batch: Batch, *, low: float = 0.5, high: float = 5.0, unit: Unit = "token", mean: bool = False
+) -> tuple[Tensor, Metrics]:
+    """rho where low <= rho <= high, else 0: two-sided masking (IcePop, in Ring-1T, arXiv 2510.18855).
+
+    Factor f32[N]; metrics as those of `tis`.
+    """
+    _check("icepop", low, high)
+    rho, metrics = _rho(batch, "icepop", unit, mean)
+    return _finish(torch.where((rho >= low) & (rho <= high), rho, 0), rho, metrics)
+
+
+def _check(kind: str, low: float, high: float) -> None:
+    if not 0 <= low < high:
+        raise ConfigError(f"factor {kind!r}: the bounds must be 0 <= low < high, got {low}, {high}")
+
+
+def _rho(batch: Batch, kind: str, unit: Unit, mean: bool) -> tuple[Tensor, Metrics]:
+    """proximal / behaviour at each token's unit [N], and the token's own divergence KL(behaviour || proximal), k3."""
+    log_rho = (extra(batch, "proximal_logprobs", kind) - batch.logprobs).clamp(-LIMIT, LIMIT)
+    metrics = {"kl_mismatch": torch.exp(log_rho) - 1 - log_rho}
+    if unit != "token":
+        index = units(batch, unit, kind)
+        if mean:
+            log_rho = mean_within(log_rho, index, batch.weights)
+        else:
+            log_rho = sum_within(log_rho, index, batch.weights)[index].to(log_rho.dtype)
+    return torch.exp(log_rho.clamp(-LIMIT, LIMIT)), metrics
+
+
+def _finish(factor: Tensor, rho: Tensor, metrics: Metrics) -> tuple[Tensor, Metrics]:
+    return factor, {**metrics, "correction": factor, "corrected": (factor != rho).to(rho.dtype)}

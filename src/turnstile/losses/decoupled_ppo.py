@@ -1,0 +1,39 @@
+"""Clipped policy gradient for tokens of an older policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from turnstile.batching.batch import Batch
+from turnstile.errors import ConfigError
+from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.ppo import ppo
+from turnstile.losses.ratio import LIMIT
+
+
+@needs("proximal_logprobs")
+def decoupled_ppo(
+    logprobs: Tensor, batch: Batch, *, clip_low: float = 0.2, clip_high: float = 0.2, cap: float | None = None
+) -> tuple[Tensor, Metrics]:
+    """-w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) with r = pi / proximal and w = proximal / behaviour
+    (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298, equation 5).
+
+    The clip holds on to the policy as it was before the step (`batch.extras["proximal_logprobs"]` f32[N]), not to
+    the one that sampled, which may be several versions old; w, held constant, corrects for who sampled. A token whose
+    w is above `cap` is left out, as AReaL's code does; None keeps all. The factors `tis`, `mis` and `icepop` are the
+    same idea with other bounds, for any loss.
+
+    logprobs f32[N] -> loss f32[N]; metrics ratio and kl_behaviour (nats) against the proximal policy, clipped,
+    correction (w). Raises ConfigError without proximal log-probabilities and for bounds that make no sense.
+    """
+    if cap is not None and cap <= 0:
+        raise ConfigError(f"loss 'decoupled_ppo': cap must be above 0, got {cap}")
+    proximal = extra(batch, "proximal_logprobs", "decoupled_ppo")
+    weight = torch.exp((proximal - batch.logprobs).clamp(-LIMIT, LIMIT))
+    if cap is not None:
+        weight = torch.where(weight <= cap, weight, 0)
+    loss, metrics = ppo(logprobs, replace(batch, logprobs=proximal), clip_low=clip_low, clip_high=clip_high)
+    return weight * loss, {**metrics, "correction": weight}

@@ -1,0 +1,180 @@
+"""Three ways to compute the attention of a forest, all exact: token q sees token k iff `k <= q < subtree_end[k]`.
+
+`by_nodes` is for CPUs. A *node* is a run of tokens that branches nowhere. It sees itself causally, and everything
+that grows on it sees the whole of it; both are plain attention over slices of the layout, without a mask, and what
+a token got from its own node and from each one below it is merged by the logarithms of their sums. So exactly the
+pairs that see each other are computed, and a prompt's keys meet the queries of all its answers in one call.
+`by_flex` is for CUDA: FlexAttention with a block mask. `by_runs` needs nothing but masks, and is for the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Node(NamedTuple):
+    """Tokens [begin, end) that follow each other without a branch; [end, subtree_end) grow on them."""
+
+    begin: int
+    end: int
+    subtree_end: int
+
+
+def nodes_of(subtree_end: Tensor) -> list[Node]:
+    """The nodes of a layout i64[T], in its order. A child without siblings ends where its parent's subtree does."""
+    ends = subtree_end.tolist()
+    starts = [i for i in range(len(ends)) if i == 0 or ends[i] != ends[i - 1]]
+    return [Node(b, e, ends[b]) for b, e in zip(starts, [*starts[1:], len(ends)], strict=True)]
+
+
+def can_go_by_nodes(query: Tensor, value: Tensor) -> bool:
+    """Whether torch has, for these tensors, a kernel that also returns the logarithms of the sums."""
+    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and hasattr(_ATEN, _FLASH)
+
+
+def by_nodes(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None) -> Tensor:
+    """query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, Hq, T, D]."""
+    out: Tensor = _ByNodes.apply(query, key, value, nodes, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+_ATEN: Any = torch.ops.aten
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+class _ByNodes(torch.autograd.Function):
+    """The sums of all pieces are known when the backward pass begins, so that each piece's gradient is that of plain
+    attention with these sums, and the gradients of pieces simply add up."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None
+    ) -> Tensor:
+        flash = getattr(_ATEN, _FLASH)
+        _, heads, length, width = query.shape
+        exact = torch.promote_types(query.dtype, torch.float32)
+        out = query.new_empty(1, length, heads, width, dtype=exact).transpose(1, 2)  # as the model goes on with it
+        sums = query.new_empty(1, heads, length, dtype=exact)
+        for begin, end, _ in nodes:
+            own = slice(begin, end)
+            q, k, v = query[:, :, own], key[:, :, own], value[:, :, own]
+            out[:, :, own], sums[:, :, own] = flash(q, k, v, 0.0, True, scale=scale)
+        for begin, end, last in nodes:
+            if last > end:
+                own, above = slice(begin, end), slice(end, last)
+                part, part_sums = flash(query[:, :, above], key[:, :, own], value[:, :, own], 0.0, False, scale=scale)
+                before = sums[:, :, above]
+                out[:, :, above].lerp_(part.to(exact), torch.sigmoid(part_sums - before)[..., None])
+                torch.logaddexp(before, part_sums, out=before)
+        out = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.nodes, ctx.scale = nodes, scale
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        flash_backward = getattr(_ATEN, f"{_FLASH}_backward")
+        query, key, value, out, sums = ctx.saved_tensors
+        slopes = [torch.empty_like(tensor) for tensor in (query, key, value)]
+
+        def piece(above: slice, own: slice, causal: bool) -> tuple[Tensor, ...]:
+            found: tuple[Tensor, ...] = flash_backward(
+                slope[:, :, above], query[:, :, above], key[:, :, own], value[:, :, own], out[:, :, above],
+                sums[:, :, above], 0.0, causal, scale=ctx.scale,
+            )  # fmt: skip
+            return found
+
+        for begin, end, _ in ctx.nodes:
+            own = slice(begin, end)
+            for whole, part in zip(slopes, piece(own, own, True), strict=True):
+                whole[:, :, own] = part
+        for begin, end, last in ctx.nodes:
+            if last > end:
+                own, above = slice(begin, end), slice(end, last)
+                for whole, part, span in zip(slopes, piece(above, own, False), (above, own, own), strict=True):
+                    whole[:, :, span] += part
+        return *slopes, None, None
+
+
+class Run(NamedTuple):
+    """Tokens [begin, end) and what they see: slots i64[m + n], and which of them bool[n, m + n]; all and causally
+    where there are none."""
+
+    begin: int
+    end: int
+    slots: Tensor | None
+    seen: Tensor | None
+
+
+def runs_of(subtree_end: Tensor) -> list[Run]:
+    """The runs of a layout i64[T] from one leaf to the next; all tokens of one have the same ancestors before it."""
+    length = len(subtree_end)
+    index = torch.arange(length, device=subtree_end.device)
+    starts = [0, *(torch.nonzero(subtree_end[:-1] == index[1:])[:, 0] + 1).tolist()] if length else []
+    return [_run(subtree_end, b, e) for b, e in zip(starts, [*starts[1:], length], strict=True)]
+
+
+def _run(ends: Tensor, begin: int, end: int) -> Run:
+    ancestors = torch.nonzero(ends[:begin] > begin)[:, 0]
+    if len(ancestors) == 0:
+        return Run(begin, end, None, None)
+    slots = torch.cat([ancestors, torch.arange(begin, end, device=ends.device)])
+    seen = torch.ones(end - begin, len(slots), dtype=torch.bool, device=ends.device).tril(len(ancestors))
+    return Run(begin, end, slots, seen)
+
+
+def by_runs(query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Run], scale: float | None) -> Tensor:
+    """query [1, Hq, T, D], key and value [1, Hkv, T, D'] -> [1, Hq, T, D']."""
+    parts = []
+    for begin, end, slots, seen in runs:
+        run = slice(begin, end)
+        k = key[:, :, run] if slots is None else key[:, :, slots]
+        v = value[:, :, run] if slots is None else value[:, :, slots]
+        parts.append(
+            scaled_dot_product_attention(
+                query[:, :, run], k, v, attn_mask=seen, is_causal=seen is None, scale=scale, enable_gqa=True
+            )
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def can_flex(query: Tensor, value: Tensor) -> bool:
+    """Whether FlexAttention has a kernel for these tensors: CUDA from Ampere on, no double precision."""
+    return (
+        query.is_cuda
+        and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+        and query.shape[-1] == value.shape[-1]
+    )
+
+
+def block_mask(subtree_end: Tensor) -> BlockMask:
+    """Who sees whom, as FlexAttention takes it: blocks of tokens that see nothing of each other cost nothing."""
+
+    def sees(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k <= q) & (q < subtree_end[k])
+
+    length = len(subtree_end)
+    return create_block_mask(sees, None, None, length, length, device=str(subtree_end.device))
+
+
+@functools.cache
+def compiled_flex() -> Callable[..., Any]:
+    """Forests differ in length, so it is compiled for any."""
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def by_flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
+    """query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, Hq, T, D]."""
+    out: Tensor = compiled_flex()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
+    return out

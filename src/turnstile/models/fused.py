@@ -1,0 +1,166 @@
+"""A decoder built like Llama, run with fewer and larger operations: for sampling on a CPU.
+
+The arithmetic is the model's own. Queries, keys and values come from one projection, and activation, gating and
+residuals are computed inside the kernels of the projections, on weights that lie as those kernels want them
+(`models/packed.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+from transformers import PreTrainedModel
+
+from turnstile.models.adapt import is_linear
+from turnstile.models.attention import Layout
+from turnstile.models.packed import PackedWeight, can_be_packed
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+class Fused:
+    """The decoder of a model, fused. Follows changes of the weights in place; `forget` tells it of all others."""
+
+    def __init__(self, model: PreTrainedModel, layers: list[_Layer]) -> None:
+        self._decoder: Any = model.get_decoder()
+        self._layers = layers
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Fused | None:
+        """None where the parts are not those of a Llama with SiLU, or their numbers are not float32 on a CPU."""
+        decoder: Any = model.get_decoder()
+        named = ("embed_tokens", "layers", "norm", "rotary_emb")
+        if not all(hasattr(decoder, name) for name in named) or _eps(decoder.norm) is None:
+            return None
+        if getattr(model.config.get_text_config(), "hidden_act", None) not in ("silu", "swish"):
+            return None
+        layers = [_Layer.of(layer) for layer in decoder.layers]
+        return cls(model, [layer for layer in layers if layer]) if all(layers) else None
+
+    def is_of(self, model: PreTrainedModel) -> bool:
+        """Whether the model still has the layers that this was made of."""
+        parts = [_Parts.of(layer) for layer in cast(Any, model.get_decoder()).layers]
+        return parts == [layer.parts for layer in self._layers]
+
+    def forget(self) -> None:
+        """The weights that learn have changed, in whatever way."""
+        for layer in self._layers:
+            for weight in layer.weights:
+                weight.forget()
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, keep: int = 0) -> list[Tensor]:
+        """As `models.inference.Inference.hidden`."""
+        hidden = self._decoder.embed_tokens(tokens)
+        cosine, sine = self._decoder.rotary_emb(hidden[None], positions[None])
+        cosine, sine = cosine[0, :, None], sine[0, :, None].clone()
+        sine[..., : sine.shape[-1] // 2].neg_()  # so that turning by it takes a roll
+        kept = []
+        for index, layer in enumerate(self._layers):
+            if keep and index == keep:
+                kept.append(hidden)
+            hidden = layer.run(index, hidden, cosine, sine, layout)
+        return [_normed(hidden, self._decoder.norm), *kept]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """One layer: its modules, and their weights as they are computed with."""
+
+    parts: _Parts
+    qkv: PackedWeight
+    out: PackedWeight
+    gate: PackedWeight
+    up: PackedWeight
+    down: PackedWeight
+    width: int  # of a head
+    kv_heads: int
+    scale: float
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> _Layer | None:
+        parts = _Parts.of(layer)
+        if parts is None:
+            return None
+        q, k, v, out = parts.attention
+        gate, up, down = (PackedWeight(linear) for linear in parts.mlp)
+        attention = cast(Any, layer).self_attn
+        return cls(
+            parts=parts,
+            qkv=PackedWeight(q, k, v),
+            out=PackedWeight(out),
+            gate=gate,
+            up=up,
+            down=down,
+            width=int(attention.head_dim),
+            kv_heads=int(attention.config.num_key_value_heads),
+            scale=float(attention.scaling),
+        )
+
+    @property
+    def weights(self) -> Iterator[PackedWeight]:
+        yield from (self.qkv, self.out, self.gate, self.up, self.down)
+
+    def run(self, index: int, hidden: Tensor, cosine: Tensor, sine: Tensor, layout: Layout) -> Tensor:
+        """hidden [T, H] -> [T, H]."""
+        for weight in self.weights:
+            weight.refresh()
+        before, after = self.parts.norms
+        heads = self.qkv(_normed(hidden, before)).view(len(hidden), -1, self.width)
+        turning, value = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
+        if self.parts.head_norms:
+            query_norm, key_norm = self.parts.head_norms
+            query, key = turning[:, : -self.kv_heads], turning[:, -self.kv_heads :]
+            turning = torch.cat([_normed(query, query_norm), _normed(key, key_norm)], dim=1)
+        turned = torch.addcmul(turning * cosine, turning.roll(self.width // 2, -1), sine)
+        query, key = turned[:, : -self.kv_heads], turned[:, -self.kv_heads :]
+        seen = layout.attend(
+            index, query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], self.scale
+        )
+        hidden = self.out.with_other(seen[0].transpose(0, 1).reshape(len(hidden), -1), hidden, "add")
+        normed = _normed(hidden, after)
+        return self.down.with_other(self.up.with_other(normed, self.gate(normed, "swish"), "mul"), hidden, "add")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The modules of a layer. Equal for as long as they are the same ones."""
+
+    attention: tuple[nn.Module, ...]  # the projections of queries, keys, values, and out
+    head_norms: tuple[nn.Module, ...]  # of queries and keys, as Qwen3 has them, or none
+    mlp: tuple[nn.Module, ...]  # gate, up and down
+    norms: tuple[nn.Module, nn.Module]  # before attention, and before the MLP
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> _Parts | None:
+        children = dict(layer.named_children())
+        if set(children) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+            return None
+        attention, mlp = dict(children["self_attn"].named_children()), dict(children["mlp"].named_children())
+        head_norms = {name: attention.pop(name) for name in ("q_norm", "k_norm") if name in attention}
+        if set(attention) != set(ATTENTION) or set(mlp) != {*MLP, "act_fn"} or len(head_norms) == 1:
+            return None
+        parts = cls(
+            attention=tuple(attention[name] for name in ATTENTION),
+            head_norms=tuple(head_norms.values()),
+            mlp=tuple(mlp[name] for name in MLP),
+            norms=(children["input_layernorm"], children["post_attention_layernorm"]),
+        )
+        fits = all(is_linear(linear) and can_be_packed(linear) for linear in (*parts.attention, *parts.mlp))
+        return parts if fits and all(_eps(norm) is not None for norm in (*parts.norms, *head_norms.values())) else None
+
+
+def _eps(norm: nn.Module) -> float | None:
+    """What a root-mean-square norm adds, None if that is not known."""
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    return eps if hasattr(norm, "weight") else None
+
+
+def _normed(x: Tensor, norm: nn.Module) -> Tensor:
+    weight = cast(Tensor, norm.weight)
+    return rms_norm(x, weight.shape, weight, _eps(norm))

@@ -1,0 +1,61 @@
+"""Rewards that read what the agent said."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from turnstile.errors import ConfigError
+from turnstile.types import F32, Stop, Task, Trajectory
+
+
+def exact(
+    task: Task, trajectory: Trajectory, *, key: str = "answer", pattern: str = "", ignore_case: bool = True
+) -> float | None:
+    """1 where the last message is the task's answer, `task.data[key]`, else 0; spaces at the ends do not count.
+
+    `pattern` finds the answer in the message: its last match, or that match's first group. None where infrastructure
+    failed. Raises ConfigError where the task has no such answer, and for a pattern that is none.
+    """
+    if trajectory.stop is Stop.ERROR:
+        return None
+    if key not in task.data:
+        raise ConfigError(
+            f"reward 'exact': task {task.id!r} has no {key!r} in its data (there: {', '.join(task.data) or 'nothing'})"
+        )
+    said = trajectory.turns[-1].message.content if trajectory.turns else ""
+    if pattern:
+        found = list(compiled("exact", pattern).finditer(said))
+        said = (found[-1].group(1) if found[-1].re.groups else found[-1].group()) if found else ""
+    said, wanted = (said or "").strip(), str(task.data[key]).strip()
+    return float(said.casefold() == wanted.casefold() if ignore_case else said == wanted)
+
+
+def regex(task: Task, trajectory: Trajectory, *, pattern: str) -> float | None:
+    """1 where `pattern` is found in the last message, else 0; None where infrastructure failed.
+
+    Raises ConfigError for a pattern that is none.
+    """
+    search = compiled("regex", pattern).search
+    if trajectory.stop is Stop.ERROR:
+        return None
+    return float(bool(trajectory.turns and search(trajectory.turns[-1].message.content)))
+
+
+def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: float = 0.0) -> F32:
+    """1 for a turn whose whole message is of the form `pattern`, `-malus` for any other, f32[K].
+
+    Raises ConfigError for a pattern that is none.
+    """
+    matches = compiled("format", pattern).fullmatch
+    hits = [bool(matches(turn.message.content.strip())) for turn in trajectory.turns]
+    return np.where(hits, 1.0, -malus).astype(np.float32)
+
+
+def compiled(kind: str, pattern: str) -> re.Pattern[str]:
+    """A pattern in which a dot is any character. Raises ConfigError for one that is none."""
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ConfigError(f"reward {kind!r}: {pattern!r} is no regular expression: {error}") from None

@@ -1,0 +1,78 @@
+"""Step rewards for what happened: declared intentions, states met for the first time, and automata over events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from turnstile.errors import ConfigError
+from turnstile.lookup import nearest
+from turnstile.rewards.recorded import turn_signal
+from turnstile.types import F32, Task, Trajectory
+
+
+def tags(task: Task, trajectory: Trajectory, *, rewards: Mapping[str, float], signal: str = "tag") -> F32:
+    """The reward of each turn's declared tag, f32[K], 0 for a tag that is not in `rewards` (RLVMR, arXiv 2507.22844).
+
+    The tag (planning, exploring, reflecting ...) is what the environment or the parser recorded as the turn's `signal`.
+    Raises ConfigError where a turn did not record one.
+    """
+    found = [rewards.get(str(turn_signal(turn, signal, "tags")), 0.0) for turn in trajectory.turns]
+    return np.array(found, dtype=np.float32)
+
+
+def novelty(task: Task, trajectory: Trajectory, *, form: Literal["first", "count"] = "first") -> F32:
+    """A reward for turns that lead to states the episode has not seen, f32[K].
+
+    `first`: 1 where the state is met for the first time, else 0. `count`: 1/sqrt(n) where it is met for the nth time
+    (the episodic count of RIDE, arXiv 2002.12292). The state is the environment's `state_key`; the first one was not
+    reached by a turn, the one behind the last turn is not known and gives 0, as does a state without a key.
+    """
+    if form not in ("first", "count"):
+        raise ConfigError(f"reward 'novelty': form = {form!r} is not known; {nearest(str(form), ('first', 'count'))}")
+    result = np.zeros(len(trajectory.turns), dtype=np.float32)
+    met: Counter[str] = Counter(turn.state_key for turn in trajectory.turns[:1])
+    for t, (_, reached) in enumerate(pairwise(trajectory.turns)):
+        met[reached.state_key] += 1
+        times = met[reached.state_key]
+        if reached.state_key:
+            result[t] = times**-0.5 if form == "count" else float(times == 1)
+    return result
+
+
+def reward_machine(
+    task: Task,
+    trajectory: Trajectory,
+    *,
+    states: Mapping[str, Mapping[str, Sequence[Any]]],
+    start: str = "start",
+    signal: str = "command",
+) -> F32:
+    """The rewards of an automaton that reads one event a turn, f32[K] (reward machines, Toro Icarte et al. 2018).
+
+    `states[state][event] = [next state, reward]`; an event that a state does not name changes nothing and gives 0. The
+    event is the turn's `signal`. So a reward can ask for an order of things, and pays for each transition as often as
+    the automaton takes it. In a recipe:
+
+        [rewards.terms.states]
+        start = { tests = ["seen", 0.1] }
+        seen = { edit = ["edited", 0.1] }
+        edited = { tests = ["done", 0.3] }
+
+    Raises ConfigError for a table of another shape, and where a turn did not record the signal.
+    """
+    for state, events in states.items():
+        for event, move in events.items():
+            if len(move) != 2 or not isinstance(move[0], str) or not isinstance(move[1], int | float):
+                raise ConfigError(f"reward 'reward_machine': {state}.{event} = {move!r} is not [next state, reward]")
+    result = np.zeros(len(trajectory.turns), dtype=np.float32)
+    state = start
+    for t, turn in enumerate(trajectory.turns):
+        event = str(turn_signal(turn, signal, "reward_machine"))
+        if event in states.get(state, {}):
+            state, result[t] = states[state][event]
+    return result

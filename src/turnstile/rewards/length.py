@@ -1,0 +1,52 @@
+"""Rewards that make long episodes pay less."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from turnstile.errors import ConfigError
+from turnstile.rewards.signal import signal as of_signal
+from turnstile.types import Stop, Task, Trajectory
+
+
+def overlong(task: Task, trajectory: Trajectory, *, limit: int, buffer: int) -> float | None:
+    """The soft overlong penalty (DAPO, arXiv 2503.14476): 0 for up to limit - buffer sampled tokens, then falling
+    evenly to -1 at `limit`, and -1 beyond.
+
+    Only what the agent sampled counts, over all turns. None where infrastructure failed. Raises ConfigError unless
+    0 < buffer <= limit.
+    """
+    if not 0 < buffer <= limit:
+        raise ConfigError(f"reward 'overlong' wants 0 < buffer <= limit, got {buffer} and {limit}")
+    if trajectory.stop is Stop.ERROR:
+        return None
+    sampled = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+    return float(np.clip((limit - buffer - sampled) / buffer, -1.0, 0.0))
+
+
+def long_trajectory(task: Task, trajectory: Trajectory, *, threshold: int, most: int) -> float | None:
+    """0 for up to `threshold` turns, then falling evenly to -1 at `most` turns, the episode's limit
+    (arXiv 2508.03501).
+
+    None where infrastructure failed. Raises ConfigError unless 0 <= threshold < most.
+    """
+    if not 0 <= threshold < most:
+        raise ConfigError(f"reward 'long_trajectory' wants 0 <= threshold < most, got {threshold} and {most}")
+    if trajectory.stop is Stop.ERROR:
+        return None
+    return float(np.clip((threshold - len(trajectory.turns)) / (most - threshold), -1.0, 0.0))
+
+
+def efficiency(
+    task: Task, trajectory: Trajectory, *, name: str = "outcome", signal: str = "", gamma: float = 0.97
+) -> float | None:
+    """gamma^(K-1) times an episode's signal: the same success is worth less after more turns K
+    (the geometric discount of IterResearch, arXiv 2511.07327).
+
+    `signal` says which one; by default the one called like the term (`name`). None where infrastructure failed or no
+    verdict was recorded. Raises ConfigError where the signal is missing, and for gamma outside (0, 1].
+    """
+    if not 0.0 < gamma <= 1.0:
+        raise ConfigError(f"reward 'efficiency' wants 0 < gamma <= 1, got {gamma}")
+    value = of_signal(task, trajectory, name=name, signal=signal)
+    return None if value is None else float(gamma ** max(len(trajectory.turns) - 1, 0) * value)

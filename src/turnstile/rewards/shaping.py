@@ -1,0 +1,85 @@
+"""Step rewards made of other numbers so that they cannot be farmed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from turnstile.errors import ConfigError
+from turnstile.rewards.recorded import episode_signal, turn_signal
+from turnstile.rewards.signal import of_turns
+from turnstile.types import F32, Stop, Task, Trajectory
+
+
+def potential(
+    task: Task, trajectory: Trajectory, *, name: str = "", signal: str = "", gamma: float = 1.0, start: float = 0.0
+) -> F32:
+    """gamma Phi(s') - Phi(s) for each turn, f32[K] (Ng, Harada, Russell 1999).
+
+    Phi(s') is the number that each turn recorded as `signal` (default: the term's name), `start` that of the first
+    state. At every end Phi is 0, also where a limit stopped the episode, so that no policy gains by stopping in a good
+    state; then the best policy is the same with this reward and without it, provided that `gamma` is that of the
+    returns and that no gate withholds it: give the term the highest level. Raises ConfigError where a turn lacks the
+    signal.
+    """
+    after = of_turns(task, trajectory, name=name, signal=signal).astype(np.float64)
+    if not len(after):
+        return np.zeros(0, dtype=np.float32)
+    before = np.concatenate([[start], after[:-1]])
+    after[-1] = 0.0
+    return np.asarray(gamma * after - before, dtype=np.float32)
+
+
+def bounded(
+    task: Task,
+    trajectory: Trajectory,
+    *,
+    name: str = "",
+    signal: str = "",
+    form: Literal["delta", "clip"] = "delta",
+    eta: float = 0.0,
+) -> F32:
+    """A process reward p_t that more steps cannot raise, f32[K] (arXiv 2410.15115).
+
+    `delta`: r_t = p_t - p_{t+1}, and p_K at the last turn, so that what is to come from turn t on is p_t, however many
+    turns there are. `clip`: r_t = min(p_t - eta, 0), so that a turn can only cost. p_t is the number that each turn
+    recorded as `signal` (default: the term's name). Raises ConfigError where a turn lacks it.
+    """
+    if form not in ("delta", "clip"):
+        raise ConfigError(f"reward 'bounded': form = {form!r} is not known; known: delta, clip")
+    found = of_turns(task, trajectory, name=name, signal=signal)
+    if form == "clip":
+        return np.asarray(np.minimum(found - eta, 0.0), dtype=np.float32)
+    return np.asarray(found - np.append(found[1:], np.float32(0.0)), dtype=np.float32)
+
+
+def centred(
+    task: Task, trajectory: Trajectory, *, name: str = "outcome", signal: str = "", reference: str = "reference"
+) -> float | None:
+    """1 / (1 + exp(-(r - r_ref))), averaged over the reference rewards (PAR, arXiv 2502.18770).
+
+    r is the episode's `signal` (default: the term's name), r_ref its signal `reference`, one number or several: the
+    rewards of a reference policy's answers to the task. The reward rises fastest around the reference and is bounded,
+    so that a reward model's errors far away pay little. None where infrastructure failed or one was not recorded
+    (None). Raises ConfigError where a signal is missing.
+    """
+    if trajectory.stop is Stop.ERROR:
+        return None
+    value = episode_signal(trajectory, signal or name, "centred")
+    against = episode_signal(trajectory, reference, "centred")
+    if value is None or against is None:
+        return None
+    return float(np.mean(0.5 * (1.0 + np.tanh((float(value) - np.atleast_1d(np.asarray(against, np.float64))) / 2))))
+
+
+def self_correction(task: Task, trajectory: Trajectory, *, signal: str = "tests_passed", bonus: float = 1.0) -> float:
+    """`bonus` where the agent's first verdict in the episode was wrong and its last one right, -`bonus` where it was
+    the reverse, else 0 (SCoRe, arXiv 2409.12917).
+
+    A verdict is a turn's `signal`, true or false; turns without one (None) are passed over. Raises ConfigError where
+    a turn did not record it.
+    """
+    recorded = [turn_signal(turn, signal, "self_correction") for turn in trajectory.turns]
+    verdicts = [value for value in recorded if value is not None]
+    return bonus * (float(bool(verdicts[-1])) - float(bool(verdicts[0]))) if verdicts else 0.0

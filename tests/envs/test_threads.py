@@ -1,0 +1,157 @@
+"""Environments of plain functions: threads call them, at most so many at once, and never two in one episode."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from turnstile.build.parts import make_world
+from turnstile.config import Recipe
+from turnstile.envs import threads as threads_module
+from turnstile.envs.base import Start, Step
+from turnstile.envs.check import check_env
+from turnstile.envs.guess import GuessEnv
+from turnstile.envs.threads import Threads
+from turnstile.errors import SandboxError
+from turnstile.tasks.demonstration import call
+from turnstile.types import Message, Task
+
+TASK = Task(id="t", env="plain")
+SAY = Message(role="assistant", content="go")
+
+
+class Plain:
+    """Counts its steps, and calls `during` in each."""
+
+    def __init__(self, during: Any = lambda: None) -> None:
+        self.during = during
+        self.steps = 0
+        self.calls: list[str] = []
+
+    def reset(self, task: Task) -> Start:
+        self.steps = 0
+        return Start(messages=(Message(role="user", content=task.id),))
+
+    def step(self, message: Message) -> Step:
+        self.calls.append("step begins")
+        self.during()
+        self.calls.append("step ends")
+        self.steps += 1
+        return Step(signals={"steps": self.steps}, truncated=self.steps == 3)
+
+    def measure(self) -> dict[str, int]:
+        self.calls.append("measure")
+        return {"steps": self.steps}
+
+    def state_key(self) -> str:
+        return str(self.steps)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+async def test_plain_methods_are_awaited_like_any() -> None:
+    assert await check_env(Plain, TASK, actions=[SAY] * 3) == []
+    world = make_world(Recipe(), env=Plain)
+    env = world.make_env()
+    assert (await env.reset(TASK)).messages[0].content == "t"
+    assert (await env.step(SAY)).signals == {"steps": 1}
+    assert (await env.measure(), env.state_key()) == ({"steps": 1}, "1")
+    await env.close()
+    await world.close()
+
+
+async def test_an_environment_that_awaits_stays_what_it_is() -> None:
+    threads = Threads(workers=1)
+    assert type(threads.around(GuessEnv)()) is GuessEnv
+    await threads.close()
+
+
+async def test_methods_of_both_kinds_go_together() -> None:
+    class Mixed(GuessEnv):
+        def close(self) -> None:  # type: ignore[override]
+            self.thread = threading.current_thread()
+
+    inner = Mixed()
+    threads = Threads(workers=1)
+    env = threads.around(lambda: inner)()
+    await env.reset(Task(id="g", env="guess", data={"secret": 3}))
+    assert (await env.step(call("guess", number=3))).terminated
+    await env.close()
+    assert inner.thread is not threading.current_thread()
+    await threads.close()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_as_many_calls_at_once_as_there_are_threads(workers: int) -> None:
+    lock, now, most = threading.Lock(), 0, 0
+    together = threading.Barrier(workers)
+
+    def during() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        together.wait(timeout=20)  # breaks unless that many are in here
+        with lock:
+            now -= 1
+
+    threads = Threads(workers=workers)
+    made = threads.around(lambda: Plain(during))
+    await asyncio.gather(*(made().step(SAY) for _ in range(3 * workers)))
+    assert most == workers
+    await threads.close()
+
+
+async def test_a_call_that_was_given_up_ends_before_the_next_begins() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def during() -> None:
+        begun.set()
+        assert go.wait(timeout=20)
+
+    inner, threads = Plain(during), Threads(workers=2)
+    env = threads.around(lambda: inner)()
+    step = asyncio.ensure_future(env.step(SAY))
+    await asyncio.to_thread(begun.wait, 20)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    measured = asyncio.ensure_future(env.measure())
+    await asyncio.sleep(0.05)
+    assert inner.calls == ["step begins"]
+    go.set()
+    assert await measured == {"steps": 1}
+    await env.close()
+    assert inner.calls == ["step begins", "step ends", "measure", "close"]
+    await threads.close()
+
+
+async def test_a_call_that_never_ends_is_the_infrastructures_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads_module, "GRACE", 0.05)
+    go = threading.Event()
+    threads = Threads(workers=1)
+    env = threads.around(lambda: Plain(go.wait))()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await env.step(SAY)
+    with pytest.raises(SandboxError, match=r"Plain went on for 0\.05 s"):
+        await env.measure()
+    go.set()
+    await env.close()
+    await threads.close()
+
+
+async def test_what_a_plain_method_raises_is_raised() -> None:
+    def during() -> None:
+        raise KeyError("no such room")
+
+    threads = Threads(workers=1)
+    env = threads.around(lambda: Plain(during))()
+    with pytest.raises(KeyError, match="no such room"):
+        await env.step(SAY)
+    await env.close()
+    await threads.close()

@@ -1,0 +1,203 @@
+"""The plugin in real runs of pytest: what it adds, and which tests it takes for the ones in their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plugged import Run, run
+
+PACKAGE = """
+    def mean(values):
+        return sum(values) / len(values)
+"""
+TESTING = """
+    import unittest
+    from calc import mean
+
+    HELPERS = 1
+
+    class MeanTests:
+        def test_mean(self):
+            assert mean([2, 4]) == 3
+
+        def test_one(self):
+            assert mean([5]) == 5
+
+    class MeanCase(unittest.TestCase):
+        def test_case(self):
+            self.assertEqual(mean([1, 3]), 2)
+
+    def quietly(test):
+        def wrapper(*args):
+            return test(*args)
+        return wrapper
+
+    class Wrapped:
+        @quietly
+        def test_wrapped(self):
+            assert mean([2]) == 2
+"""
+TESTS = """
+    from calc.testing import MeanCase, MeanTests, Wrapped
+
+    class TestMean(MeanTests):
+        pass
+
+    class TestWrapped(Wrapped):
+        pass
+
+    class Case(MeanCase):
+        pass
+"""
+FILES = {"calc/__init__.py": PACKAGE, "calc/testing.py": TESTING, "tests/test_calc.py": TESTS}
+
+
+def of_pytest(folder: Path, files: dict[str, str], **more: object) -> Run:
+    return run("pytest", folder, files, "pytest", "-p", "no:cacheprovider", "tests", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "pytestmark = pytest.mark.skip",
+        "pytestmark = pytest.mark.xfail",
+        "pytestmark = pytest.mark.usefixtures('nothing_like_it')",
+        "@pytest.fixture(autouse=True)\ndef choosy(): pytest.skip('not today')",
+        "def setup_module(): pytest.skip('not today')",
+    ],
+)
+def test_what_marks_the_last_file_does_not_mark_what_must_fail(tmp_path: Path, last: str) -> None:
+    files = {
+        "tests/test_a.py": "def test_good(): pass\n",
+        "tests/test_z.py": f"import pytest\n{last}\ndef test_last(): pass\n",
+    }
+    found = of_pytest(tmp_path, files)
+    assert found.planted == ["FAILED"]
+    assert found.outcomes["test_good"] == "PASSED"
+    assert (found.exit_code, found.named("end")[0]["count"]) == (1, 3)
+
+
+def test_what_must_fail_is_there_whatever_tests_are_called(tmp_path: Path) -> None:
+    settings = "[pytest]\npython_files = check_*.py\npython_functions = check_*\n"
+    files = {"pytest.ini": settings, "tests/check_it.py": "def check_it(): pass\n"}
+    found = of_pytest(tmp_path, files)
+    assert (found.planted, found.outcomes) == (["FAILED"], {"check_it": "PASSED"})
+
+
+def test_a_suite_of_cases_has_a_case_that_must_fail(tmp_path: Path) -> None:
+    found = of_pytest(tmp_path, FILES)
+    assert found.planted == ["FAILED", "FAILED"]
+
+
+INHERITED = {"test_mean": "PASSED", "test_one": "PASSED", "test_wrapped": "PASSED", "test_case": "PASSED"}
+
+
+def test_tests_that_the_package_ships_are_tests(tmp_path: Path) -> None:
+    found = of_pytest(tmp_path, FILES)
+    assert found.outcomes == INHERITED
+    assert found.named("tampered") == []
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_a_repair_may_change_what_lies_beside_them(tmp_path: Path, rewritten: bool) -> None:
+    files = dict(FILES)
+    if rewritten:
+        files["tests/conftest.py"] = "import pytest\npytest.register_assert_rewrite('calc.testing')\n"
+    files["calc/testing.py"] = TESTING.replace("HELPERS = 1", "HELPERS = 2\n\n    def help():\n        return 1\n")
+    found = of_pytest(tmp_path, files, before={"calc/testing.py": TESTING})
+    assert found.outcomes == INHERITED
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"calc/testing.py": TESTING.replace("assert mean([2, 4]) == 3", "pass")},
+        {
+            "calc/testing.py": TESTING + "\n    def _quiet(self): pass\n    MeanTests.test_mean = _quiet\n",
+        },
+        {
+            "calc/testing.py": TESTING
+            + "\n    class _Evil:\n        def test_mean(self): pass\n    MeanTests.test_mean = _Evil.test_mean\n",
+        },
+        {  # a function that the package had, under a test's name
+            "calc/__init__.py": PACKAGE + "\n    def nothing(self): pass\n",
+            "calc/testing.py": TESTING + "\n    from calc import nothing\n    MeanTests.test_mean = nothing\n",
+        },
+        {"calc/testing.py": TESTING + "\n    MeanTests.test_mean = unittest.TestCase.id\n"},
+        {
+            "calc/testing.py": TESTING
+            + "\n    from functools import partial\n    MeanTests.test_mean = partial(lambda *rest: None)\n"
+        },
+        {
+            "calc/testing.py": TESTING
+            + "\n    import json\n    def _made(dumps=json.dumps, loads=json.loads):\n"
+            + "        def wrapper(*rest): loads\n        return wrapper\n    MeanTests.test_mean = _made()\n"
+        },
+    ],
+)
+def test_a_test_that_the_change_brings_along_is_none(tmp_path: Path, changed: dict[str, str]) -> None:
+    buggy = {**FILES, **changed}
+    buggy.setdefault("calc/__init__.py", PACKAGE)
+    buggy["calc/__init__.py"] = buggy["calc/__init__.py"].replace("/ len", "/ 1 + len")
+    before = {"calc/testing.py": TESTING}
+    found = of_pytest(tmp_path, buggy, before=before)
+    assert found.outcomes.get("test_mean") != "PASSED"
+    assert found.outcomes.get("test_one") != "PASSED"  # an old pytest stops at what it cannot collect
+
+
+def test_what_replaces_a_test_of_a_test_file_is_none(tmp_path: Path) -> None:
+    package = """
+        import sys
+
+        def test_mean(): pass
+
+        def mean(values):
+            sys._getframe(1).f_globals["test_mean"] = test_mean
+    """
+    tests = """
+        from calc import mean
+
+        def test_mean():
+            assert mean([2, 4]) == 3
+
+        mean([])
+    """
+    found = of_pytest(tmp_path, {"calc/__init__.py": package, "tests/test_calc.py": tests},
+                      before={"calc/__init__.py": PACKAGE})  # fmt: skip
+    assert found.outcomes == {"test_mean": "FAILED"}
+    assert found.messages["test_mean"] == "the test that ran is not the one in its file"
+
+
+def test_why_a_test_failed_is_told(tmp_path: Path) -> None:
+    files = {
+        "tests/test_a.py": """
+            import pytest
+
+            def test_value():
+                assert 1 + 1 == 3
+
+            def test_raised():
+                raise KeyError("no\\nsecond line")
+
+            def test_fixture(nothing_like_it):
+                pass
+
+            @pytest.mark.xfail(strict=True)
+            def test_strict():
+                pass
+        """,
+    }
+    found = of_pytest(tmp_path, files)
+    assert found.messages["test_value"].startswith("AssertionError: assert (1 + 1) == 3")
+    assert found.messages["test_raised"].startswith("KeyError: 'no")
+    assert "nothing_like_it" in found.messages["test_fixture"]
+    assert "strict" in found.messages["test_strict"].lower()
+
+
+def test_why_a_file_was_not_read_is_told(tmp_path: Path) -> None:
+    found = of_pytest(tmp_path, {"tests/test_b.py": "import nothing_like_it\n"})
+    (unread,) = found.named("collect")
+    assert unread["id"] == "tests/test_b.py"
+    assert "nothing_like_it" in unread["message"]

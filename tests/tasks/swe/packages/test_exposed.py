@@ -1,0 +1,96 @@
+"""What sandboxes show of the packages that tasks are made of, looked at from inside."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import iniconfig
+import pytest
+
+from turnstile.errors import TaskError
+from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
+from turnstile.sandboxes.local import LocalSandboxes
+from turnstile.tasks.swe.bug import Bug
+from turnstile.tasks.swe.bugs.make import Progress, make
+from turnstile.tasks.swe.grading.cases import BugCases
+from turnstile.tasks.swe.grading.gate import check
+from turnstile.tasks.swe.grading.grader import Grader
+from turnstile.tasks.swe.grading.testrun import PRELOAD
+from turnstile.tasks.swe.packages.exposed import exposed
+from turnstile.tasks.swe.packages.source import deps_home, fetch
+from turnstile.tasks.swe.problems.problems import Problems
+from turnstile.types import Task
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+
+@pytest.fixture
+async def walled(cache: Path) -> AsyncIterator[BubblewrapSandboxes]:
+    provider = BubblewrapSandboxes(preload=PRELOAD, spare=0, shelf=deps_home())
+    yield provider
+    await provider.close()
+
+
+@pytest.fixture
+async def installed(source_of: Any, grader: Grader, tmp_path: Path) -> tuple[Task, list[str]]:
+    """A task in a package that bears the name of one that this Python has, and what was said as it was made."""
+    tests = "from iniconfig import clamp\n\n\ndef test_clamp():\n    assert clamp(5, 0, 10) == 5\n"
+    files = {"src/iniconfig/__init__.py": source_of().files["src/tiny/__init__.py"], "tests/test_clamp.py": tests}
+    gone = {"src/tiny/__init__.py": None, "tests/test_tiny.py": None, "tests/test_flaky.py": None}
+    said: list[str] = []
+
+    def note(report: Progress) -> None:
+        said.append(report.message)
+
+    made = await make(
+        source_of({**gone, **files}, name="iniconfig"), tmp_path / "out.jsonl", 1, grader=grader, progress=note
+    )
+    return made.tasks[0], said
+
+
+async def test_a_task_whose_package_is_installed_is_refused(
+    installed: tuple[Task, list[str]], walled: BubblewrapSandboxes
+) -> None:
+    task, said = installed
+    assert any(f"iniconfig is in this Python too, at {iniconfig.__file__}" in line for line in said)
+    grader = Grader(walled)
+    with pytest.raises(TaskError, match=r"the sandboxes show src/iniconfig/__init__\.py without its fault, at /"):
+        await Problems(grader).of(task)
+    (found,) = await check([task], BugCases(grader=grader), repeats=1)
+    assert f"at {iniconfig.__file__}" in str(found.why)
+    await grader.close()
+
+
+async def test_local_sandboxes_hide_nothing_and_are_not_looked_at(
+    installed: tuple[Task, list[str]], sandboxes: LocalSandboxes
+) -> None:
+    assert (await Problems(Grader(sandboxes)).of(installed[0])).suspects == {"src/iniconfig/__init__.py"}
+
+
+async def test_what_another_package_needs_is_not_shown(source_of: Any, walled: BubblewrapSandboxes) -> None:
+    package, user = fetch(source_of()), fetch(source_of(name="user-of-tiny"))
+    for deps in (package.deps, user.deps):
+        (deps / "helper.py").write_text("")
+    shutil.copytree(package.tree / "src" / "tiny", user.deps / "tiny")
+    assert await exposed(package, walled) == {"src/tiny/__init__.py": None}
+    shutil.copytree(package.tree / "src" / "tiny", package.deps / "other" / "_vendor" / "tiny")
+    assert await exposed(package, walled) == {
+        "src/tiny/__init__.py": str(package.deps / "other" / "_vendor" / "tiny" / "__init__.py")
+    }
+    sandbox = await walled.start(package.tree, deps=package.deps)
+    seen = await sandbox.exec(["find", str(deps_home()), "-name", "helper.py"])
+    assert seen.stdout.split() == [str(package.deps / "helper.py")]
+
+
+async def test_what_is_hidden_is_played(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNSTILE_CACHE", str(reference.cache))
+    provider = BubblewrapSandboxes(preload=PRELOAD, spare=0, shelf=deps_home())
+    task = reference.made.tasks[0]
+    problem = await Problems(Grader(provider)).of(task)
+    copy = await problem.open()
+    assert Bug.of(task).file in copy.base
+    assert copy.env["PYTHONPATH"].endswith(str(deps_home() / "tiny-1.0"))
+    await provider.close()
