@@ -307,8 +307,8 @@ def loss_tables(body: Body) -> str:
     head = ("weights", *next(iter(body["weights"].values())))
     return "\n\n".join(
         [
-            "## Losses\n\nWith leave-one-out advantages. `+0.1` and `+0.3`: every logit has moved by so much since the "
-            "policy played, and the truth is the gradient where it stands.",
+            "## Losses\n\nWith leave-one-out advantages. `+0.03` and `+0.1`: every logit has moved by so much since "
+            "the policy played, and the truth is the gradient where it stands.",
             section(replace(directions(lines), title="Direction of losses"), 3, note=False),
             section(replace(progress(lines), title="Progress of losses"), 3, note=False),
             f"Not following the advantages, or in want of what the lab has not: {', '.join(aside) or 'none'}.",
