@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnstile.credit.base import broadcast
+from turnstile.credit.base import to_tokens
 from turnstile.evaluation.lab.judge import Figures, surely
 from turnstile.evaluation.lab.measure import Bench, Subject, credit, enumerated, make_bench, measure
 from turnstile.evaluation.lab.play import branch_paths
@@ -113,7 +113,7 @@ def test_an_estimator_that_remembers_and_one_of_whole_steps_are_sampled() -> Non
         before = state.get("mean", 0.0)
         totals = [score.total for group in scores for score in group]
         values = iter([total - before for total in totals])
-        credit = [turns for group in groups for turns in broadcast(group, [next(values) for _ in group.trajectories])]
+        credit = [turns for group in groups for turns in to_tokens(group, [next(values) for _ in group.trajectories])]
         return credit, {"mean": decay * before + (1 - decay) * float(np.mean(totals))}
 
     found = measure(Subject(name="moving", estimator=moving), bench("stopping", groups=600))
@@ -161,8 +161,26 @@ def test_a_mean_over_branches_shortens_the_trunk() -> None:
     assert figures("rloo", branched).biased
 
     def bare(groups, scores, aux, state):  # type: ignore[no-untyped-def]
-        return [turns for g, s in zip(groups, scores, strict=True) for turns in broadcast(g, [x.total for x in s])], {}
+        return [turns for g, s in zip(groups, scores, strict=True) for turns in to_tokens(g, [x.total for x in s])], {}
 
     plain = measure(Subject(name="bare", estimator=bare), branched)
     assert not plain.biased
     assert plain.length == pytest.approx(1.0, abs=1e-6)
+
+
+def test_an_estimator_with_a_critic_gets_exact_values() -> None:
+    """The return to go less the exact value is unbiased, and less noisy than any baseline of the whole attempt."""
+
+    def critic(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+        flat = [score for group in scores for score in group]
+        to_go = [np.cumsum(score.turn[::-1])[::-1] + score.outcome["agent"] for score in flat]
+        return [
+            [ahead - values for ahead, values in zip(own, turns, strict=True)]
+            for own, turns in zip(to_go, aux["values"], strict=True)
+        ], state
+
+    on = bench("stopping", size=8, groups=256)
+    found = measure(Subject(name="critic", estimator=critic), on)
+    assert not found.biased
+    assert found.length == pytest.approx(1.0, abs=1e-3)
+    assert found.episodes < figures("rloo", on).episodes

@@ -58,7 +58,7 @@ def _single(drawn: Drawn, true: Truth) -> list[F64]:
     value, to_go = world.turn_weights("value"), world.turn_weights("to_go")
     turns = np.arange(value.shape[1])
     squares = np.square(value - true.value)
-    weights = [value, to_go, true.advantage, np.ones_like(value), squares]
+    weights = [value, to_go, true.advantage, true.baseline, np.ones_like(value), squares]
     for t in turns:
         weights += [value * (turns == t), np.ones_like(value) * (turns == t)]
     result = []

@@ -85,7 +85,7 @@ def sampled(subject: Subject, plan: Plan, scores: Sequence[Score] | None = None)
         player = Player(world, pi, known)
         groups = max(plan.groups, len(world.process.starts))
         drawn = deal(player, draw_paths(world, world.probabilities(pi), rng, 1, groups, plan.size))
-        given, state = subject.estimator(drawn.steps[0], drawn.scores[0], {}, state, **subject.knobs)
+        given, state = subject.estimator(drawn.steps[0], drawn.scores[0], drawn.aux(0), state, **subject.knobs)
         values = np.concatenate([each for turns in given for each in turns]).astype(np.float64)
         result: F64 = drawn.gradients(values)[0]
         return result

@@ -79,8 +79,8 @@ def credit(subject: Subject, drawn: Drawn) -> tuple[F64, bool]:
     """The advantages of all tokens in their order, and whether the estimator keeps anything between steps."""
     state: Mapping[str, Any] = {}
     parts: list[Any] = []
-    for groups, scores in zip(drawn.steps, drawn.scores, strict=True):
-        given, state = subject.estimator(groups, scores, {}, state, **subject.knobs)
+    for n, (groups, scores) in enumerate(zip(drawn.steps, drawn.scores, strict=True)):
+        given, state = subject.estimator(groups, scores, drawn.aux(n), state, **subject.knobs)
         parts += [values for turns in given for values in turns]
     return np.concatenate(parts).astype(np.float64), bool(state)
 

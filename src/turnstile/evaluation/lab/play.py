@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from turnstile.evaluation.lab.world import F64, I64, World, accumulate
+from turnstile.evaluation.lab.world import F64, I64, World, accumulate, expected
 from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
 _SAMPLING = Sampling()
@@ -29,6 +29,7 @@ class Player:
         self._words = {name: _WORDS + place for place, name in enumerate(_views(world))}
         self._scores = list(scores) if scores is not None else [plain_score(world, p) for p in range(len(world.paths))]
         self._trajectories: dict[int, Trajectory] = {}
+        self._values: list[list[F32]] = []
         process = world.process
         self.tasks = [Task(id=f"{process.name}-{n}", env=process.name) for n in range(len(process.starts))]
 
@@ -52,6 +53,19 @@ class Player:
 
     def scores(self, paths: Sequence[int]) -> list[Score]:
         return [self._scores[path] for path in paths]
+
+    def values(self, path: int) -> list[F32]:
+        """What an exact critic says before each sampled token of a path, [turn] -> f32[n]: the return that its seat
+        still expects."""
+        if not self._values:
+            world = self.world
+            flat = expected(world, world.probabilities(self.pi), world.before).astype(np.float32)
+            tokens = iter(flat)
+            self._values = [
+                [_frozen(np.array([next(tokens) for _ in step.tokens], dtype=np.float32)) for step in found.steps]
+                for found in world.paths
+            ]
+        return self._values[path]
 
     def _make(self, path: int) -> Trajectory:
         process, found = self.world.process, self.world.paths[path]
@@ -119,6 +133,10 @@ class Drawn:
     scores: list[GroupScores]  # [N][B][G]
     owner: I64  # [tokens] the step of each token
     logits: I64  # [tokens]
+
+    def aux(self, n: int) -> dict[str, list[list[F32]]]:
+        """What learned parts would add to step n: `values`, [trajectory][turn] -> f32[n], those of an exact critic."""
+        return {"values": [self.player.values(path) for path in self.paths[n].ravel().tolist()]}
 
     def gradients(self, advantages: F64) -> F64:
         """What each step's update would be, f64[N, D], of the advantages of all its tokens in the order of steps,

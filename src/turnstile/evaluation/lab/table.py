@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rich import box
@@ -19,7 +19,9 @@ Show = Callable[[Figures], str]
 ShowAll = Callable[[Sequence[Figures]], str]
 NOTHING = "-"
 OUTCOME = 0.99
-"""A cosine above this to the gradient of the outcome alone says that an estimator follows the outcome."""
+"""A cosine above this to the gradient of the outcome alone says that an estimator follows the outcome ..."""
+APART = 0.005
+"""... where it exceeds the cosine to the gradient of the total by this."""
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -36,7 +38,7 @@ def direction(found: Sequence[Figures]) -> str:
     if not heard:
         return "none"
     cosine = fmean(figures.cosine for figures in heard)
-    its_own = fmean(figures.cosine_outcome for figures in heard) > max(OUTCOME, cosine)
+    its_own = fmean(figures.cosine_outcome for figures in heard) > max(OUTCOME, cosine + APART)
     biased = any(figures.biased for figures in heard)
     return number(cosine) + ("o" if biased and its_own else "!" if biased else "")
 
@@ -58,7 +60,8 @@ class Grid:
 
 DIRECTION_NOTE = (
     "Cosine between the mean gradient and the exact one; ! is surely biased in direction (4 standard deviations), "
-    "o: it follows the outcome alone, whose direction is another. none: no gradient at all."
+    "o: it follows the outcome alone, whose direction is another. none: no gradient at all. "
+    "breaks: the invariants that do not hold."
 )
 PROGRESS_NOTE = (
     f"Progress of one step of {EPISODES} episodes: 1 is the exact gradient, 0 none. It holds both bias and noise."
@@ -80,7 +83,10 @@ def overview(lines: Sequence[Line], title: str, show: ShowAll, note: str) -> Gri
 
 
 def directions(lines: Sequence[Line]) -> Grid:
-    return overview(lines, "Direction", direction, DIRECTION_NOTE)
+    """The cosine everywhere, and which invariants each estimator breaks."""
+    grid = overview(lines, "Direction", direction, DIRECTION_NOTE)
+    broken = {line.estimator: " ".join(map(str, line.broken)) or NOTHING for line in lines}
+    return replace(grid, columns=(*grid.columns, "breaks"), rows=tuple((*row, broken[row[0]]) for row in grid.rows))
 
 
 def progress(lines: Sequence[Line]) -> Grid:
