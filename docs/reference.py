@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import json
 import sys
 import tokenize
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from turnstile import config
 from turnstile.cli.main import cli
 from turnstile.credit import check as credit_check
 from turnstile.credit.check import INVARIANTS, Declaration
+from turnstile.evaluation.lab.study import line_of
+from turnstile.evaluation.lab.table import Grid, directions, progress, to_markdown
 from turnstile.lookup import KINDS, resolve
 from turnstile.losses import check as loss_check
 
@@ -50,6 +53,8 @@ ALGORITHMS: dict[str, tuple[str, tuple[Declaration, ...]]] = {
     "weights": ("Weights of tokens", ()),
 }
 """room -> its title in the catalogue, and what its kinds declare of the invariants."""
+LAB = {"credit": "gradients.json", "loss": "losses.json"}
+"""room -> what the lab found of its kinds, below results/lab/."""
 
 
 def comments(source: str) -> dict[int, str]:
@@ -127,6 +132,24 @@ def catalogue() -> Iterator[str]:
             yield f"[{file}](../src/{file})" + (f"; knobs: {found}" if (found := knobs(room, thing)) else "") + "\n"
             yield plain(inspect.getdoc(thing) or "") + "\n"
             yield from exemptions([d for d in declared if d.kind == kind])
+            yield from lab_figures(room, kind)
+
+
+def lab_figures(room: str, kind: str) -> Iterator[str]:
+    """What the lab found of a kind at the first knobs it declares: direction and progress on every process."""
+    if room not in LAB:
+        return
+    kept = json.loads((DOCS / "results" / "lab" / LAB[room]).read_text(encoding="utf-8"))["lines"]
+    found = [line for line in map(line_of, kept) if line.kind == kind and line.figures is not None]
+    found = [line for line in found if line.estimator == found[0].estimator]
+    if not found:
+        yield "Not in [the lab's figures](results/lab.md).\n"
+        return
+    grids = {"direction": directions(found), "progress": progress(found)}
+    columns = grids["progress"].columns[1:]
+    rows = tuple((name, *grid.rows[0][1 : 1 + len(columns)]) for name, grid in grids.items())
+    title = f"[lab](results/lab.md), `{found[0].estimator}`"
+    yield to_markdown(Grid(title="", columns=(title, *columns), rows=rows, note="")) + "\n"
 
 
 def plain(text: str) -> str:
@@ -181,7 +204,9 @@ def pages() -> dict[Path, str]:
         "`turnstile.losses.check.check_loss`, `turnstile.rewards.check.check_rewards`, which take "
         "functions of your own too):\n",
         *(f"{number}. {what}" for number, what in INVARIANTS.items()),
-        "\nWhere one cannot hold, it is said below.\n",
+        "\nWhere one cannot hold, it is said below. Credit and losses have a row of [the lab](results/lab.md): the "
+        "cosine between their gradient and the exact one (! where it is surely another, o where it follows the outcome "
+        "alone), and how far 64 episodes get (1: as far as the exact gradient).\n",
         *catalogue(),
     ]
     reference = [f"# Command line\n\n{made}", *commands(cli, "turnstile")]

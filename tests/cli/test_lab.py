@@ -30,12 +30,12 @@ def test_another_frameworks_function_is_held_against_the_same(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)  # as the command does with the folder it is started in
     (tmp_path / "theirs.py").write_text(
-        "from turnstile.credit.base import broadcast\n"
+        "from turnstile.credit.base import to_tokens\n"
         "def their_rloo(groups, scores, aux, state, *, sign=1.0):\n"
         "    out = []\n"
         "    for group, found in zip(groups, scores):\n"
         "        totals = [s.total for s in found]\n"
-        "        out += broadcast(group, [sign * t for t in totals])\n"
+        "        out += to_tokens(group, [sign * t for t in totals])\n"
         "    return out, state\n",
         encoding="utf-8",
     )
@@ -59,3 +59,17 @@ def test_losses(cli: Command) -> None:
     assert "stopping +0.1" in done.out
     assert "not measured: kl (estimator=k1): a regulariser" in done.out
     assert "did you mean 'ppo'" in cli("lab", "--losses", "pppo").error
+
+
+def test_curves(cli: Command, tmp_path: Path) -> None:
+    done = cli("lab", "--curves", "rloo", "of=total", "--process", "stopping", "--out", str(tmp_path / "lab"))
+    assert done.code == 0, done.err
+    (found,) = json.loads((tmp_path / "lab" / "curves.json").read_text(encoding="utf-8"))["races"]
+    assert (found["estimator"], len(found["areas"])) == ("rloo (of=total)", 5)
+    assert "give one of them" in cli("lab", "--losses", "--curves").error
+
+
+def test_branched_groups(cli: Command) -> None:
+    done = cli("lab", "rloo", "of=total", "--branched", "--process", "delayed", "--groups", "64")
+    assert done.code == 0, done.err
+    assert "delayed branched" in done.out

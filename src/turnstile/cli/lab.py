@@ -14,6 +14,7 @@ from turnstile.build.kinds import bind
 from turnstile.cli.bars import bars
 from turnstile.config import make_recipe
 from turnstile.errors import ConfigError
+from turnstile.evaluation.lab.curves import Plan, race
 from turnstile.evaluation.lab.figures import draw_study, to_png
 from turnstile.evaluation.lab.losses import (
     DRIFTS,
@@ -27,7 +28,8 @@ from turnstile.evaluation.lab.measure import Subject
 from turnstile.evaluation.lab.processes import PROCESSES, make
 from turnstile.evaluation.lab.study import Line, Setting, study
 from turnstile.evaluation.lab.subjects import declared, everyone, subject
-from turnstile.evaluation.lab.table import Grid, details, directions, progress, to_rich
+from turnstile.evaluation.lab.table import Grid, details, directions, learning, progress, to_rich
+from turnstile.evaluation.lab.world import list_world
 
 _FEW = 6  # estimators of which every figure is shown
 _GIVEN = ("groups", "scores", "aux", "state")
@@ -36,19 +38,25 @@ _GIVEN = ("groups", "scores", "aux", "state")
 @click.command(short_help="Hold estimators and losses against processes whose exact gradient is known.")
 @click.argument("names", nargs=-1, metavar="[NAME [KNOB=VALUE]...]...")
 @click.option("--losses", is_flag=True, help="NAMEs are losses, of leave-one-out advantages, instead of estimators.")
+@click.option(
+    "--curves", is_flag=True, help="Learn with each estimator, five seeds, instead of measuring its gradient."
+)
 @click.option("--process", "processes", multiple=True, help="A process of the lab, again for more; default: all.")
 @click.option("--size", default=8, show_default=True, type=click.IntRange(min=2), help="Attempts of a group.")
 @click.option("--groups", default=256, show_default=True, type=click.IntRange(min=32), help="Groups drawn.")
 @click.option("--seed", default=0, show_default=True, help="Of the policy and of what is drawn.")
+@click.option("--branched", is_flag=True, help="Half of a group's attempts branch from the others.")
 @click.option("--details", "all_details", is_flag=True, help=f"Every figure, also of more than {_FEW} estimators.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Keep the figures and plots here.")
 def lab(
     names: tuple[str, ...],
     losses: bool,
+    curves: bool,
     processes: tuple[str, ...],
     size: int,
     groups: int,
     seed: int,
+    branched: bool,
     all_details: bool,
     out: Path | None,
 ) -> None:
@@ -58,12 +66,18 @@ def lab(
     turnstile lab grpo scale=none rloo. With --losses it is a kind of [loss], whose gradient is taken where the policy
     stands and after it has moved. The last column says which invariants of a training signal are broken.
     """
+    if losses + curves + branched > 1:
+        raise click.UsageError("--losses, --curves and --branched are of different measurements; give one of them")
     settings = [
-        Setting(process=make(name), size=size, groups=groups, seed=seed) for name in processes or tuple(PROCESSES)
+        Setting(process=make(name), size=size, groups=groups, seed=seed, branched=branched)
+        for name in processes or tuple(PROCESSES)
     ]
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 132
+    if curves:
+        learn_curves(console, _estimators(names), settings, out)
+        return
     subjects = _losses(names) if losses else _estimators(names)
     with bars(console) as shown:
         bar = shown.add_task("measuring", total=len(subjects) * len(settings) * (len(DRIFTS) if losses else 1))
@@ -82,6 +96,24 @@ def lab(
     print_notes(console, lines, subjects, every)
     if out is not None:
         keep(out, lines)
+        console.print(Text(f"kept in {out}"))
+
+
+def learn_curves(console: Console, subjects: Sequence[Subject], settings: Sequence[Setting], out: Path | None) -> None:
+    """Prints what each estimator learns, and keeps it as curves.json."""
+    with bars(console) as shown:
+        bar = shown.add_task("learning", total=len(subjects) * len(settings))
+        worlds = [list_world(setting.process) for setting in settings]
+        races = race(subjects, worlds, Plan(), done=lambda found: shown.update(bar, advance=1))
+    grid = learning(races)
+    console.print(to_rich(grid))
+    console.print(Text(grid.note, style="dim"))
+    for refused in dict.fromkeys(f"{each.estimator}: {each.refused}" for each in races if each.refused):
+        console.print(Text(f"not measured: {refused}"))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"races": [each.to_json() for each in races]}, indent=1)
+        (out / "curves.json").write_text(text + "\n", encoding="utf-8")
         console.print(Text(f"kept in {out}"))
 
 

@@ -70,6 +70,6 @@ def test_the_study_names_every_loss() -> None:
     setting = Setting(process=make("stopping", horizon=2), size=2, groups=64)
     lines = study_losses(every_loss(), [setting])
     assert {line.kind for line in lines} == set(KINDS["loss"])
-    assert {line.column for line in lines} == {"stopping", "stopping +0.1", "stopping +0.3"}
+    assert {line.column for line in lines} == {"stopping", "stopping +0.03", "stopping +0.1"}
     assert {line.kind for line in lines if "regulariser" in line.refused} >= {"kl"}
     assert all(line.figures is not None or line.refused for line in lines)

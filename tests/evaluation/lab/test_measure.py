@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnstile.credit.base import broadcast
+from turnstile.credit.base import to_tokens
 from turnstile.evaluation.lab.judge import Figures, surely
 from turnstile.evaluation.lab.measure import Bench, Subject, credit, enumerated, make_bench, measure
+from turnstile.evaluation.lab.play import branch_paths
 from turnstile.evaluation.lab.processes import make
-from turnstile.evaluation.lab.world import list_world, some_policy
+from turnstile.evaluation.lab.world import list_world, some_policy, truth
 from turnstile.lookup import resolve
 
 KEPT: dict[Any, Bench] = {}
@@ -112,7 +113,7 @@ def test_an_estimator_that_remembers_and_one_of_whole_steps_are_sampled() -> Non
         before = state.get("mean", 0.0)
         totals = [score.total for group in scores for score in group]
         values = iter([total - before for total in totals])
-        credit = [turns for group in groups for turns in broadcast(group, [next(values) for _ in group.trajectories])]
+        credit = [turns for group in groups for turns in to_tokens(group, [next(values) for _ in group.trajectories])]
         return credit, {"mean": decay * before + (1 - decay) * float(np.mean(totals))}
 
     found = measure(Subject(name="moving", estimator=moving), bench("stopping", groups=600))
@@ -134,3 +135,52 @@ def test_wrong_gradients_are_found_wrong() -> None:
         found = measure(Subject(name="turned", estimator=turned), bench("stopping"), exact=exact)
         assert found.biased
         assert found.cosine < 0.95
+
+
+def test_branches_are_distributed_as_attempts_of_their_own() -> None:
+    world = list_world(make("stopping"))
+    true = truth(world, world.policy(some_policy(world)))
+    paths, parents = branch_paths(world, true.probabilities, np.random.default_rng(0), 4000, 1, 4)
+    counts = np.bincount(paths[:, 0, 2], minlength=len(world.paths))
+    expected = 4000 * true.probabilities
+    assert float((np.square(counts - expected) / expected).sum()) < 2 * len(world.paths)  # chi squared
+    for row, of in zip(paths[:, 0].tolist(), parents, strict=True):
+        for attempt, parent in enumerate(of[0]):
+            if parent is not None:
+                root, turn, _ = parent
+                mine, theirs = world.paths[row[attempt]], world.paths[row[root]]
+                assert mine.steps[:turn] == theirs.steps[:turn]
+                assert mine.steps[turn].state == theirs.steps[turn].state
+    assert sum(parent is not None for of in parents for parent in of[0]) > 1000
+
+
+def test_a_mean_over_branches_shortens_the_trunk() -> None:
+    """A branch shares its parent's first turns, so a mean that holds it is no baseline for them."""
+    world = list_world(make("delayed", horizon=3))
+    branched = make_bench(world, some_policy(world), size=4, groups=600, branched=True)
+    assert figures("rloo", branched).biased
+
+    def bare(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+        return [turns for g, s in zip(groups, scores, strict=True) for turns in to_tokens(g, [x.total for x in s])], {}
+
+    plain = measure(Subject(name="bare", estimator=bare), branched)
+    assert not plain.biased
+    assert plain.length == pytest.approx(1.0, abs=1e-6)
+
+
+def test_an_estimator_with_a_critic_gets_exact_values() -> None:
+    """The return to go less the exact value is unbiased, and less noisy than any baseline of the whole attempt."""
+
+    def critic(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+        flat = [score for group in scores for score in group]
+        to_go = [np.cumsum(score.turn[::-1])[::-1] + score.outcome["agent"] for score in flat]
+        return [
+            [ahead - values for ahead, values in zip(own, turns, strict=True)]
+            for own, turns in zip(to_go, aux["values"], strict=True)
+        ], state
+
+    on = bench("stopping", size=8, groups=256)
+    found = measure(Subject(name="critic", estimator=critic), on)
+    assert not found.biased
+    assert found.length == pytest.approx(1.0, abs=1e-3)
+    assert found.episodes < figures("rloo", on).episodes

@@ -73,17 +73,19 @@ def test_lines_survive_json(lines: list[Line]) -> None:
 
 def test_tables_say_what_is_biased_and_what_follows_the_outcome(lines: list[Line]) -> None:
     grid = directions(lines)
-    assert grid.columns == ("estimator", "stopping", "misaligned")
+    assert grid.columns == ("estimator", "stopping", "misaligned", "breaks")
     cells = {row[0]: row[1:] for row in grid.rows}
-    assert cells["rloo"] == ("1.000", "1.000")
-    assert all(cell.endswith("o") for cell in cells["rloo (of=outcome)"])
+    assert cells["rloo"] == ("1.000", "1.000", "-")
+    assert all(cell.endswith("o") for cell in cells["rloo (of=outcome)"][:2])
     assert cells["grpo"][0].endswith("!")
-    assert cells["no"] == ("-", "-")
+    assert cells["no"] == ("-", "-", "-")
     assert float(progress(lines).rows[0][1]) > 0.5
     assert details(lines, "stopping").rows[0][1] == "1.000"
-    assert to_markdown(grid).splitlines()[1] == "|---|---:|---:|"
+    assert to_markdown(grid).splitlines()[1] == "|---|---:|---:|---:|"
     assert lines[0].figures is not None
-    assert direction(replace(lines[0].figures, cosine=math.nan)) == "none"
+    silent = replace(lines[0].figures, cosine=math.nan)
+    assert direction([silent]) == "none"
+    assert direction([silent, lines[0].figures]) == "1.000"
 
 
 def test_plots(lines: list[Line]) -> None:

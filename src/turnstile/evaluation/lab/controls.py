@@ -42,9 +42,10 @@ class Controls:
         return Adjusted(mean=plain - explained, covariance=residuals.T @ residuals / n / max(1, n - 1))
 
 
-def controls(drawn: Drawn, true: Truth) -> Controls:
-    """For the steps of `drawn`; `true` is of the policy that played them."""
-    columns = _single(drawn, true) + (_crossed(drawn, true) if drawn.paths.shape[2] > 1 else [])
+def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls:
+    """For the steps of `drawn`; `true` is of the policy that played them. `independent`: no attempt is a branch of
+    another."""
+    columns = _single(drawn, true) + (_crossed(drawn, true) if independent else [])
     values = np.stack(columns, axis=-1)
     flat = (values - values.mean(axis=0)).reshape(-1, len(columns))
     sizes = np.maximum(np.abs(flat).max(axis=0), 1e-12)  # columns of one scale
@@ -57,7 +58,7 @@ def _single(drawn: Drawn, true: Truth) -> list[F64]:
     value, to_go = world.turn_weights("value"), world.turn_weights("to_go")
     turns = np.arange(value.shape[1])
     squares = np.square(value - true.value)
-    weights = [value, to_go, true.advantage, np.ones_like(value), squares]
+    weights = [value, to_go, true.advantage, true.baseline, np.ones_like(value), squares]
     for t in turns:
         weights += [value * (turns == t), np.ones_like(value) * (turns == t)]
     result = []

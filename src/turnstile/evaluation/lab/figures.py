@@ -8,6 +8,7 @@ from io import BytesIO
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from turnstile.evaluation.lab.curves import Race
 from turnstile.evaluation.lab.judge import EPISODES
 from turnstile.evaluation.lab.study import Line
 from turnstile.evaluation.plots import COLOURS, INK, style
@@ -35,16 +36,16 @@ def panels(titles: Sequence[str], *, columns: int, width: float, height: float) 
 
 
 def draw_study(lines: Sequence[Line]) -> Figure:
-    """Progress of each estimator on each process as a dot, orange where its direction is surely biased."""
+    """Progress of each estimator on each process, a dot a policy, orange where its direction is surely biased."""
     processes = list(dict.fromkeys(line.column for line in lines))
     names = list(dict.fromkeys(line.estimator for line in lines))[::-1]
     figure, axes = panels(processes, columns=4, width=3.2, height=0.8 + 0.17 * len(names))
     for place, (ax, process) in enumerate(zip(axes, processes, strict=True)):
         ax.grid(axis="x", color=_LIGHT["grid"], linewidth=0.8)
-        found = {line.estimator: line.figures for line in lines if line.column == process}
-        for at, name in enumerate(names):
-            if (figures := found.get(name)) is not None:
-                ax.plot(figures.aligned, at, "o", color=BIASED if figures.biased else STRAIGHT, markersize=5)
+        for line in lines:
+            if line.column == process and (figures := line.figures) is not None:
+                colour = BIASED if figures.biased else STRAIGHT
+                ax.plot(figures.aligned, names.index(line.estimator), "o", color=colour, markersize=4, alpha=0.7)
         ax.set_yticks(range(len(names)), names if place % 4 == 0 else [""] * len(names))
         ax.set_ylim(-0.7, len(names) - 0.3)
         ax.axvline(0.0, color=_LIGHT["faint"], linewidth=0.8)
@@ -60,8 +61,7 @@ def draw_study(lines: Sequence[Line]) -> Figure:
 def draw_sweeps(sweeps: Mapping[str, Sequence[Line]]) -> Figure:
     """Above the bias after the best scalar, below the episodes until noise equals signal, against each knob: `size` is
     the group's, others are the process's."""
-    what = ("bias after the best scalar", "episodes")
-    titles = [f"{row} against {knob}" for row in what for knob in sweeps]
+    titles = [f"{what}, by {knob}" for what in ("bias", "episodes") for knob in sweeps]
     figure, axes = panels(titles, columns=len(sweeps), width=3.6, height=2.6)
     for place, ax in enumerate(axes):
         knob = list(sweeps)[place % len(sweeps)]
@@ -73,8 +73,23 @@ def draw_sweeps(sweeps: Mapping[str, Sequence[Line]]) -> Figure:
             y = [f.bias_scaled if place < len(sweeps) else f.episodes for f in found]
             ax.plot(x, y, _marks(index), color=COLOURS[index % len(COLOURS)], markersize=4, label=name)
             ax.set_xticks(x)
-        if place >= len(sweeps):
-            ax.set_yscale("log")
+        ax.set_ylim(bottom=0.0)
+    legend(figure, axes[0])
+    return figure
+
+
+def draw_races(races: Sequence[Race]) -> Figure:
+    """What is rewarded, by step: the mean over seeds of each estimator, at the best of its rates."""
+    processes = list(dict.fromkeys(race.process for race in races))
+    names = list(dict.fromkeys(race.estimator for race in races))
+    figure, axes = panels(processes, columns=4, width=3.2, height=2.4)
+    for ax, process in zip(axes, processes, strict=True):
+        for index, name in enumerate(names):
+            for race in races:
+                if (race.estimator, race.process) == (name, process) and race.curve:
+                    colour = COLOURS[index % len(COLOURS)]
+                    ax.plot(race.curve, _marks(index).strip("os"), color=colour, linewidth=1.6, label=name)
+        ax.set_xlabel("step", fontsize=8, color=_LIGHT["faint"])
     legend(figure, axes[0])
     return figure
 

@@ -32,7 +32,7 @@ from turnstile.losses.check import DECLARED, check_loss
 from turnstile.types import F32, Row
 
 _BUDGET = 1 << 20  # everything in one forest
-DRIFTS = (0.0, 0.1, 0.3)
+DRIFTS = (0.0, 0.03, 0.1)
 Weights = Callable[[Sequence[Row]], list[F32]]
 
 
@@ -203,6 +203,7 @@ def study_losses(
                         broken=tuple(each.broken),
                         figures=figures,
                         refused=refused,
+                        seed=setting.seed,
                         drift=drift,
                     )
                 )

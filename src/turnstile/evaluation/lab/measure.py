@@ -12,7 +12,7 @@ from turnstile.credit.base import Estimator
 from turnstile.errors import TurnstileError
 from turnstile.evaluation.lab.controls import Adjusted, Controls, controls
 from turnstile.evaluation.lab.judge import Figures, judge
-from turnstile.evaluation.lab.play import Drawn, Player, deal, draw_paths
+from turnstile.evaluation.lab.play import Drawn, Player, branch_paths, deal, draw_paths
 from turnstile.evaluation.lab.world import F64, I64, Truth, World, truth
 
 MOST_GROUPS = 4096
@@ -43,28 +43,44 @@ class Bench:
     true: Truth
     player: Player
     size: int  # G
+    branched: bool  # half of a group's attempts branch from the others
     drawn: Drawn
     controls: Controls
 
 
-def make_bench(world: World, theta: F64, *, size: int = 8, groups: int = 512, seed: int = 0) -> Bench:
+def make_bench(
+    world: World, theta: F64, *, size: int = 8, groups: int = 512, seed: int = 0, branched: bool = False
+) -> Bench:
     """A bench with about so many groups of `size` attempts, two to a step, or one of each task where tasks are more."""
     pi = world.policy(theta)
     true = truth(world, pi)
     player = Player(world, pi)
     per_step = max(2, len(world.process.starts))
     rng = np.random.default_rng([seed, size])
-    paths = draw_paths(world, true.probabilities, rng, max(2, groups // per_step), per_step, size)
-    drawn = deal(player, paths)
-    return Bench(world=world, pi=pi, true=true, player=player, size=size, drawn=drawn, controls=controls(drawn, true))
+    steps = max(2, groups // per_step)
+    if branched:
+        drawn_paths, parents = branch_paths(world, true.probabilities, rng, steps, per_step, size)
+        drawn = deal(player, drawn_paths, parents=parents)
+    else:
+        drawn = deal(player, draw_paths(world, true.probabilities, rng, steps, per_step, size))
+    return Bench(
+        world=world,
+        pi=pi,
+        true=true,
+        player=player,
+        size=size,
+        branched=branched,
+        drawn=drawn,
+        controls=controls(drawn, true, independent=not branched),
+    )
 
 
 def credit(subject: Subject, drawn: Drawn) -> tuple[F64, bool]:
     """The advantages of all tokens in their order, and whether the estimator keeps anything between steps."""
     state: Mapping[str, Any] = {}
     parts: list[Any] = []
-    for groups, scores in zip(drawn.steps, drawn.scores, strict=True):
-        given, state = subject.estimator(groups, scores, {}, state, **subject.knobs)
+    for n, (groups, scores) in enumerate(zip(drawn.steps, drawn.scores, strict=True)):
+        given, state = subject.estimator(groups, scores, drawn.aux(n), state, **subject.knobs)
         parts += [values for turns in given for values in turns]
     return np.concatenate(parts).astype(np.float64), bool(state)
 
@@ -78,7 +94,8 @@ def measure(subject: Subject, bench: Bench, *, exact: bool | None = None) -> Fig
     """
     values, remembers = credit(subject, bench.drawn)
     if exact is None:
-        exact = 3 not in subject.broken and not remembers and outcomes(bench) <= MOST_GROUPS
+        alone = 3 not in subject.broken and not remembers and not bench.branched
+        exact = alone and outcomes(bench) <= MOST_GROUPS
     if exact:
         mean, noise = enumerated(lambda drawn: credit(subject, drawn)[0], bench)
         found = Adjusted(mean=mean, covariance=np.zeros((len(mean), len(mean))))

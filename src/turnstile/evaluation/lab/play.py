@@ -8,11 +8,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from turnstile.evaluation.lab.world import F64, I64, World, accumulate
+from turnstile.evaluation.lab.world import F64, I64, World, accumulate, expected
 from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
 _SAMPLING = Sampling()
 _WORDS = 100  # token ids from here on are the observations', which nobody samples
+Parent = tuple[int, int, int] | None
 GroupScores = list[list[Score]]
 _Array = TypeVar("_Array", I32, F32)
 
@@ -28,6 +29,7 @@ class Player:
         self._words = {name: _WORDS + place for place, name in enumerate(_views(world))}
         self._scores = list(scores) if scores is not None else [plain_score(world, p) for p in range(len(world.paths))]
         self._trajectories: dict[int, Trajectory] = {}
+        self._values: list[list[F32]] = []
         process = world.process
         self.tasks = [Task(id=f"{process.name}-{n}", env=process.name) for n in range(len(process.starts))]
 
@@ -37,17 +39,33 @@ class Player:
             self._trajectories[path] = self._make(path)
         return self._trajectories[path]
 
-    def group(self, name: str, paths: Sequence[int]) -> Group:
-        """A group with these paths as its attempts 0, 1, ..., all of one task."""
+    def group(self, name: str, paths: Sequence[int], parents: Sequence[Parent] = ()) -> Group:
+        """A group with these paths as its attempts 0, 1, ..., all of one task; `parents` says which branched."""
         task = self.tasks[self.world.task[paths[0]]]
         return Group(
             id=name,
             task=task,
-            trajectories=tuple(replace(self.trajectory(path), group=name, attempt=i) for i, path in enumerate(paths)),
+            trajectories=tuple(
+                replace(self.trajectory(path), group=name, attempt=i, parent=parents[i] if parents else None)
+                for i, path in enumerate(paths)
+            ),
         )
 
     def scores(self, paths: Sequence[int]) -> list[Score]:
         return [self._scores[path] for path in paths]
+
+    def values(self, path: int) -> list[F32]:
+        """What an exact critic says before each sampled token of a path, [turn] -> f32[n]: the return that its seat
+        still expects."""
+        if not self._values:
+            world = self.world
+            flat = expected(world, world.probabilities(self.pi), world.before).astype(np.float32)
+            tokens = iter(flat)
+            self._values = [
+                [_frozen(np.array([next(tokens) for _ in step.tokens], dtype=np.float32)) for step in found.steps]
+                for found in world.paths
+            ]
+        return self._values[path]
 
     def _make(self, path: int) -> Trajectory:
         process, found = self.world.process, self.world.paths[path]
@@ -116,6 +134,10 @@ class Drawn:
     owner: I64  # [tokens] the step of each token
     logits: I64  # [tokens]
 
+    def aux(self, n: int) -> dict[str, list[list[F32]]]:
+        """What learned parts would add to step n: `values`, [trajectory][turn] -> f32[n], those of an exact critic."""
+        return {"values": [self.player.values(path) for path in self.paths[n].ravel().tolist()]}
+
     def gradients(self, advantages: F64) -> F64:
         """What each step's update would be, f64[N, D], of the advantages of all its tokens in the order of steps,
         groups, attempts, turns and tokens: sum of A * gradient of the log-probability, over the step's attempts."""
@@ -123,10 +145,15 @@ class Drawn:
         return accumulate(world, self.at, self.owner, self.logits, advantages / (b * g), n)
 
 
-def deal(player: Player, paths: I64, *, at: F64 | None = None) -> Drawn:
-    """The objects of these paths, [N, B, G]."""
+def deal(
+    player: Player, paths: I64, *, at: F64 | None = None, parents: Sequence[Sequence[Sequence[Parent]]] = ()
+) -> Drawn:
+    """The objects of these paths, [N, B, G]; `parents` [N][B][G] where attempts branched from each other."""
     world, (n, b, g) = player.world, paths.shape
-    steps = [[player.group(f"g{s}-{k}", paths[s, k].tolist()) for k in range(b)] for s in range(n)]
+    steps = [
+        [player.group(f"g{s}-{k}", paths[s, k].tolist(), parents[s][k] if parents else ()) for k in range(b)]
+        for s in range(n)
+    ]
     ends = np.append(world.first[1:], len(world.logits))
     flat = paths.ravel()
     lengths = ends[flat] - world.first[flat]
@@ -151,3 +178,46 @@ def draw_paths(world: World, probabilities: F64, rng: np.random.Generator, n: in
         share = probabilities[own] / probabilities[own].sum()
         result[:, k] = own[np.minimum(np.searchsorted(np.cumsum(share), rng.random((n, size))), len(own) - 1)]
     return result
+
+
+def branch_paths(
+    world: World, probabilities: F64, rng: np.random.Generator, n: int, groups: int, size: int
+) -> tuple[I64, list[list[list[Parent]]]]:
+    """Paths [n, groups, size] and their parents, where the later half of a group branches from the earlier.
+
+    Attempt i of the later half goes as attempt i - size/2 up to a turn drawn for it, and on its own from there; where
+    its parent has ended before that turn it is drawn among all paths that have. So each attempt alone is distributed as
+    one that is played from the start.
+    """
+    roots = draw_paths(world, probabilities, rng, n, groups, size - size // 2)
+    longest = max(len(path.steps) for path in world.paths)
+    cuts = rng.integers(1, max(2, longest), size=(n, groups, size // 2))
+    alike = _alike(world, longest)
+    paths = np.concatenate([roots, roots[:, :, : size // 2]], axis=2)
+    parents: list[list[list[Parent]]] = [[[None] * size for _ in range(groups)] for _ in range(n)]
+    for s, k, i in np.ndindex(*cuts.shape):
+        cut, root = int(cuts[s, k, i]), int(roots[s, k, i])
+        same = alike[cut][root]
+        weight = np.cumsum(probabilities[same])
+        at = size - size // 2 + i
+        paths[s, k, at] = same[min(int(np.searchsorted(weight, rng.random() * weight[-1])), len(same) - 1)]
+        if cut < len(world.paths[root].steps):
+            parents[s][k][at] = (i, cut, 0)
+    return paths, parents
+
+
+def _alike(world: World, longest: int) -> list[list[I64]]:
+    """By turn and path, the paths of its task that are in the same place then, having gone the same way; of a path that
+    has ended, those that have."""
+    found = []
+    for cut in range(longest):
+        keys = [
+            (task, path.steps[:cut], path.steps[cut].state) if cut < len(path.steps) else (task,)
+            for task, path in zip(world.task.tolist(), world.paths, strict=True)
+        ]
+        members: dict[object, list[int]] = {}
+        for place, key in enumerate(keys):
+            members.setdefault(key, []).append(place)
+        arrays = {key: np.array(places, dtype=np.int64) for key, places in members.items()}
+        found.append([arrays[key] for key in keys])
+    return found

@@ -32,12 +32,15 @@ class Line:
     broken: tuple[int, ...]
     figures: Figures | None = None
     refused: str = ""
+    seed: int = 0  # of the policy and of what was drawn
     drift: float = 0.0  # how far the policy has moved since it played, in logits
+    branched: bool = False
 
     @property
     def column(self) -> str:
-        """The process, and how far the policy has moved."""
-        return f"{self.process} +{self.drift:g}" if self.drift else self.process
+        """The process, how far the policy has moved, and whether attempts branch."""
+        drift = f" +{self.drift:g}" if self.drift else ""
+        return f"{self.process}{drift}{' branched' if self.branched else ''}"
 
     def to_json(self) -> JSON:
         """As `json.dumps` takes it; numbers that are not finite are words."""
@@ -59,12 +62,14 @@ def line_of(body: JSON) -> Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A process, the size of its groups, and how many are drawn where they cannot be listed."""
+    """A process, the size of its groups, and how many are drawn where they cannot be listed. `seed` is of the policy
+    too; `branched`: half of a group's attempts branch from the others."""
 
     process: Process
     size: int = 8
     groups: int = 512
     seed: int = 0
+    branched: bool = False
 
 
 def sweeps(*, groups: int = 512) -> dict[str, list[Setting]]:
@@ -85,7 +90,14 @@ def study(
     for setting in settings:
         world = list_world(setting.process)
         theta = some_policy(world, seed=setting.seed)
-        bench = make_bench(world, theta, size=setting.size, groups=setting.groups, seed=setting.seed)
+        bench = make_bench(
+            world,
+            theta,
+            size=setting.size,
+            groups=setting.groups,
+            seed=setting.seed,
+            branched=setting.branched,
+        )
         for each in subjects:
             began = time.perf_counter()
             figures, refused = None, ""
@@ -105,6 +117,8 @@ def study(
                     broken=tuple(each.broken),
                     figures=figures,
                     refused=refused,
+                    seed=setting.seed,
+                    branched=setting.branched,
                 )
             )
             done(lines[-1])

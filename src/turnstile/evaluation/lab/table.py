@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from turnstile.evaluation.lab.curves import Race
 from turnstile.evaluation.lab.judge import EPISODES, Figures
 from turnstile.evaluation.lab.study import Line
 
 Show = Callable[[Figures], str]
+ShowAll = Callable[[Sequence[Figures]], str]
 NOTHING = "-"
 OUTCOME = 0.99
-"""A cosine above this to the gradient of the outcome alone says that an estimator follows the outcome."""
+"""A cosine above this to the gradient of the outcome alone says that an estimator follows the outcome ..."""
+APART = 0.005
+"""... where it exceeds the cosine to the gradient of the total by this."""
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -26,12 +31,21 @@ def number(value: float, digits: int = 3) -> str:
     return "inf" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def direction(figures: Figures) -> str:
-    """The cosine, with ! where the direction is surely wrong, and o instead where it is the outcome's own."""
-    if math.isnan(figures.cosine):
+def direction(found: Sequence[Figures]) -> str:
+    """The mean cosine over policies, with ! where a direction is surely wrong, and o instead where it is the outcome's
+    own."""
+    heard = [figures for figures in found if not math.isnan(figures.cosine)]
+    if not heard:
         return "none"
-    its_own = figures.cosine_outcome > max(OUTCOME, figures.cosine)
-    return number(figures.cosine) + ("o" if figures.biased and its_own else "!" if figures.biased else "")
+    cosine = fmean(figures.cosine for figures in heard)
+    its_own = fmean(figures.cosine_outcome for figures in heard) > max(OUTCOME, cosine + APART)
+    biased = any(figures.biased for figures in heard)
+    return number(cosine) + ("o" if biased and its_own else "!" if biased else "")
+
+
+def advance(found: Sequence[Figures]) -> str:
+    """The mean progress over policies."""
+    return number(fmean(figures.aligned for figures in found))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,37 +60,66 @@ class Grid:
 
 DIRECTION_NOTE = (
     "Cosine between the mean gradient and the exact one; ! is surely biased in direction (4 standard deviations), "
-    "o: it follows the outcome alone, whose direction is another. none: no gradient at all."
+    "o: it follows the outcome alone, whose direction is another. none: no gradient at all. "
+    "breaks: the invariants that do not hold."
 )
 PROGRESS_NOTE = (
     f"Progress of one step of {EPISODES} episodes: 1 is the exact gradient, 0 none. It holds both bias and noise."
 )
 
 
-def overview(lines: Sequence[Line], title: str, show: Show, note: str) -> Grid:
+def overview(lines: Sequence[Line], title: str, show: ShowAll, note: str) -> Grid:
     """One row an estimator, one column a process."""
     processes = tuple(dict.fromkeys(line.column for line in lines))
-    cells = {(line.estimator, line.column): show(line.figures) if line.figures else NOTHING for line in lines}
+    found: dict[tuple[str, str], list[Figures]] = {}
+    for line in lines:
+        if line.figures is not None:
+            found.setdefault((line.estimator, line.column), []).append(line.figures)
     rows = [
-        (name, *(cells.get((name, process), NOTHING) for process in processes))
+        (name, *(show(found[name, at]) if (name, at) in found else NOTHING for at in processes))
         for name in dict.fromkeys(line.estimator for line in lines)
     ]
     return Grid(title=title, columns=("estimator", *processes), rows=tuple(rows), note=note)
 
 
 def directions(lines: Sequence[Line]) -> Grid:
-    return overview(lines, "Direction", direction, DIRECTION_NOTE)
+    """The cosine everywhere, and which invariants each estimator breaks."""
+    grid = overview(lines, "Direction", direction, DIRECTION_NOTE)
+    broken = {line.estimator: " ".join(map(str, line.broken)) or NOTHING for line in lines}
+    return replace(grid, columns=(*grid.columns, "breaks"), rows=tuple((*row, broken[row[0]]) for row in grid.rows))
 
 
 def progress(lines: Sequence[Line]) -> Grid:
-    return overview(lines, "Progress", lambda figures: number(figures.aligned), PROGRESS_NOTE)
+    return overview(lines, "Progress", advance, PROGRESS_NOTE)
+
+
+LEARNING_NOTE = (
+    "Area under the learning curve over that of the exact gradient, with a 95 % interval over seeds: 1 learns as "
+    "quickly. Each at the best of the learning rates tried."
+)
+
+
+def learning(races: Sequence[Race]) -> Grid:
+    """One row an estimator, one column a process: the share of the exact gradient's area."""
+
+    def cell(race: Race) -> str:
+        low, high = race.interval
+        return NOTHING if race.refused else f"{race.share:.2f} [{low:.2f}, {high:.2f}]"
+
+    processes = tuple(dict.fromkeys(race.process for race in races))
+    cells = {(race.estimator, race.process): cell(race) for race in races}
+    rows = [
+        (name, *(cells.get((name, process), NOTHING) for process in processes))
+        for name in dict.fromkeys(race.estimator for race in races)
+    ]
+    return Grid(title="Learning", columns=("estimator", *processes), rows=tuple(rows), note=LEARNING_NOTE)
 
 
 DETAILS: dict[str, Show] = {
     "length": lambda f: (
         number(f.length) if f.exact or f.length_se < 5e-4 else f"{f.length:.3f}±{1.96 * f.length_se:.3f}"
     ),
-    "cosine": direction,
+    "cosine": lambda f: direction([f]),
     "95 %": lambda f: "listed" if f.exact else f"{number(f.cosine_low)} {number(f.cosine_high)}",
     "bias": lambda f: number(f.bias),
     "scaled": lambda f: number(f.bias_scaled),
@@ -94,10 +137,11 @@ DETAILS_NOTE = (
 
 
 def details(lines: Sequence[Line], process: str) -> Grid:
-    """All figures of one process."""
+    """All figures of one process, at the first policy where there are several."""
     rows = []
+    first = min((line.seed for line in lines), default=0)
     for line in lines:
-        if line.column == process:
+        if line.column == process and line.seed == first:
             shown = [show(line.figures) for show in DETAILS.values()] if line.figures else [NOTHING] * len(DETAILS)
             rows.append((line.estimator, *shown, " ".join(map(str, line.broken)) or NOTHING))
     return Grid(title=process, columns=("estimator", *DETAILS, "breaks"), rows=tuple(rows), note=DETAILS_NOTE)

@@ -98,6 +98,15 @@ class World:
         logs = np.add.reduceat(np.log(np.maximum(pi, 1e-300))[self.logits], self.first)
         return chance * np.exp(logs)
 
+    def mixed(self, pi: F64, other: F64, seat: str) -> F64:
+        """Of each path given its task, f64[P], where `seat` plays `pi` and all others play `other`."""
+        own = np.array([path.steps[t].seat == seat for path in self.paths for t in range(len(path.steps))])
+        turns = np.array([len(path.steps) for path in self.paths])
+        place = np.append(0, np.cumsum(turns)[:-1])[self.path_of] + self.turn_of
+        chosen = np.where(own[place], pi[self.logits], other[self.logits])
+        chance = np.array([path.chance for path in self.paths])
+        return chance * np.exp(np.add.reduceat(np.log(np.maximum(chosen, 1e-300)), self.first))
+
     def scores(self, pi: F64, weights: F64) -> F64:
         """sum over a path's tokens of weight * gradient of its log-probability, f64[P, D].
 
@@ -230,16 +239,7 @@ def truth(world: World, pi: F64) -> Truth:
     """Exact expectations under the policy `pi` f64[D]."""
     p = world.probabilities(pi)
     share = p / len(world.process.starts)
-    to_go = world.turn_weights("to_go")[world.path_of, world.turn_of]
-
-    def mean_at(situation: I64) -> F64:
-        size = int(max(world.before.max(), world.after.max())) + 1
-        weight = p[world.path_of]
-        total = sums(situation, weight * to_go, size)
-        mass = sums(situation, weight, size)
-        return np.divide(total, mass, out=np.zeros(size), where=mass > 0)[situation]
-
-    baseline = mean_at(world.before)
+    baseline = expected(world, p, world.before)
     outcome = np.array([sum(path.outcome.values()) for path in world.paths])
     steps = np.array([sum(step.reward for step in path.steps) for path in world.paths])
     return Truth(
@@ -249,8 +249,18 @@ def truth(world: World, pi: F64) -> Truth:
         outcome_gradient=share @ world.scores(pi, world.turn_weights("outcome")),
         probabilities=p,
         baseline=baseline,
-        advantage=mean_at(world.after) - baseline,
+        advantage=expected(world, p, world.after) - baseline,
     )
+
+
+def expected(world: World, probabilities: F64, situation: I64) -> F64:
+    """The expected return to go of the seat in each of these situations [tokens of all paths], which are the world's
+    `before` or `after`."""
+    to_go = world.turn_weights("to_go")[world.path_of, world.turn_of]
+    weight = probabilities[world.path_of]
+    size = int(situation.max()) + 1
+    total, mass = sums(situation, weight * to_go, size), sums(situation, weight, size)
+    return np.divide(total, mass, out=np.zeros(size), where=mass > 0)[situation]
 
 
 def some_policy(world: World, *, seed: int = 0, spread: float = 0.5) -> F64:
