@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from turnstile.errors import ConfigError
-from turnstile.sandboxes.containers.runner import HEAD
+from turnstile.sandboxes.containers.runner.frames import HEAD
 from turnstile.sandboxes.folder import CHECKED_HASH, is_inside, may_be_stale, walk_tree
 
 IN_MEMORY = 16 << 20  # bytes; larger archives are kept in a temporary file

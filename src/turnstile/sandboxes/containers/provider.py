@@ -8,7 +8,7 @@ also when this process is killed, and the daemon removes it then.
 from __future__ import annotations
 
 import asyncio
-import inspect
+import errno
 import io
 import logging
 import os
@@ -22,11 +22,11 @@ from typing import IO, Any, TypedDict
 from turnstile.errors import ConfigError, ContainerDiedError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.archive import pack_modules, pack_tree
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
-from turnstile.sandboxes.containers import runner
 from turnstile.sandboxes.containers.channel import Channel
 from turnstile.sandboxes.containers.container import GRACE, Container
 from turnstile.sandboxes.containers.daemon import Daemon, Spec
 from turnstile.sandboxes.containers.images import Images
+from turnstile.sandboxes.containers.program import program
 from turnstile.sandboxes.folder import Home, as_folder, both_names, on_shelf
 from turnstile.sandboxes.forkserver import QUIET
 from turnstile.sandboxes.owner import owner_labels
@@ -41,6 +41,7 @@ WORK = f"{TOP}/work"
 CARRIED = f"{TOP}/carried"
 SCRATCH = "/tmp"
 BEGIN = 60.0  # seconds for the runner's first answer
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 FILES = 300.0  # seconds for a file or an archive to go to and fro
 
 
@@ -157,7 +158,7 @@ class ContainerSandbox:
         try:
             return await self.container.ask({**request, "root": self.root}, data, seconds=FILES, into=into)
         except OSError as error:
-            if error.errno in runner.NO_SPACE:
+            if error.errno in NO_SPACE:
                 raise DiskFullError(
                     f"the disk of container {self.container.identity[:12]} is full; raise sandbox.disk_mb ({error})"
                 ) from None
@@ -250,7 +251,7 @@ class ContainerSandboxes:
         self._mine = {PROVIDER: secrets.token_hex(8)}
         self.spec = Spec(
             image=image,
-            program=(python, "-I", "-S", "-B", "-X", "utf8", "-c", inspect.getsource(runner)),
+            program=(python, "-I", "-S", "-B", "-X", "utf8", "-c", program()),
             labels={**owner_labels(), **self._mine, RUN: run or self._mine[PROVIDER]},
             memory_mb=memory_mb,
             cpus=cpus,
