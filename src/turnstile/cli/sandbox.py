@@ -71,8 +71,10 @@ def check(kind: str, knobs: tuple[str, ...]) -> None:
     default=4096,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Templates that are kept.",
+    help="Templates that are kept, as they lie unpacked.",
 )
+@click.option("--image", "images", multiple=True, help="An image that clients may have pulled; repeatable.")
+@click.option("--pull", is_flag=True, help="Clients may have any image pulled.")
 def serve(
     kind: str,
     knobs: tuple[str, ...],
@@ -83,13 +85,16 @@ def serve(
     clients: int,
     most_mb: int,
     templates_mb: int,
+    images: tuple[str, ...],
+    pull: bool,
 ) -> None:
     """Serves sandboxes of KIND to other machines, until it is interrupted or terminated.
 
     There a recipe says: sandbox = { kind = "remote", url = "http://HOST:PORT" }. Knobs are those of the recipe's
     section, as in: turnstile sandbox serve container image=python:3.12. The token is that of --token-file or of the
     environment variable TURNSTILE_SANDBOX_TOKEN; without either one is made up, and only this machine is served.
-    What goes over the network is not encrypted: put TLS or an SSH tunnel in front.
+    What goes over the network is not encrypted: put TLS or an SSH tunnel in front. Clients start images that the
+    engine has; others are pulled for them where --image names these, or with --pull.
     """
     module = importlib.import_module("turnstile.sandboxes.http.server")  # needs an extra
     section = section_of(kind, knobs)
@@ -99,7 +104,7 @@ def serve(
             f"other machines can reach {host}, so a token must be given: --token-file FILE, or {module.TOKEN}"
         )
     server = module.SandboxServer(
-        lambda run: make_sandboxes(section, run=run, grading=True),
+        lambda run: make_sandboxes(section, run=run, grading=True, pull=None if pull else images),
         token=token,
         lease=lease,
         clients=clients,

@@ -202,6 +202,8 @@ class ContainerSandboxes:
     inside, and of the folder `shelf` what `start` names as `deps`. `limits` hold for commands that bring none: a
     command's own memory limit counts where it is below the container's.
 
+    `start` pulls an image that the engine lacks where `pull` names it, and any where that is None.
+
     At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
     `run` and with this process, so that a sweep finds those whose process is gone. `daemon` is a socket's address
     (default: DOCKER_HOST, or the usual sockets); `root` is where snapshots lie. Raises ConfigError when no daemon
@@ -231,6 +233,7 @@ class ContainerSandboxes:
         warm: int = 2,
         most: int = 64,
         starts: int = 4,
+        pull: Sequence[str] | None = None,
         run: str = "",
         daemon: str | None = None,
         root: Path | None = None,
@@ -247,6 +250,7 @@ class ContainerSandboxes:
             raise
         self.home = Home(root)
         self.starts = starts
+        self._pull = None if pull is None else frozenset(pull)
         self._limits = limits
         self._mine = {PROVIDER: secrets.token_hex(8)}
         self.spec = Spec(
@@ -304,7 +308,7 @@ class ContainerSandboxes:
         if deps is not None:
             spec = replace(spec, readable=(*spec.readable, *both_names([deps])))
         if isinstance(template, Image):
-            await self.daemon.call(self.images.pull, template.name)
+            await self.daemon.call(self._get, template.name)
             spec = replace(spec, image=template.name, read_only=False, tmpfs=())
             made = Made(spec=spec, root=template.root, carries=template.name in self.carrying)
             return self._opened(await self._pool.take(made, spares=False), made)
@@ -351,6 +355,16 @@ class ContainerSandboxes:
         sandbox = ContainerSandbox(self, container, root=made.root, limits=self._limits, carries=made.carries)
         self._open.add(sandbox)
         return sandbox
+
+    def _get(self, name: str) -> None:
+        """Have an image. Raises ConfigError where there is none, and it may not be pulled."""
+        if self._pull is None or name in self._pull:
+            self.images.pull(name)
+        elif not self.images.present(name):
+            raise ConfigError(
+                f"the engine does not have the image {name}, and may not pull it (sandbox.pull); docker pull it there, "
+                f"or start turnstile sandbox serve with --image {name}, or --pull for any"
+            )
 
     def _archive(self, template: Path) -> IO[bytes]:
         if template.is_file() and template.parent == self.home.path:

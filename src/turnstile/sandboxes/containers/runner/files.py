@@ -9,9 +9,12 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from turnstile.sandboxes.containers.runner.frames import CHUNK, HEAD, Data, put, send
+
+TYPE_CHECKING = False  # importing typing would take a tenth of a start
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class GoneError(Exception):

@@ -8,7 +8,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-from typing import Any
+
+TYPE_CHECKING = False  # importing typing would take a tenth of a start
+if TYPE_CHECKING:
+    from typing import Any
+
 
 HEAD = struct.Struct(">IQ")
 CHUNK = 1 << 20

@@ -11,8 +11,11 @@ import functools
 import os
 import resource
 import signal
-import subprocess
-from typing import Any
+
+TYPE_CHECKING = False  # importing typing would take a tenth of a start
+if TYPE_CHECKING:
+    from typing import Any
+
 
 HANDLED = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]
 """What Python ignores, and commands shall not."""
@@ -60,6 +63,8 @@ def launch(argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -
             return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=HANDLED)
         except NotImplementedError:  # a C library that cannot begin a session so
             can_spawn = False
+    import subprocess  # which takes as long again
+
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, start_new_session=True, close_fds=False
     )
