@@ -19,6 +19,7 @@ from turnstile.build.sandboxes import make_sandboxes
 from turnstile.cli.images import image, remove_kept
 from turnstile.config import Kind, make_recipe
 from turnstile.errors import ConfigError, SandboxError, TurnstileError
+from turnstile.sandboxes.base import Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.folder import default_parent, sweep
 
@@ -103,8 +104,13 @@ def serve(
         raise ConfigError(
             f"other machines can reach {host}, so a token must be given: --token-file FILE, or {module.TOKEN}"
         )
+
+    def make(run: str) -> Sandboxes:
+        return make_sandboxes(section, run=run, grading=True, pull=None if pull else images)
+
+    asyncio.run(make("trial").close())  # what takes long, as an image does, is had while an interrupt ends it
     server = module.SandboxServer(
-        lambda run: make_sandboxes(section, run=run, grading=True, pull=None if pull else images),
+        make,
         token=token,
         lease=lease,
         clients=clients,

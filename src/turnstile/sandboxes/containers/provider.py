@@ -8,13 +8,16 @@ also when this process is killed, and the daemon removes it then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import io
 import logging
 import os
 import secrets
+import signal
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypedDict
@@ -187,6 +190,21 @@ def named(image: str, dockerfile: Path | str | None, rootfs: Path | str | None) 
     )
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """An interrupt from the terminal ends what blocks in here at once. Without this, `asyncio.run` keeps the first one
+    until its loop goes on."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class ContainerSandboxes:
     """Private copies of a template in containers of an image, which needs Python 3.7 or newer and no network.
 
@@ -244,7 +262,8 @@ class ContainerSandboxes:
         self.daemon = Daemon(daemon, threads=starts + 2)
         self.images = Images(self.daemon)
         try:
-            image = self.images.base(**base)
+            with interruptible():
+                image = self.images.base(**base)
         except BaseException:
             self.daemon.close()
             raise
