@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from turnstile.batching.forest import plant
-from turnstile.models.attention import ForestLayout, forward_hidden
+from turnstile.models.attention import forward_forest
 from turnstile.models.logprobs import token_logprobs
 from turnstile.trainer.learner import Learner, scatter
 from turnstile.types import Row, Sampling
@@ -40,8 +40,9 @@ class Reference:
         model = self._learner.model
         with self._in_place(), torch.no_grad():
             no_weights = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-            for batch in plant(rows, no_weights, budget=self._learner.plan.budget, device=model.device):
-                hidden = forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
+            plan, share = self._learner.plan, self._learner.shares
+            for batch in plant(rows, no_weights, budget=plan.budget, device=model.device, share=share):
+                hidden = forward_forest(model, batch)
                 new, _ = token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, sampling)
                 scatter(logprobs, rows, batch, new)
         return [
