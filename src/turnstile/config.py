@@ -152,6 +152,7 @@ class TrainConfig(Section):
     epochs: int = Field(1, ge=1)  # passes over a step's rows
     minibatches: int = Field(1, ge=1)  # optimiser steps a pass
     budget: int = Field(8192, ge=64)  # unique tokens computed at once; gradients accumulate over the rest
+    checkpointing: bool = False  # of each layer keep only what goes in, and compute it again: less memory, more time
     lr: float = Field(1e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = Field(0, ge=0)  # optimiser steps

@@ -221,6 +221,7 @@ def make_learner(recipe: Recipe, agent: Agent) -> Learner:
         weight_decay=train.weight_decay,
         clip=train.clip,
         budget=train.budget,
+        checkpointing=train.checkpointing,
     )
     return Learner(agent.model, parameters, plan)
 

@@ -17,7 +17,7 @@ from torch.nn.functional import layer_norm
 from turnstile.batching.forest import plant
 from turnstile.batching.rows import by_turn, rows_of
 from turnstile.credit.base import Advantages, Targets
-from turnstile.models.attention import ForestLayout, forward_hidden
+from turnstile.models.attention import forward_forest
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Score, Trajectory
 
@@ -107,8 +107,9 @@ class Critic:
         found: list[Tensor] = [torch.empty(0)] * len(rows)
         nothing = [np.zeros(len(row.token_ids), np.float32) for row in rows]
         with torch.no_grad():
-            for batch in plant(rows, nothing, budget=self._learner.plan.budget, device=model.device):
-                hidden = forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))[batch.source].float()
+            plan, share = self._learner.plan, self._learner.shares
+            for batch in plant(rows, nothing, budget=plan.budget, device=model.device, share=share):
+                hidden = forward_forest(model, batch)[batch.source].float()
                 hidden = layer_norm(hidden, hidden.shape[-1:])
                 for row in batch.row.unique().tolist():
                     found[row] = hidden[batch.row == row]

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from turnstile.batching.forest import plant
 from turnstile.errors import ConfigError
-from turnstile.models.attention import ForestLayout, forward_hidden, use_layouts
+from turnstile.models.attention import forward_forest, try_layouts, uses_layouts
 from turnstile.models.logprobs import token_logprobs
 from turnstile.trainer.learner import Learner, scatter
 from turnstile.types import Row, Sampling
@@ -50,7 +50,7 @@ class Teacher(Annotator):
             raise ConfigError(
                 f"train.teacher knows {other} tokens, the model that learns {own}; take one of its family"
             )
-        use_layouts(model)
+        try_layouts(model)
         self._model = model
         self._budget = learner.plan.budget
 
@@ -139,8 +139,8 @@ def _annotated(model: PreTrainedModel, budget: int, rows: Sequence[Row], samplin
     logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     no_weights = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     with torch.no_grad():
-        for batch in plant(rows, no_weights, budget=budget, device=model.device):
-            hidden = forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
+        for batch in plant(rows, no_weights, budget=budget, device=model.device, share=uses_layouts(model)):
+            hidden = forward_forest(model, batch)
             new, _ = token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, sampling)
             scatter(logprobs, rows, batch, new)
     return [replace(row, extras={**row.extras, name: values}) for row, values in zip(rows, logprobs, strict=True)]
