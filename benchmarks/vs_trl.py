@@ -128,7 +128,7 @@ def parts(results: Mapping[str, Body]) -> list[str]:
         if "bare" in sides and "ours" in sides:
             ceilings.append([label, *ceiling(sides)])
     return [
-        "Times TRL, step for step and for the rollout alone (medians; in brackets the pairs' range):",
+        "How many times TRL takes of what Turnstile takes, pair by pair (median and range):",
         table(("case, what learns", "step", "goal", "rollout", "goal", "training", "step, by new token"), both),
         "Seconds of a step:",
         table(("case", "side", *PHASES, "runs"), steps),
@@ -159,19 +159,16 @@ def seconds(runs: Sequence[Body], phase: str) -> list[float]:
 def ratios(one: tuple[str, str], sides: dict[str, list[Body]]) -> list[str]:
     ours, theirs = sides["ours"], sides["theirs"]
     goal = GOALS.get(one[0], ("-", "-")) if one[1] == "all" else (4, "-")
-    by_token = [
-        statistics.median(run["seconds"]["step"] / run["new tokens"] for run in runs) for runs in (theirs, ours)
-    ]
-    step, rollout, train = (times(ours, theirs, phase) for phase in ("step", "rollout", "train"))
-    return [", ".join(one), step, str(goal[0]), rollout, str(goal[1]), train, f"{by_token[0] / by_token[1]:.2f}"]
+    step, rollout, train = (
+        times(seconds(ours, phase), seconds(theirs, phase)) for phase in ("step", "rollout", "train")
+    )
+    by_token = times(*([run["seconds"]["step"] / run["new tokens"] for run in runs] for runs in (ours, theirs)))
+    return [", ".join(one), step, str(goal[0]), rollout, str(goal[1]), train, by_token]
 
 
-def times(ours: Sequence[Body], theirs: Sequence[Body], phase: str) -> str:
-    """How many times theirs took of what ours took: of the medians, and the range over the pairs."""
-    mine, other = seconds(ours, phase), seconds(theirs, phase)
-    pairs = [b / a for a, b in zip(mine, other, strict=False)]
-    middle = statistics.median(other) / statistics.median(mine)
-    return f"**{middle:.2f}** ({min(pairs):.2f} to {max(pairs):.2f})" if len(pairs) > 1 else f"**{middle:.2f}**"
+def times(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """How many times theirs is of ours, pair by pair: the median, and the range."""
+    return spread([b / a for a, b in zip(ours, theirs, strict=False)], 2)
 
 
 def ceiling(sides: dict[str, list[Body]]) -> list[str]:

@@ -41,7 +41,7 @@ def test_ratios_are_theirs_by_ours_and_the_ceiling_follows_from_bare_rates() -> 
     rates = {"decode": 10.0, "prefill": 100.0, "train": 50.0, "optimizer seconds": 1.0}
     ours = [run(20.0, **{"computed tokens": 200}), run(30.0, **{"computed tokens": 200})]
     sides = {"ours": ours, "theirs": [run(40.0), run(90.0)], "bare": [{"rates": rates}]}
-    assert vs_trl.ratios(("8x4", "all"), sides)[1] == "**2.60** (2.00 to 3.00)"
+    assert vs_trl.ratios(("8x4", "all"), sides)[1] == "2.50 (2.00 to 3.00)"
     # 100 / 10 decoded, 100 / 100 prefilled, 100 / 50 trained, and the optimiser's second, of a median of 25 s
     assert vs_trl.ceiling(sides)[:3] == ["25.0", "14.0", "56%"]
 
