@@ -57,7 +57,7 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    deterministic: bool = False  # decoding in lock-step: runs repeat bit by bit, and wait for the slowest tool
+    deterministic: bool = False  # every pass takes max_batch tokens, each by itself: runs repeat bit by bit, slower
     max_batch: int = Field(64, ge=1)  # tokens decoded at once
     memory_mb: int = Field(4096, ge=64)  # for keys and values
     packed: bool = True  # on a CPU, sample from reordered copies of the weights: faster, for their memory again
@@ -74,6 +74,8 @@ class SamplingConfig(Section):
     top_k: int = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
     max_tokens: int = Field(256, ge=1)
+    regex: str = ""  # that every turn must match (the extra `grammar`)
+    grammar: str = ""  # the same as a grammar in Lark's notation
 
 
 class TasksConfig(Section):

@@ -18,6 +18,7 @@ from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
 from turnstile.rollout.group import Player
 from turnstile.rollout.record import Recorder
+from turnstile.rollout.tree import tree_tokens
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
@@ -194,7 +195,10 @@ def _metrics(
         "credit/states_shared": states_shared(groups),
         "tokens/sampled": sampled,
         "tokens/computed": engine["tokens_computed"],
+        "tokens/rebuilt": engine["tokens_rebuilt"],
         "tokens/asked": engine["tokens_asked"] + sampled,
+        "tokens/tree": float(sum(tree_tokens(group) for group in groups)),
+        "engine/evicted": engine["evicted"],
         "tokens/per_second": sampled / max(engine["seconds"], 1e-9),
         "seconds/generate": engine["seconds"],
         "seconds/environment": sum(t.times.get("environment", 0.0) + t.times.get("measure", 0.0) for t in trajectories),
