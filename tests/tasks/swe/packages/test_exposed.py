@@ -15,12 +15,12 @@ from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.tasks.swe.bug import Bug
 from turnstile.tasks.swe.bugs.make import Progress, make
-from turnstile.tasks.swe.grading.cases import BugCases
 from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.testrun import PRELOAD
 from turnstile.tasks.swe.packages.exposed import exposed
 from turnstile.tasks.swe.packages.source import deps_home, fetch
+from turnstile.tasks.swe.problems.cases import ProblemCases
 from turnstile.tasks.swe.problems.problems import Problems
 from turnstile.types import Task
 
@@ -59,7 +59,7 @@ async def test_a_task_whose_package_is_installed_is_refused(
     grader = Grader(walled)
     with pytest.raises(TaskError, match=r"the sandboxes show src/iniconfig/__init__\.py without its fault, at /"):
         await Problems(grader).of(task)
-    (found,) = await check([task], BugCases(grader=grader), repeats=1)
+    (found,) = await check([task], ProblemCases(problems=Problems(grader)), repeats=1)
     assert f"at {iniconfig.__file__}" in str(found.why)
     await grader.close()
 
