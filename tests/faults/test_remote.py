@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,7 @@ async def test_an_episode_gets_over_a_server_that_took_its_image_along(server: S
             if opened == 1:  # the first attempt is under way
                 server.end(signal.SIGKILL)
                 server.start()
-            return start
+            return replace(start, tools=[tool for tool in start.tools if tool.name == "submit"])  # what a line can say
 
     playing = player(lambda: Breaking(problems=problems), says("submit"), retries=2)
     (group,) = await playing.groups([task], 1, label="lost", seed=0)

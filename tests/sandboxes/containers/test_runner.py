@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
+import os
+import signal
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnstile.sandboxes.containers.program import MODULES
+from turnstile.sandboxes.containers.runner import start
 from turnstile.sandboxes.containers.runner.cut import Cut
 from turnstile.sandboxes.containers.runner.kernel import Kills, own_group
 
@@ -41,8 +45,8 @@ def test_out_of_memory_kills_are_counted_in_either_version(told: str, group: str
 
 def cut(data: bytes, limit: int, piece: int) -> str:
     made = Cut(limit)
-    for start in range(0, len(data), piece):
-        made.feed(data[start : start + piece])
+    for begin in range(0, len(data), piece):
+        made.feed(data[begin : begin + piece])
     return made.text()
 
 
@@ -60,3 +64,38 @@ def test_head_and_tail_are_kept_and_the_rest_is_counted(text: str, limit: int, p
 @pytest.mark.parametrize("piece", [1, 2, 100])
 def test_what_is_no_text_is_shown_as_such(piece: int) -> None:
     assert cut(b"a\xff\xc3\xa9\xe2\x82", 100, piece) == "a\ufffdé\ufffd"
+
+
+@pytest.mark.parametrize("spawned", [True, False])
+def test_a_command_is_started_alike_by_every_python(
+    spawned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "can_spawn", spawned)  # Python 3.7 cannot
+    monkeypatch.chdir(tmp_path)  # and back, as the runner goes where its commands do
+    (tmp_path / "mine").write_text("#!/bin/sh\necho $A in $PWD; cat; echo said >&2; kill -PIPE $$; echo lives on\n")
+    (tmp_path / "mine").chmod(0o755)
+    (tmp_path / "plain").write_text("")
+
+    def run(*argv: str, **env: str) -> tuple[int, bytes, bytes]:
+        ends = os.pipe(), os.pipe()
+        try:
+            pid = start.launch(
+                list(argv), str(tmp_path), {"PATH": f"{tmp_path}:/usr/bin:/bin", **env}, *(w for _, w in ends)
+            )
+            status = os.waitpid(pid, 0)[1]
+        finally:
+            for _, theirs in ends:
+                os.close(theirs)
+            said = [os.read(ours, 1000) for ours, _ in ends]
+            for ours, _ in ends:
+                os.close(ours)
+        return status, said[0], said[1]
+
+    assert run("mine", A="caf\udce9") == (signal.SIGPIPE, b"caf\xe9 in %s\n" % os.fsencode(tmp_path), b"said\n")
+    assert run("./mine")[0] == signal.SIGPIPE
+    for argv, reason in (("none", errno.ENOENT), ("plain", errno.EACCES), ("./plain", errno.EACCES)):
+        with pytest.raises(OSError) as caught:
+            run(argv)
+        assert caught.value.errno == reason
+    with pytest.raises(ValueError, match="null"):
+        run("mi\0ne")
