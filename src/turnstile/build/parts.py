@@ -25,6 +25,7 @@ from turnstile.losses.base import TokenLoss
 from turnstile.losses.factors import weighted
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.load import load_model, load_tokenizer
+from turnstile.models.memory import keep_freed_memory
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.ends import Ends
@@ -137,6 +138,8 @@ def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
     name = model or recipe.model.id
     tokenizer = load_tokenizer(name)
     network = load_model(name, device=recipe.model.device, dtype=recipe.model.dtype)
+    if network.device.type == "cpu":
+        keep_freed_memory()
     scaffold = make_scaffold(recipe, tokenizer)
     window = int(getattr(network.config.get_text_config(), "max_position_embeddings", 0) or 2**20)
     engine = TransformersEngine(
