@@ -142,9 +142,9 @@ class _Run:
 
     def __init__(self, span: Span) -> None:
         row = span.row
-        held = (
-            [(row, span.end - row.begin)] if row.base is None else [(row.base, row.begin), (row, span.end - row.begin)]
-        )
+        held = [(row, span.end - row.begin)]
+        if row.base is not None:
+            held.insert(0, (row.base, row.begin))
         self._held = [(*part.at(part.begin)[:2], columns) for part, columns in held]
         self._span = span
         before = torch.ones(span.size, span.end, dtype=torch.bool, device=self._held[0][0].kv.device)
