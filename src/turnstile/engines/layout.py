@@ -130,6 +130,7 @@ class _Block:
         asked = query[self._query].reshape(rows, m, kv_heads, repeats, width).permute(0, 2, 3, 1, 4)
         scores = torch.baddbmm(self._spread, asked.reshape(len(key), -1, width), key.transpose(1, 2), alpha=scale)
         weights = scores.softmax(dim=-1)
+        # the largest score, less the log of its share: quicker here than to add up exponentials
         mass = scores.amax(dim=-1, keepdim=True) - weights.amax(dim=-1, keepdim=True).log_()
         both = torch.cat([torch.bmm(weights, value), mass], dim=-1)
         both = both.view(rows, kv_heads, repeats, m, width + 1).permute(0, 3, 1, 2, 4).reshape(rows * m, heads, -1)
