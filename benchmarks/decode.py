@@ -71,9 +71,9 @@ def main() -> None:
         rates = measure(contestants, prompts, args.tokens, args.repeats)
         about = {"threads": torch.get_num_threads(), "torch": torch.__version__, "load": os.getloadavg()[0]}
         kept.put(f"{args.model} {case}", {**about, "tokens": args.tokens, "rates": rates, "peak": peak()})
-        write("decode", tables(kept.results))
+        write("decode", [tables(kept.results)])
     if args.tables:
-        write("decode", tables(kept.results))
+        write("decode", [tables(kept.results)])
 
 
 def peak() -> float:
