@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--only", nargs="+", help="contestants, besides generate and by hand")
-    parser.add_argument("--tokens", type=int, default=24, help="tokens decoded after each prompt")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens decoded after each prompt")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="default: torch's own choice")
     parser.add_argument("--tables", action="store_true")
@@ -71,9 +71,9 @@ def main() -> None:
         rates = measure(contestants, prompts, args.tokens, args.repeats)
         about = {"threads": torch.get_num_threads(), "torch": torch.__version__, "load": os.getloadavg()[0]}
         kept.put(f"{args.model} {case}", {**about, "tokens": args.tokens, "rates": rates, "peak": peak()})
-        write("decode", tables(kept.results))
+        write("decode", [tables(kept.results)])
     if args.tables:
-        write("decode", tables(kept.results))
+        write("decode", [tables(kept.results)])
 
 
 def peak() -> float:

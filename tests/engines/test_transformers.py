@@ -507,6 +507,17 @@ async def test_ends_of_a_turn(words):
     assert (cut.token_ids.tolist(), cut.finish) == (free.token_ids.tolist()[:3], "length")
 
 
+async def test_a_stop_string_may_be_long(words):
+    model = network()
+    prompt, how = numbers(6, seed=4), sampling(5, 60, temperature=1.5)
+    free = await once(TransformersEngine(model, words), prompt, how)
+    text = words.decode(free.token_ids[:50].tolist())
+    length = next(n for n in range(1, 51) if text in words.decode(free.token_ids[:n].tolist()))
+    found = await once(TransformersEngine(model, words), prompt, replace(how, stop=(text,)))
+    assert (found.finish, found.token_ids.tolist()) == ("stop", free.token_ids[:length].tolist())
+    assert length > 40
+
+
 async def among(others: int, engine: TransformersEngine) -> list[Completion]:
     """Three turns of one session, while others of its group and of other groups sample."""
     session, held, turns = engine.open("g"), numbers(70, seed=0), []

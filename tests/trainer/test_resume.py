@@ -126,6 +126,12 @@ def test_what_an_evaluation_sampled_is_no_part_of_a_step(undisturbed: Path) -> N
         assert entry["tokens/sampled"] == sum(len(turn.completion.token_ids) for turn in turns)
 
 
+def test_every_token_of_a_step_was_computed_once(undisturbed: Path) -> None:
+    for entry in metrics(undisturbed):
+        assert entry["tokens/computed"] == entry["tokens/tree"] < entry["tokens/asked"]
+        assert entry["tokens/rebuilt"] == entry["engine/evicted"] == 0
+
+
 def test_going_back_behind_an_evaluation_does_it_again(undisturbed: Path, inputs: Path, tmp_path: Path) -> None:
     """The last checkpoint is torn, so the run goes back to step 3; what was evaluated at step 4 is stale."""
     run = tmp_path / "run"

@@ -130,6 +130,7 @@ class _Block:
         asked = query[self._query].reshape(rows, m, kv_heads, repeats, width).permute(0, 2, 3, 1, 4)
         scores = torch.baddbmm(self._spread, asked.reshape(len(key), -1, width), key.transpose(1, 2), alpha=scale)
         weights = scores.softmax(dim=-1)
+        # the largest score, less the log of its share: quicker here than to add up exponentials
         mass = scores.amax(dim=-1, keepdim=True) - weights.amax(dim=-1, keepdim=True).log_()
         both = torch.cat([torch.bmm(weights, value), mass], dim=-1)
         both = both.view(rows, kv_heads, repeats, m, width + 1).permute(0, 3, 1, 2, 4).reshape(rows * m, heads, -1)
@@ -142,9 +143,9 @@ class _Run:
 
     def __init__(self, span: Span) -> None:
         row = span.row
-        held = (
-            [(row, span.end - row.begin)] if row.base is None else [(row.base, row.begin), (row, span.end - row.begin)]
-        )
+        held = [(row, span.end - row.begin)]
+        if row.base is not None:
+            held.insert(0, (row.base, row.begin))
         self._held = [(*part.at(part.begin)[:2], columns) for part, columns in held]
         self._span = span
         before = torch.ones(span.size, span.end, dtype=torch.bool, device=self._held[0][0].kv.device)

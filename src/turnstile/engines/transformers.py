@@ -251,7 +251,10 @@ class TransformersEngine:
             request.finish = "length"
 
     def _stops(self, request: Request) -> bool:
-        if not request.sampling.stop:
+        """Whether the text ends in, or just went beyond, a stop string."""
+        stops = request.sampling.stop
+        if not stops:
             return False
-        text = self._tokenizer.decode(request.ids[-16:])
-        return any(stop in text for stop in request.sampling.stop)
+        tail = 16 + max(len(stop.encode()) for stop in stops)  # a token is a byte at least
+        text = self._tokenizer.decode(request.ids[-tail:])
+        return any(stop in text for stop in stops)
