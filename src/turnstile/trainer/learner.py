@@ -96,13 +96,10 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         sums = {"loss/total": 0.0}
         for batch in forests:
-            with checkpointed(self.model, wanted=self.plan.checkpointing):
-                total, metrics, new = _forward(self.model, batch, objective, self.frozen)
-            total.backward()
+            found, new = self._accumulate(batch, objective)
             scatter(logprobs, rows, batch, new)
-            for name, value in metrics.items():
-                sums[name] = sums.get(name, 0.0) + float((value * batch.weights).sum())
-            sums["loss/total"] += float(total.detach())
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + value
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
         report = {name: value / (1.0 if name == "loss/total" else mass) for name, value in sums.items()}
         report |= self._step()
@@ -114,6 +111,15 @@ class Learner:
             "seconds/update": time.monotonic() - started,
         }
         return report, weights, logprobs
+
+    def _accumulate(self, batch: Batch, objective: Objective) -> tuple[dict[str, float], Tensor]:
+        """Adds the gradient of one forest to what is there. Returns its metrics, weighted and summed, and the trainer's
+        log-probabilities [N]; nothing else is left of it when the next one begins."""
+        with checkpointed(self.model, wanted=self.plan.checkpointing):
+            total, metrics, logprobs = _forward(self.model, batch, objective, self.frozen)
+        total.backward()
+        sums = {name: float((value * batch.weights).sum()) for name, value in metrics.items()}
+        return {"loss/total": float(total.detach()), **sums}, logprobs.cpu()
 
     def _step(self) -> dict[str, float]:
         """Clips the gradient and steps, or skips a step whose gradient is not finite."""
