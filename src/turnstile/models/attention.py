@@ -116,7 +116,7 @@ class _NotPlainError(ValueError):
     """A layer asked for attention that no layout computes."""
 
 
-INSTEAD = "take one with full attention (Llama, SmolLM2, Qwen2.5, Qwen3, Mistral v0.3, Phi-3, ...)"
+INSTEAD = "take one with full attention (Llama, SmolLM2, Qwen2.5, Qwen3, Mistral v0.3, Phi-4, ...)"
 
 
 def _layers_reached(model: PreTrainedModel) -> set[int]:

@@ -23,7 +23,7 @@ from turnstile.models.checkpointing import checkpointed
 from turnstile.models.logprobs import token_logprobs
 from turnstile.models.trunk import forward_above, frozen_layers
 from turnstile.trainer.optim import Schedule, adamw, factor
-from turnstile.trainer.whole import Evaluate, is_cut, solve
+from turnstile.trainer.whole import Evaluate, Measure, is_cut, solve
 from turnstile.types import F32, Row, Sampling
 
 Trunk = Callable[[Row], Tensor]
@@ -122,15 +122,10 @@ class Learner:
         if is_cut(forests, objective.needs.whole):
             forests, evaluate = solve(forests, evaluate, measure)
         for batch in forests:
-            with checkpointed(self.model, wanted=self.plan.checkpointing):
-                new, entropy = measure(batch)
-                loss, metrics = evaluate(new, entropy, batch)
-                total = (loss * batch.weights).sum()
-            total.backward()
-            scatter(logprobs, rows, batch, new.detach())
-            for name, value in metrics.items():
-                sums[name] = sums.get(name, 0.0) + float((value * batch.weights).sum())
-            sums["loss/total"] += float(total.detach())
+            found, new = self._accumulate(batch, measure, evaluate)
+            scatter(logprobs, rows, batch, new)
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + value
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
         report = {name: value / (1.0 if name == "loss/total" else mass) for name, value in sums.items()}
         self._remember(report.get("policy/entropy", float("nan")))
@@ -149,6 +144,17 @@ class Learner:
         if np.isfinite(entropy):
             before = self.mean_entropy if np.isfinite(self.mean_entropy) else entropy
             self.mean_entropy = before + (entropy - before) / (self.step + 1)
+
+    def _accumulate(self, batch: Batch, measure: Measure, evaluate: Evaluate) -> tuple[dict[str, float], Tensor]:
+        """Adds the gradient of one forest to what is there. Returns its metrics, weighted and summed, and the trainer's
+        log-probabilities [N]; nothing else is left of it when the next one begins."""
+        with checkpointed(self.model, wanted=self.plan.checkpointing):
+            logprobs, entropy = measure(batch)
+            loss, metrics = evaluate(logprobs, entropy, batch)
+            total = (loss * batch.weights).sum()
+        total.backward()
+        sums = {name: float((value * batch.weights).sum()) for name, value in metrics.items()}
+        return {"loss/total": float(total.detach()), **sums}, logprobs.detach().cpu()
 
     def _step(self) -> dict[str, float]:
         """Clips the gradient and steps, or skips a step whose gradient is not finite."""

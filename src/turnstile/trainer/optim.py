@@ -39,4 +39,9 @@ def factor(schedule: Schedule, step: int, warmup: int, total: int) -> float:
 def adamw(
     parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.AdamW:
-    return torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=weight_decay, foreach=True)
+    """AdamW, in one pass over weights, gradients and moments where torch has a kernel for that; elsewhere each operation
+    of its formula makes another copy of the network."""
+    chosen = list(parameters)
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in chosen)
+    how = {"fused": True} if fused else {"foreach": True}
+    return torch.optim.AdamW(chosen, lr=lr, betas=betas, weight_decay=weight_decay, **how)
