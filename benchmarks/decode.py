@@ -1,11 +1,13 @@
 """Tokens a second of sampling: the engine beside `model.generate` and a forward pass written by hand, in one run.
 
-    python benchmarks/decode.py --model smollm2-135m --batch 1 8 32
+    python benchmarks/decode.py                    all cases
+    python benchmarks/decode.py --cases 32x64x1    batch x prompt tokens x attempts that share a prompt
+    python benchmarks/decode.py --tables           only writes the tables of what is kept
 
-All decode the same number of tokens after prompts of one length, in turns, several times; what is shown is the median
-of the decoding alone (the time for many tokens less the time for one) and the range. The hand-written pass is of the
-Llama family, with its projections fused and a cache of fixed size: what the same weights can do on this machine when
-nothing has to be shared, stopped or left.
+All decode the same number of tokens after prompts of one length, in turns, several times; what counts is the median
+of the decoding alone (the time for many tokens less the time for one). The hand-written pass is of the Llama family,
+with its projections fused and a cache of fixed size: what the same weights can do on this machine when nothing has to
+be shared, stopped or left.
 """
 
 from __future__ import annotations
@@ -13,10 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-import json
-import statistics
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,48 +26,80 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
+from page import Kept, spread, table, write
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.models.load import load_model, load_tokenizer
+from turnstile.models.packed import PackedWeight
 from turnstile.types import Sampling
 
 Decode = Callable[[Tensor, int], None]
 """Decodes that many tokens after prompts i64[B, n]."""
 
+CASES = ("1x64x1", "8x64x1", "32x64x1", "32x300x8")
+BESIDE = ("generate", "by hand")
+"""What the others are compared with."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens decoded after it")
+    parser.add_argument("--cases", nargs="+", default=CASES)
+    parser.add_argument("--only", nargs="+", help="contestants, besides generate and by hand")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens decoded after each prompt")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="default: torch's own choice")
+    parser.add_argument("--tables", action="store_true")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    model = load_model(args.model)
-    contestants = {
-        "generate": generating(copy.deepcopy(model)),
-        "by hand": by_hand(model),
-        "engine": through_engine(model, args.model, packed=True),
-        "engine, weights as they are": through_engine(model, args.model, packed=False),
-    }
-    report: dict[str, Any] = {"model": args.model, "threads": torch.get_num_threads(), "torch": torch.__version__}
-    for batch in args.batch:
-        draw = torch.Generator().manual_seed(batch)
-        prompts = torch.randint(100, 10_000, (batch, args.prompt), generator=draw)
-        rates = measure(contestants, prompts, args.tokens, args.repeats)
-        medians = {name: statistics.median(found) for name, found in rates.items()}
-        report[f"batch {batch}"] = {
-            name: {
-                "tokens a second": round(medians[name], 1),
-                "range": [round(min(found), 1), round(max(found), 1)],
-                "times generate": round(medians[name] / medians["generate"], 2),
-                "of by hand": round(medians[name] / medians["by hand"], 2),
-            }
-            for name, found in rates.items()
+    kept = Kept("decode")
+    for case in () if args.tables else args.cases:
+        batch, prompt, sharing = map(int, case.split("x"))
+        model = load_model(args.model).requires_grad_(False)
+        contestants: dict[str, Decode] = {
+            "generate": generating(copy.deepcopy(model)),
+            "by hand": by_hand(model, packed=False),
+            "by hand, packed": by_hand(model, packed=True),
+            "engine": through_engine(model, args.model, sharing),
+            "engine, packed = false": through_engine(model, args.model, sharing, packed=False),
+            "engine, deterministic": through_engine(model, args.model, sharing, deterministic=True, max_batch=batch),
         }
-    print(json.dumps(report, indent=2))
+        if args.only:
+            contestants = {name: run for name, run in contestants.items() if name in (*BESIDE, *args.only)}
+        draw = torch.Generator().manual_seed(batch)
+        prompts = torch.randint(100, 10_000, (batch // sharing, prompt), generator=draw).repeat_interleave(sharing, 0)
+        rates = measure(contestants, prompts, args.tokens, args.repeats)
+        about = {"threads": torch.get_num_threads(), "torch": torch.__version__, "load": os.getloadavg()[0]}
+        kept.put(f"{args.model} {case}", {**about, "tokens": args.tokens, "rates": rates, "peak": peak()})
+        write("decode", tables(kept.results))
+    if args.tables:
+        write("decode", tables(kept.results))
+
+
+def peak() -> float:
+    """GFLOP/s of multiplying square matrices of 1024, the best of ten."""
+    one = torch.randn(1024, 1024)
+    seconds = []
+    for _ in range(10):
+        started = time.perf_counter()
+        one @ one
+        seconds.append(time.perf_counter() - started)
+    return 2 * 1024**3 / min(seconds) / 1e9
+
+
+def tables(results: Mapping[str, Any]) -> str:
+    rows = []
+    order = {case: place for place, case in enumerate(CASES)}
+    for name, body in sorted(results.items(), key=lambda item: (order.get(item[0].split()[1], 99), item[0])):
+        batch, prompt, sharing = name.split()[1].split("x")
+        what = f"{batch}, prompts of {prompt}" + (f", groups of {sharing}" if sharing != "1" else "")
+        for side, found in body["rates"].items():
+            ratios = [
+                spread([one / other for one, other in zip(found, body["rates"][beside], strict=True)], 2)
+                for beside in BESIDE
+            ]
+            rows.append([what, side, spread(found, 0), *ratios])
+    return table(("batch", "", "tokens a second", "times generate", "times by hand"), rows)
 
 
 def measure(contestants: Mapping[str, Decode], prompts: Tensor, tokens: int, repeats: int) -> dict[str, list[float]]:
@@ -99,13 +132,13 @@ def generating(model: PreTrainedModel) -> Decode:
     return decode
 
 
-def through_engine(model: PreTrainedModel, name: str, *, packed: bool) -> Decode:
-    """Turnstile's engine, every prompt a session of a group of its own, so that nothing is shared."""
-    engine = TransformersEngine(model, load_tokenizer(name), packed=packed, max_batch=256)
+def through_engine(model: PreTrainedModel, name: str, sharing: int, **knobs: Any) -> Decode:
+    """Turnstile's engine; each group of `sharing` prompts is one."""
+    engine = TransformersEngine(model, load_tokenizer(name), **{"max_batch": 256, **knobs})
 
     def decode(prompts: Tensor, count: int) -> None:
         async def one(number: int) -> None:
-            session = engine.open(f"prompt {number}")
+            session = engine.open(f"group {number // sharing}")
             sampling = Sampling(max_tokens=count, seed=number)
             found = await engine.generate(prompts[number].numpy().astype(np.int32), sampling, session)
             assert len(found.token_ids) == count
@@ -119,25 +152,39 @@ def through_engine(model: PreTrainedModel, name: str, *, packed: bool) -> Decode
     return decode
 
 
+def plain(weights: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    whole = torch.cat(list(weights))
+    return lambda x: linear(x, whole)
+
+
+def reordered(weights: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    layer = torch.nn.Linear(weights[0].shape[1], 1, bias=False)
+    layer.weight = torch.nn.Parameter(torch.cat(list(weights)), requires_grad=False)
+    packed = PackedWeight(layer)
+    packed.refresh()
+    return packed
+
+
 @torch.no_grad()
-def by_hand(model: PreTrainedModel) -> Decode:
+def by_hand(model: PreTrainedModel, *, packed: bool) -> Decode:
     """A forward pass over the weights of a Llama, with one cache of fixed size for the whole batch."""
+    by = reordered if packed else plain
     config: Any = model.config
     decoder: Any = model.get_decoder()
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     layers = [
         (
-            torch.cat([layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight]),
-            layer.self_attn.o_proj.weight,
-            torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
-            layer.mlp.down_proj.weight,
+            by([layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight]),
+            by([layer.self_attn.o_proj.weight]),
+            by([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
+            by([layer.mlp.down_proj.weight]),
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
         )
         for layer in decoder.layers
     ]
-    head = model.get_output_embeddings().weight
+    head = by([model.get_output_embeddings().weight])
 
     def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         one, other = x.chunk(2, dim=-1)
@@ -150,7 +197,7 @@ def by_hand(model: PreTrainedModel) -> Decode:
         cosine, sine = decoder.rotary_emb(hidden, torch.arange(begin, begin + length)[None])
         end = begin + length
         for kept, (qkv, out, gate_up, down, before, after) in zip(cache, layers, strict=True):
-            mixed = linear(rms_norm(hidden, hidden.shape[-1:], before, config.rms_norm_eps), qkv)
+            mixed = qkv(rms_norm(hidden, hidden.shape[-1:], before, config.rms_norm_eps))
             mixed = mixed.view(batch, length, heads + 2 * kv_heads, width).transpose(1, 2)
             query, key, value = mixed.split([heads, kv_heads, kv_heads], dim=1)
             kept[0, :, :, begin:end], kept[1, :, :, begin:end] = rotated(key, cosine, sine), value
@@ -158,10 +205,10 @@ def by_hand(model: PreTrainedModel) -> Decode:
                 rotated(query, cosine, sine), kept[0, :, :, :end], kept[1, :, :, :end], is_causal=length > 1,
                 enable_gqa=True,
             )  # fmt: skip
-            hidden = hidden + linear(seen.transpose(1, 2).reshape(batch, length, heads * width), out)
-            gate, up = linear(rms_norm(hidden, hidden.shape[-1:], after, config.rms_norm_eps), gate_up).chunk(2, -1)
-            hidden = hidden + linear(silu(gate) * up, down)
-        return linear(rms_norm(hidden[:, -1], hidden.shape[-1:], decoder.norm.weight, config.rms_norm_eps), head)
+            hidden = hidden + out(seen.transpose(1, 2).reshape(batch, length, heads * width))
+            gate, up = gate_up(rms_norm(hidden, hidden.shape[-1:], after, config.rms_norm_eps)).chunk(2, -1)
+            hidden = hidden + down(silu(gate) * up)
+        return head(rms_norm(hidden[:, -1], hidden.shape[-1:], decoder.norm.weight, config.rms_norm_eps))
 
     @torch.no_grad()
     def decode(prompts: Tensor, count: int) -> None:

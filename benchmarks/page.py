@@ -37,17 +37,21 @@ def commit() -> str:
     return told.stdout.strip()
 
 
-def write(name: str, *parts: str) -> None:
+def write(name: str, parts: Sequence[str]) -> None:
     """Replaces what stands on the page between the marks of `name`."""
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), name, parts), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}", flush=True)
+
+
+def written(text: str, name: str, parts: Sequence[str]) -> str:
+    """The page with `parts` between the marks of `name`. Ends the program where it lacks them."""
     begin, end = f"<!-- {name}: written by benchmarks/{name}.py -->", f"<!-- end of {name} -->"
-    text = PAGE.read_text(encoding="utf-8")
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
         sys.exit(f"error: {PAGE} lacks the lines {begin!r} and {end!r}; put them where the tables belong")
     body = "\n\n".join(part for part in parts if part)
-    PAGE.write_text(f"{before}{begin}\n\n{body}\n\n{end}{after}", encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}", flush=True)
+    return f"{before}{begin}\n\n{body}\n\n{end}{after}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -32,7 +32,7 @@ DOCS = Path(__file__).parent
 GIVEN = {
     "reward": {"task", "trajectory"},
     "credit": {"groups", "scores", "aux", "state"},
-    "loss": {"logprobs", "batch"},
+    "loss": {"logprobs", "batch", "values"},
     "factor": {"batch"},
     "weights": {"rows"},
     "tracker": {"run"},

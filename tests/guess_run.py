@@ -49,6 +49,7 @@ def recipe(inputs: Path, **train: Any) -> Recipe:
                     {"kind": "valid_format", "weight": 0.2, "level": 1},
                 ]
             },
+            "credit": {"kind": "gae", "scale": "std"},
             "regularizers": [{"kind": "kl", "coef": 0.01}],
             "warmstart": {"demos": 30, "demonstrator": {"kind": "guess"}, "batch": 3, "lr": 1e-2},
             "train": {

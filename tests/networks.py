@@ -21,11 +21,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 8},
     "mistral": {"sliding_window": None},
     "gemma": {"head_dim": 8},
+    "phi": {},
+    "phi3": {"pad_token_id": 0},
+    "smollm3": {"pad_token_id": 0},
+    "olmo2": {"pad_token_id": 0},
     "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
 }
 """Families whose layers are plain attention over positions, with what makes each tiny."""
+
+UNSHARED: list[tuple[str, dict[str, Any], str]] = [
+    ("mistral", {"sliding_window": 4}, "window 4"),
+    ("phi3", {"sliding_window": 4, "pad_token_id": 0}, "window 4"),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "sliding_attention"),
+    ("gemma2", {"head_dim": 8, "sliding_window": 4}, "sliding_attention, attn_logit_softcapping, window 4"),
+    ("gemma3_text", {"head_dim": 8, "sliding_window": 4}, "sliding_attention"),
+    ("gpt_oss", {"head_dim": 8, "num_local_experts": 4, "pad_token_id": 0, "sliding_window": 4}, "sliding_attention"),
+    ("mamba", {"state_size": 4}, "linear_attention"),
+    ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, "does not let transformers change how"),
+    ("stablelm", {}, "does not let transformers change how"),
+]
+"""Families that cannot attend through layouts: (name, what makes it tiny, what is said of it)."""
 
 
 def network(

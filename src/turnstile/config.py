@@ -57,7 +57,7 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    deterministic: bool = False  # decoding in lock-step: runs repeat bit by bit, and wait for the slowest tool
+    deterministic: bool = False  # every pass takes max_batch tokens, each by itself: runs repeat bit by bit, slower
     max_batch: int = Field(64, ge=1)  # tokens decoded at once
     memory_mb: int = Field(4096, ge=64)  # for keys and values
     packed: bool = True  # on a CPU, sample from reordered copies of the weights: faster, for their memory again
@@ -74,6 +74,8 @@ class SamplingConfig(Section):
     top_k: int = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
     max_tokens: int = Field(256, ge=1)
+    regex: str = ""  # that every turn must match (the extra `grammar`)
+    grammar: str = ""  # the same as a grammar in Lark's notation
 
 
 class TasksConfig(Section):
@@ -152,6 +154,7 @@ class TrainConfig(Section):
     epochs: int = Field(1, ge=1)  # passes over a step's rows
     minibatches: int = Field(1, ge=1)  # optimiser steps a pass
     budget: int = Field(8192, ge=64)  # unique tokens computed at once; gradients accumulate over the rest
+    checkpointing: bool = False  # of each layer keep only what goes in, and compute it again: less memory, more time
     lr: float = Field(1e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = Field(0, ge=0)  # optimiser steps
@@ -160,8 +163,17 @@ class TrainConfig(Section):
     clip: float = Field(1.0, gt=0)  # of the gradient's norm
     drop_flat_groups: bool = True  # groups whose advantages are all zero are not trained, nor do they take weight
     reference: bool = False  # give losses the starting policy's log-probabilities (a loss that needs them gets them)
+    reference_every: int = Field(0, ge=0)  # steps after which that policy becomes the current one (0: never)
+    teacher: str = ""  # the model that the loss `distill` learns from: as model.id, with the same vocabulary
     checkpoint_every: int = Field(10, ge=0)
     keep: int = Field(2, ge=1)
+
+
+class CriticConfig(Section):
+    """The value head that estimators like `gae` learn from; the others have none."""
+
+    lr: float = Field(1e-3, gt=0)
+    epochs: int = Field(8, ge=1)  # steps of its optimiser for each step of the run
 
 
 class EvalConfig(Section):
@@ -193,6 +205,7 @@ class Recipe(Section):
     loss: Kind = Kind(kind="ppo")
     factors: tuple[Kind, ...] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
+    critic: CriticConfig = CriticConfig()
     weights: Kind = Kind(kind="token")
     warmstart: WarmstartConfig = WarmstartConfig()
     train: TrainConfig = TrainConfig()
@@ -237,12 +250,17 @@ PATHS = (
     ("tasks", "train"),
     ("tasks", "heldout"),
     ("model", "id"),
+    ("train", "teacher"),
     ("warmstart", "conversations"),
     ("sandbox", "token_file"),
     ("sandbox", "dockerfile"),
     ("sandbox", "rootfs"),
 )
 """The keys of a recipe that hold a path, or may."""
+
+
+NAMED = (("model", "id"), ("train", "teacher"))
+"""Those of them that are names unless they look like a path."""
 
 
 def _anchor(data: Mapping[str, Any], folder: Path, paths: Sequence[tuple[str, str]]) -> None:
@@ -255,8 +273,8 @@ def _anchor(data: Mapping[str, Any], folder: Path, paths: Sequence[tuple[str, st
             path = folder / Path(text).expanduser()
         except RuntimeError:
             raise ConfigError(f"{section}.{key} = {text!r}: there is no such user's home folder here") from None
-        if (section, key) != ("model", "id") or text.startswith((".", "~")) or ("/" in text and path.is_dir()):
-            part[key] = str(path.resolve())  # any other model.id is a name
+        if (section, key) not in NAMED or text.startswith((".", "~")) or ("/" in text and path.is_dir()):
+            part[key] = str(path.resolve())  # any other is a name
 
 
 def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:

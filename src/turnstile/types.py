@@ -82,7 +82,8 @@ class Task:
 class Sampling:
     """How tokens are drawn. Nothing is taken from a model's own defaults: what is off here is off.
 
-    `seed` keys the random numbers of one request: token i of a request depends on (seed, i) alone.
+    `seed` keys the random numbers of one request: token i of a request depends on (seed, i) alone. With `regex` or
+    `grammar` (Lark) only what goes on to match is drawn.
     """
 
     temperature: float = 1.0
@@ -92,6 +93,8 @@ class Sampling:
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     seed: int = 0
+    regex: str = ""
+    grammar: str = ""
 
 
 Finish = Literal["stop", "length"]
@@ -101,8 +104,9 @@ Finish = Literal["stop", "length"]
 class Completion:
     """The sampled tokens of one turn, exactly as sampled.
 
-    `logprobs` are of the distribution sampled from (temperature and truncation applied); `versions` says
-    which publication of the weights each token came from; `entropies` are in nats.
+    `logprobs` are of the distribution sampled from (temperature and truncation applied, a regex or grammar not:
+    the trainer knows of none, and must find the same); `versions` says which publication of the weights each token
+    came from; `entropies` are in nats.
     """
 
     token_ids: I32  # [n]

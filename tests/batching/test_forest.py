@@ -18,13 +18,14 @@ from turnstile.batching.batch import Batch
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
-from turnstile.models.attention import ForestLayout, forward_hidden, use_layouts
+from turnstile.models.adapt import choose_trainable
+from turnstile.models.attention import forward_forest, use_layouts
 from turnstile.models.logprobs import token_logprobs
 from turnstile.types import Row, Sampling
 
 
 def forest_logprobs(model: PreTrainedModel, batch: Batch) -> Tensor:
-    hidden = forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
+    hidden = forward_forest(model, batch)
     return token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, Sampling())[0]
 
 
@@ -144,6 +145,18 @@ def test_every_prefix_lies_in_a_forest_once_and_budgets_hold(tokens: list[list[i
     assert apart.size == sum(map(len, tokens))
 
 
+def test_trees_are_cut_where_the_least_is_repeated() -> None:
+    """Filling up the first forest would cut the second tree behind its long trunk."""
+    short = [all_trained([1, 2, 3]), all_trained([1, 4, 5])]
+    long = [all_trained([9, *range(10, 18), end]) for end in (20, 21, 22)]
+    forests = plant([*short, *long], token_weights([*short, *long]), budget=16)
+    assert [batch.size for batch in forests] == [5, 12]
+    within = plant(long, token_weights(long), budget=11)  # of two that must be cut off, which does not matter
+    assert [batch.size for batch in within] == [10, 11]
+    twigs = [all_trained(tokens) for tokens in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 7, 8], [1, 7, 9])]
+    assert [batch.size for batch in plant(twigs, token_weights(twigs), budget=7)] == [6, 4]
+
+
 def plain_gradient(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
     """d/dtheta of sum(w * -A * log pi), one row at a time."""
     for row, weights in zip(rows, token_weights(rows), strict=True):
@@ -186,15 +199,60 @@ def test_no_budget_or_order_changes_the_gradient(budget: int, share: bool, seed:
     assert max(distance(forest_gradient(model, shuffled, budget, share), plain_gradient(plain, rows))) < 1e-9
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_gradients_in_single_precision(family: str) -> None:
+@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi", "phi3", "smollm3", "olmo2"])
+def test_gradients_in_single_precision(family: str, seed: int) -> None:
     model = network(family)
     plain = stock(model)
     use_layouts(model)
-    rows = random_rows(8, seed=4, private=20)
+    rows = random_rows(8, seed=seed, private=20)
     worst, whole = distance(forest_gradient(model, rows, 60), plain_gradient(plain, rows))
     assert worst < 1e-4
     assert whole < 2e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_gradients_of_adapters(dtype: torch.dtype) -> None:
+    model = network("qwen3", dtype=dtype)
+    with torch.no_grad():
+        for parameter in choose_trainable(model, "lora", lora_rank=3):
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    model.to(dtype)  # adapters come in single precision
+    plain = stock(model)
+    use_layouts(model)
+    rows = random_rows(8, seed=6)
+    expected = {name: slope for name, slope in plain_gradient(plain, rows).items() if "lora_" in name}
+    found = forest_gradient(model, rows, 60)
+    worst, whole = distance({name: found[name] for name in expected}, expected)
+    assert len(expected) == 2 * 2 * 7
+    assert worst < (1e-9 if dtype == torch.float64 else 1e-4)
+    assert whole < (1e-9 if dtype == torch.float64 else 2e-5)
+
+
+def test_gradients_through_a_value_head() -> None:
+    """A critic reads the same hidden states as the policy: where each trained token is about to be sampled."""
+    model = network(dtype=torch.float64)
+    plain = stock(model)
+    use_layouts(model)
+    head = torch.nn.Linear(32, 1, dtype=torch.float64)
+    rows = random_rows(8, seed=7)
+    goals = [torch.randn(int(row.loss_mask.sum()), dtype=torch.float64) for row in rows]
+    for row, goal in zip(rows, goals, strict=True):
+        tokens = torch.from_numpy(row.token_ids).long()
+        hidden = plain.get_decoder()(tokens[None], use_cache=False).last_hidden_state[0]
+        before = torch.from_numpy(np.flatnonzero(row.loss_mask) - 1)
+        (head(hidden[before])[:, 0] - goal).square().sum().backward()
+    expected = gradient(plain) | gradient_of(head)
+    for batch in plant(rows, token_weights(rows), budget=60):
+        aims = torch.cat([goals[r] for r in batch.row.unique().tolist()])
+        (head(forward_forest(model, batch)[batch.source])[:, 0] - aims).square().sum().backward()
+    assert max(distance(gradient(model) | gradient_of(head), expected)) < 1e-9
+
+
+def gradient_of(head: torch.nn.Linear) -> dict[str, Tensor]:
+    found = {f"head.{name}": parameter.grad.clone() for name, parameter in head.named_parameters()}  # type: ignore[union-attr]
+    head.zero_grad()
+    return found
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import guess_run
 import turnstile
 from turnstile.build.dry_run import dry_run
 from turnstile.build.session import read_costs
-from turnstile.config import Recipe
+from turnstile.config import Recipe, make_recipe
 from turnstile.envs.base import Step
 from turnstile.envs.guess import GuessEnv, guess_tasks
 from turnstile.errors import ConfigError, SandboxError, TrainingError
@@ -102,3 +103,44 @@ def test_a_dry_run_trains_nothing(recipe: Recipe) -> None:
     found = dry_run(recipe)
     assert found["training tasks"] == 5
     assert found["minutes of RL"] > 0
+
+
+def with_losses(recipe: Recipe, **train: object) -> Recipe:
+    """A recipe whose losses need everything that a run can give them."""
+    data = recipe.model_dump()
+    data["loss"] = {"kind": "gspo", "clip_low": 0.2, "clip_high": 0.2}
+    data["factors"] = [{"kind": "tis", "cap": 1.5}, {"kind": "high_entropy_only", "share": 0.5}]
+    names = ("kl", "entropy", "entropy_band", "forward_kl", "distill")
+    data["regularizers"] = [{"kind": name, "coef": 0.01} for name in names]
+    data["train"] |= {"budget": 64, "drop_flat_groups": False, **train}
+    return make_recipe(data)
+
+
+def test_a_recipe_names_losses_factors_and_a_teacher(recipe: Recipe, tmp_path: Path) -> None:
+    wanted = with_losses(recipe, teacher=recipe.model.id, steps=2)
+    turnstile.train(wanted, run=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    first, second = ({k: v for k, v in line.items() if k.startswith("loss/")} for line in lines if "loss/total" in line)
+    assert first["loss/kl_mismatch"] == pytest.approx(0, abs=1e-6)  # one machine: the sampler's word is the trainer's
+    assert first["loss/kl_ref"] == first["loss/kl_teacher"] == pytest.approx(0, abs=1e-6)  # all began alike
+    assert abs(second["loss/kl_teacher"]) > 1e-6
+    assert 0.4 < first["loss/learns"] <= 0.75
+    assert first["loss/outside"] == 0  # there was no step before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": "self_distill"}, "nothing in a recipe gives the array 'feedback_logprobs'"),
+        ({"loss": "distill"}, "name its model in train.teacher"),
+        ({"train": {"reference_every": 2, "checkpoint_every": 3}}, "reference_every = 2 needs a checkpoint at least"),
+        ({"factors": ["tiss"]}, "did you mean 'tis'"),
+        ({"factors": [{"kind": "tis", "cop": 1.0}]}, "factor kind 'tis' has no knob 'cop'; did you mean 'cap'"),
+    ],
+)
+def test_what_losses_lack_is_said_before_the_run(
+    recipe: Recipe, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        turnstile.train(make_recipe(recipe.model_dump() | changes), run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import doctest
+import json
 import re
 import runpy
 import shlex
@@ -110,6 +111,21 @@ def test_the_reward_of_ones_own_from_python(elsewhere: Path, model: str) -> None
     (demo, *_) = read_record(elsewhere / "runs" / "guess", phase="warmstart")
     assert set(demo.scores[0].granted) == set()
     assert demo.scores[0].gates == {}
+
+
+def test_the_loss_of_ones_own(elsewhere: Path, model: str, capsys: Any) -> None:
+    run_example("own_loss.py")
+    assert capsys.readouterr().out == "soft_clip breaks nothing\nagreed breaks nothing\n"
+    shown = (EXAMPLES.parent / "losses.md").read_text(encoding="utf-8")
+    code = (EXAMPLES / "own_loss.py").read_text(encoding="utf-8")
+    assert all(text in code for page, text in blocks("python") if page.name == "losses.md")
+    assert shown.count("```python") == 2
+    changes = ["loss=own_loss:soft_clip", 'factors=["own_loss:agreed"]', "warmstart.demos=0", "train.steps=1"]
+    few = ["train.groups=2", "train.attempts=2", "eval.before=false", "train.drop_flat_groups=false"]
+    recipe = str(ROOT / "recipes" / "guess.toml")
+    assert run_command(["train", recipe, f"model.id={model}", *changes, *few, "--run", "own"]) == 0
+    lines = (elsewhere / "runs" / "own" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(lines[-1])["loss/agreed"] == pytest.approx(1.0)
 
 
 def test_every_recipe_in_a_document_is_one() -> None:

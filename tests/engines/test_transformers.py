@@ -14,12 +14,16 @@ import torch
 from transformers import LlamaForCausalLM
 
 from helpers import tiny_llama
+from turnstile.batching.forest import plant
 from turnstile.engines.base import Engine
 from turnstile.engines.check import check_engine
+from turnstile.engines.memory import LEAST, Memory
 from turnstile.engines.sampling import draw
 from turnstile.engines.transformers import PREFILL_TOKENS, TransformersEngine
 from turnstile.errors import EngineError
-from turnstile.types import I32, Completion, Sampling
+from turnstile.models.attention import ForestLayout, forward_hidden
+from turnstile.models.logprobs import token_logprobs
+from turnstile.types import I32, Completion, Row, Sampling
 
 VOCABULARY = 40
 
@@ -278,6 +282,90 @@ async def test_little_memory_costs_time_and_nothing_else(words):
     assert stats["tokens_computed"] == stats["tokens_asked"] + 9 * 7
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+async def test_two_hundred_tokens_are_as_likely_as_the_trainer_finds_them(words, deterministic):
+    """Eight attempts of one group, in float32 at temperature 1, against the trainer's forest of their rows."""
+    model = network()
+    engine = TransformersEngine(model, words, deterministic=deterministic, max_batch=8)
+    prompt = numbers(80, seed=3)
+    found = await asyncio.gather(*(once(engine, prompt, sampling(seed, 200)) for seed in range(8)))
+    rows = [row_of(prompt, completion) for completion in found]
+    (forest,) = plant(rows, [row.loss_mask.astype(np.float32) for row in rows], budget=8192)
+    with torch.no_grad():
+        hidden = forward_hidden(model, forest.tokens, forest.positions, ForestLayout(forest))
+        logprobs, _ = token_logprobs(model, hidden[forest.source], forest.target, forest.temperature, Sampling())
+    assert len(logprobs) == 8 * 200
+    torch.testing.assert_close(logprobs, forest.logprobs, rtol=0, atol=1e-4)
+
+
+def row_of(prompt: I32, found: Completion) -> Row:
+    """A training row of one turn."""
+    n, sampled = len(prompt) + len(found.token_ids), len(found.token_ids)
+    mask = np.arange(n) >= len(prompt)
+    return Row(
+        token_ids=np.concatenate([prompt, found.token_ids]), loss_mask=mask, origin=("g", 0),
+        logprobs=np.concatenate([np.zeros(n - sampled, np.float32), found.logprobs]),
+        advantages=mask.astype(np.float32), turn_ids=mask.astype(np.int32) - 1, versions=np.zeros(n, np.int32),
+    )  # fmt: skip
+
+
+async def conversations(engine: TransformersEngine, model: LlamaForCausalLM, groups: int = 3) -> set[tuple[Any, ...]]:
+    """Groups of sessions whose prompts begin alike for 0 to 90 tokens, several turns each, some rewritten; every
+    log-probability is that of a stock model. Returns the tokens that had to be fed, as nodes of the groups' tries."""
+    plain, nodes = stock(model), set()
+
+    async def talk(group: int, member: int) -> None:
+        rng = np.random.default_rng(10 * group + member)
+        session, held = engine.open(f"g{group}"), numbers(90, seed=group)
+        if member % 3 == 2:
+            held = np.concatenate([held[: int(rng.integers(1, 90))], numbers(9, seed=member)])
+        for turn in range(4):
+            found = await engine.generate(held, sampling(member // 2, int(rng.integers(2, 9))), session)
+            logprobs, _ = expected(plain_logits(plain, held, found), found)
+            np.testing.assert_allclose(found.logprobs, logprobs, atol=2e-5)
+            nodes.update((group, *node) for node in prefixes([computed(held, found)]))
+            cut = held[:40] if member == 1 and turn == 1 else np.concatenate([held, found.token_ids])
+            held = np.concatenate([cut, numbers(1 + int(rng.integers(6)), seed=turn)])
+        engine.close(session)
+
+    guards = [engine.open(f"g{group}") for group in range(groups)]  # so that no group ends early
+    await asyncio.gather(*(talk(group, member) for group in range(groups) for member in range(6)))
+    for session in guards:
+        engine.close(session)
+    return nodes
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_whoever_shares_what_gets_what_it_asked_for(words, packed):
+    model = network()
+    engine = TransformersEngine(model, words, packed=packed)
+    nodes = await conversations(engine, model)
+    stats = engine.take_stats()
+    assert stats["tokens_computed"] == len(nodes)
+    assert stats["tokens_rebuilt"] == stats["evicted"] == 0
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9])
+async def test_memory_is_bounded(words, rows):
+    model = network()
+    engine = TransformersEngine(model, words)
+    engine._memory = Memory(engine._memory.shape, rows * LEAST * engine._memory.shape.bytes_per_token)
+    most = 0
+
+    def watch(*_: Any) -> None:
+        nonlocal most
+        most = max(most, engine._memory.bytes)
+
+    model.get_input_embeddings().register_forward_pre_hook(watch)
+    nodes = await conversations(engine, model)
+    stats = engine.take_stats()
+    least = 4  # whoever goes on alone may need a row of twice the size beside its old one and the one that it leans on
+    assert 0 < most <= max(rows, least) * LEAST * engine._memory.shape.bytes_per_token
+    assert stats["evicted"] > 0
+    assert stats["tokens_rebuilt"] > 0
+    assert stats["tokens_computed"] > len(nodes)
+
+
 async def test_a_cancelled_request_leaves_the_others_alone(words):
     engine = TransformersEngine(network(), words)
     prompt = numbers(6, seed=4)
@@ -298,7 +386,7 @@ async def test_a_cancelled_request_leaves_the_others_alone(words):
 async def test_a_session_may_close_while_a_step_goes_on(words):
     """A timed-out episode cancels its request and closes its session, the last of its group, in mid-step."""
     model = network()
-    engine = TransformersEngine(model, words)
+    engine = TransformersEngine(model, words, packed=False)
     loop, steps = asyncio.get_running_loop(), 0
 
     async def give_up() -> None:
@@ -322,7 +410,7 @@ async def test_a_session_may_close_while_a_step_goes_on(words):
 async def test_a_fault_of_the_program_stays_what_it_is(words):
     """No failure of the engine, which would be played again and then left out; and the engine goes on."""
     model = network()
-    engine = TransformersEngine(model, words)
+    engine = TransformersEngine(model, words, packed=False)
     sessions = [engine.open("g") for _ in range(2)]
 
     def misspelt(*_: Any) -> None:
@@ -359,7 +447,7 @@ async def test_a_fault_of_the_program_stays_what_it_is(words):
 )
 async def test_what_a_device_did_is_told_from_a_fault_of_the_program(words, error: Exception, devices: bool):
     model = network()
-    engine = TransformersEngine(model, words)
+    engine = TransformersEngine(model, words, packed=False)
 
     def breaks(*_: Any) -> None:
         raise error
@@ -373,7 +461,7 @@ async def test_what_a_device_did_is_told_from_a_fault_of_the_program(words, erro
 
 async def test_a_failing_model_reaches_every_waiting_request(words):
     model = network()
-    engine = TransformersEngine(model, words)
+    engine = TransformersEngine(model, words, packed=False)
     sessions = [engine.open("g") for _ in range(3)]
     steps = 0
 
@@ -419,37 +507,44 @@ async def test_ends_of_a_turn(words):
     assert (cut.token_ids.tolist(), cut.finish) == (free.token_ids.tolist()[:3], "length")
 
 
-async def test_deterministic_waits_for_every_open_session(words):
-    engine = TransformersEngine(network(), words, deterministic=True)
-    idle = engine.open("g")
-    waiting = asyncio.create_task(once(engine, ids(5, 6), sampling(1)))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert engine.take_stats()["tokens_computed"] == 0
-    engine.close(idle)
-    assert len((await waiting).token_ids) == 8
+async def among(others: int, engine: TransformersEngine) -> list[Completion]:
+    """Three turns of one session, while others of its group and of other groups sample."""
+    session, held, turns = engine.open("g"), numbers(70, seed=0), []
+    crowd = [
+        asyncio.create_task(once(engine, numbers(3 + 7 * n, seed=n % 5), sampling(n, 40 - n), f"{'gh'[n % 2]}"))
+        for n in range(others)
+    ]
+    for turn in range(3):
+        turns.append(await engine.generate(held, sampling(turn, 12), session))
+        held = np.concatenate([held, turns[-1].token_ids, numbers(5, seed=turn)])
+    await asyncio.gather(*crowd)
+    return turns
 
 
-async def fed_when_asked(order: Sequence[int], words: Any) -> list[list[int]]:
-    """The tokens of every step, for three requests made in this order, two of which fit into a batch."""
+@pytest.mark.parametrize("packed", [True, False])
+async def test_deterministic_gives_the_same_bits_whatever_else_there_is(words, packed):
+    """Alone, in a crowd that does not fit into a pass, and computed again for want of memory."""
+    model = network()
+    engines = [
+        TransformersEngine(model, words, deterministic=True, max_batch=8, packed=packed, memory_mb=memory)
+        for memory in (64, 64, 0)
+    ]
+    alone, crowded, poor = [await among(n, engine) for n, engine in zip((0, 15, 6), engines, strict=True)]
+    assert engines[2].take_stats()["evicted"] > 0
+    for found in (crowded, poor):
+        for one, other in zip(alone, found, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+            assert one.logprobs.tolist() == other.logprobs.tolist()
+
+
+async def test_deterministic_passes_take_one_width(words):
     model, fed = network(), []
+    engine = TransformersEngine(model, words, deterministic=True, max_batch=8, packed=False)
     model.get_decoder().register_forward_pre_hook(
-        lambda module, args, kwargs: fed.append(kwargs["input_ids"][0].tolist()), with_kwargs=True
+        lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
-    engine = TransformersEngine(model, words, deterministic=True, max_batch=2)
-    sessions = [engine.open(share) for share in ("one", "two", "one")]
-    prompts = [ids(5, 6, 7), ids(8, 9), ids(5, 6, 4)]
-
-    async def turn(i: int) -> None:
-        await engine.generate(prompts[i], sampling(i, 2 + i), sessions[i])
-        engine.close(sessions[i])
-
-    await asyncio.gather(*(turn(i) for i in order))
-    return fed
-
-
-async def test_deterministic_computes_the_same_whoever_asks_first(words):
-    assert await fed_when_asked((0, 1, 2), words) == await fed_when_asked((2, 0, 1), words)
+    await among(9, engine)
+    assert set(fed) == {8}
 
 
 async def test_refuses_closed_sessions_and_empty_prompts(words):

@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 
 from dockerd import IMAGE, ULIMITS, Dockerd
+from plays import player, says
 from served import Served, served
-from turnstile.errors import ContainerDiedError, DaemonError, OutOfMemoryError, SandboxError
-from turnstile.sandboxes.base import Limits
+from turnstile.envs.base import Start
+from turnstile.envs.shell import ShellEnv
+from turnstile.errors import ConfigError, ContainerDiedError, DaemonError, OutOfMemoryError, SandboxError
+from turnstile.sandboxes.base import Image, Limits
 from turnstile.sandboxes.check import processes_with
+from turnstile.tasks.swe.formats.instance import Instance, as_task
+from turnstile.tasks.swe.grading.grader import Grader
+from turnstile.tasks.swe.problems.problems import Problems
+from turnstile.types import Stop, Task
 
 LONG = Limits(seconds=300, cpu_seconds=300)
 CROWD = 32
@@ -29,9 +36,10 @@ def template(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(engine: Dockerd, tmp_path: Path) -> Iterator[Served]:
+def server(request: pytest.FixtureRequest, engine: Dockerd, tmp_path: Path) -> Iterator[Served]:
     ulimits = ", ".join(f"{name} = {most}" for name, most in ULIMITS.items())
-    knobs = (f"image={IMAGE}", f"daemon={engine.address}", f"ulimits={{ {ulimits} }}", "memory_mb=256", "warm=2")
+    knobs = [f"image={IMAGE}", f"daemon={engine.address}", f"ulimits={{ {ulimits} }}", "memory_mb=256", "warm=2"]
+    knobs += getattr(request, "param", [])
     with served(tmp_path / "served", "container", *knobs, "--lease", "10") as running:
         yield running
     assert (engine.containers(), engine.volumes()) == ([], [])
@@ -111,6 +119,42 @@ async def test_a_container_that_is_gone_keeps_its_error(engine: Dockerd, server:
             await provider.start(template)
     finally:
         await asyncio.to_thread(engine.start)
+    await provider.close()
+
+
+async def test_clients_have_no_image_pulled(server: Served) -> None:
+    provider = server.client()
+    with pytest.raises(ConfigError, match=r"start turnstile sandbox serve with --image localhost:1/other, or --pull"):
+        await provider.start(Image(name="localhost:1/other", root="/"))
+    await provider.close()
+
+
+@pytest.mark.parametrize("server", [["user='0:0'"]], indirect=True)
+async def test_an_episode_gets_over_a_server_that_took_its_image_along(server: Served, instance: Instance) -> None:
+    """The images that an instance was prepared as are the server's, and go with it."""
+    provider = server.client()
+    problems = Problems(Grader(provider))
+    task = as_task(instance)
+    problem = await problems.of(task)
+    await (await problem.open()).close()
+    opened = 0
+
+    class Breaking(ShellEnv):
+        async def reset(self, task: Task) -> Start:
+            nonlocal opened
+            opened += 1
+            start = await super().reset(task)
+            if opened == 1:  # the first attempt is under way
+                server.end(signal.SIGKILL)
+                server.start()
+            return start
+
+    playing = player(lambda: Breaking(problems=problems), says("submit"), retries=2)
+    (group,) = await playing.groups([task], 1, label="lost", seed=0)
+    (trajectory,) = group.trajectories
+    assert (opened, trajectory.stop) == (3, Stop.DONE)  # in use, then started from what is gone, then made again
+    assert trajectory.signals["resolved"] is False
+    await problems.close()
     await provider.close()
 
 

@@ -16,9 +16,11 @@ from turnstile.losses.check import sample_batch, select
 from turnstile.losses.cispo import cispo
 from turnstile.losses.covariance import clip_cov, kl_cov
 from turnstile.losses.decoupled_ppo import decoupled_ppo
+from turnstile.losses.entropy_balanced_clip import entropy_balanced_clip
 from turnstile.losses.gmpo import gmpo
 from turnstile.losses.gspo import gspo
 from turnstile.losses.ppo import ppo
+from turnstile.losses.reinforce import reinforce
 
 
 def before(ratios: list[float]) -> list[float]:
@@ -186,6 +188,21 @@ def test_kl_cov_by_hand() -> None:
     assert loss.tolist() == pytest.approx([-3.3 + penalty, 0.9, 1.0, 1.1])
     assert gradient(loss, logprobs) == pytest.approx([-3.3 + 2.0, 0.9, 1.0, 1.1])
     assert kl_cov(logprobs, given, share=1.0)[1]["held"].tolist() == [1, 0, 0, 1]  # never where c <= 0
+
+
+@pytest.mark.parametrize(
+    "loss", [ppo, reinforce, decoupled_ppo, gspo, gmpo, cispo, clip_cov, kl_cov, entropy_balanced_clip]
+)
+def test_on_policy_all_of_them_are_reinforce(loss: Any) -> None:
+    """Where sampler, trainer and policy are one, the gradient is -A * grad log pi; Clip-Cov's draw leaves some out."""
+    whole, logprobs = sample_batch(seed=2)
+    same = replace(whole, logprobs=logprobs, extras={"proximal_logprobs": logprobs})
+    leaf = logprobs.clone().requires_grad_()
+    values, metrics = loss(leaf, same)
+    drawn = metrics["clipped"] if loss is clip_cov else torch.zeros_like(logprobs)
+    expected = torch.where(drawn != 0, 0, -whole.advantages)
+    torch.testing.assert_close(torch.tensor(gradient(values, leaf), dtype=torch.float64), expected)
+    assert metrics["ratio"].tolist() == pytest.approx([1.0] * len(leaf))
 
 
 @pytest.mark.parametrize(

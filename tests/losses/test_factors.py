@@ -68,7 +68,9 @@ def test_under_a_correction_a_loss_holds_on_to_the_proximal_policy() -> None:
 
 
 def test_needs_go_up() -> None:
-    assert needs_of(weighted(kl, [tis])) == Needs(extras=("ref_logprobs", "proximal_logprobs"), whole="trajectory")
+    names = ("ref_logprobs", "proximal_logprobs")
+    assert needs_of(weighted(kl, [tis])) == Needs(extras=names)
+    assert needs_of(weighted(kl, [tis, mis])) == Needs(extras=names, whole="trajectory")
     assert weighted(ppo, []) is ppo
 
 

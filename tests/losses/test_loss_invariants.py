@@ -59,9 +59,14 @@ def _rewarded_anyway(logprobs, batch):  # type: ignore[no-untyped-def]
     return ppo(logprobs, replace(batch, advantages=batch.advantages + 0.1))
 
 
+def _silent(logprobs, batch):  # type: ignore[no-untyped-def]
+    """Needs whole trajectories, and does not say so."""
+    return gspo(logprobs, batch)
+
+
 @pytest.mark.parametrize(
     ("loss", "caught"),
-    [(_batch_mean, 3), (_unbounded, 4), (_positional, 1), (_ordered, 2), (_rewarded_anyway, 7)],
+    [(_batch_mean, 3), (_silent, 3), (_unbounded, 4), (_positional, 1), (_ordered, 2), (_rewarded_anyway, 7)],
 )
 def test_the_checker_catches_faults(loss: Callable[..., Any], caught: int) -> None:
     assert caught in check_loss(loss)

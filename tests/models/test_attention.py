@@ -7,26 +7,46 @@ from typing import Any
 import pytest
 import torch
 
-from networks import FAMILIES, network, stock
+from networks import FAMILIES, UNSHARED, network, random_rows, stock
+from turnstile.batching.forest import plant
+from turnstile.batching.weights import token as token_weights
 from turnstile.errors import ConfigError
-from turnstile.models.attention import NAME, use_layouts
-
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("mistral", {"sliding_window": 16}, "window 16"),
-    ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "sliding_attention"),
-    ("gemma2", {"head_dim": 8}, "sliding_attention, attn_logit_softcapping, window 4096"),
-    ("gemma2", {"head_dim": 8, "layer_types": ["full_attention"] * 2, "sliding_window": None}, "softcapping"),
-    ("mamba", {"state_size": 4}, "linear_attention"),
-    ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, "does not let transformers change how"),
-    ("stablelm", {}, "does not let transformers change how"),
-]
+from turnstile.models.attention import NAME, forward_forest, try_layouts, use_layouts
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("family", "knobs", "why"), REFUSED)
+@pytest.mark.parametrize(("family", "knobs", "why"), UNSHARED)
 def test_refuses_what_a_layout_cannot_say(family: str, knobs: dict[str, Any], why: str) -> None:
+    model = network(family, **knobs)
+    before = model.config._attn_implementation
     with pytest.raises(ConfigError, match=f"model family '{family}' .*{why}.*; take one with full attention"):
-        use_layouts(network(family, **knobs))
+        use_layouts(model)
+    assert why in try_layouts(model)
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("argument", ["softcap", "s_aux", "sliding_window"])
+def test_refuses_layers_that_ask_for_more_than_their_configuration_says(
+    argument: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A family of tomorrow: what reaches attention is looked at, not only what is written."""
+    model = network()
+    attend = type(model.get_decoder().layers[0].self_attn).forward
+
+    def asking(self: Any, *arguments: Any, **named: Any) -> Any:
+        return attend(self, *arguments, **named, **({argument: 1.0} if self.layer_idx == 1 else {}))
+
+    monkeypatch.setattr(type(model.get_decoder().layers[0].self_attn), "forward", asking)
+    with pytest.raises(ConfigError, match=rf"model family 'llama' .*\({argument}\); take one with full attention"):
+        use_layouts(model)
+    assert model.config._attn_implementation != NAME
+
+
+def test_rows_that_share_do_not_go_through_a_stock_model() -> None:
+    model, rows = network(), random_rows(5)
+    (shared,) = plant(rows, token_weights(rows), budget=1000)
+    with pytest.raises(ValueError, match="rows that share tokens cannot go through"):
+        forward_forest(model, shared)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

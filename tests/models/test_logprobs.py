@@ -104,6 +104,26 @@ def test_values_and_gradients_by_hand(chunk: int, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
+def test_no_more_than_a_few_chunks_are_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 5 * VOCABULARY)
+    model = network(dtype=torch.float64)
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.shape == (5, VOCABULARY):
+            kept.append(tensor.numel())
+        return tensor
+
+    hidden, target, temperature = sample(200)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs, _ = token_logprobs(model, hidden, target, temperature, Sampling())
+        assert sum(kept) == module.CHUNKS_KEPT * 5 * VOCABULARY
+    expected, _ = by_hand(model, hidden, target, temperature)
+    slope = torch.linspace(-1, 1, 200, dtype=torch.float64)
+    found, wanted = (torch.autograd.grad((values * slope).sum(), hidden) for values in (logprobs, expected))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
 def test_what_is_cut_off_takes_no_probability() -> None:
     """With top_k = 3, by hand: the softmax over the three likeliest, and over four where the token is a fourth."""
     model = network(dtype=torch.float64)

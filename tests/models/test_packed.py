@@ -133,5 +133,5 @@ def test_leaves_the_model_as_it_was(model: Calls) -> None:
 def test_other_numbers_are_left_alone() -> None:
     model = network(dtype=torch.float64)
     packed = PackedLinears(model)
-    assert packed._layers == []
-    assert len(PackedLinears(network())._layers) == 2 * 7 + 1
+    assert not packed._packed
+    assert len(PackedLinears(network())._packed) == 2 * 7 + 1

@@ -14,7 +14,7 @@ import pytest
 
 from turnstile.errors import ConfigError
 from turnstile.sandboxes.archive import add, pack_modules, pack_tree, unpack_tree
-from turnstile.sandboxes.containers.runner import HEAD
+from turnstile.sandboxes.containers.runner.frames import HEAD
 
 Entry = tuple[Mapping[str, Any], bytes]
 FOLDER: Entry = ({"kind": "folder", "name": "in"}, b"")

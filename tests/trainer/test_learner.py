@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from networks import gradient, network, plain_logprobs, random_rows, stock, trained
+from networks import UNSHARED, gradient, network, plain_logprobs, random_rows, stock, trained
 from turnstile.batching.batch import Batch
 from turnstile.batching.weights import constant as constant_weights
 from turnstile.batching.weights import token as token_weights
@@ -230,3 +230,42 @@ def test_only_what_may_learn_moves() -> None:
     Learner(model, list(layer.parameters()), plan()).update(random_rows(4, seed=9), PPO)
     moved = {name for name, value in weights_of(model).items() if not torch.equal(value, before[name])}
     assert moved == {name for name in before if ".layers.1." in name}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("family", "knobs", "why"), UNSHARED)
+def test_families_that_cannot_share_are_trained_row_by_row(
+    family: str, knobs: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network(family, **knobs)
+    before, plain = weights_of(model), network(family, **knobs)
+    rows = near_policy(plain, random_rows(5, seed=3))
+    ours = learner(model, budget=40, checkpointing=True)
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("turnstile")]
+    assert line.startswith(f"model family '{family}' ")
+    assert why in line
+    assert line.endswith(": its rows are trained one by one, and what they share is computed for each")
+    metrics, _, logprobs = ours.update(rows, PPO)
+    assert metrics["tokens/unique"] == metrics["tokens/rows"]
+    for row, found in zip(rows, logprobs, strict=True):
+        with torch.no_grad():
+            np.testing.assert_allclose(found[row.loss_mask], plain_logprobs(plain, row), atol=2e-5)
+    AdamWByHand(plain, 1e-2, 0.0, 1e9).step(ppo_by_hand(plain, rows))
+    assert not all(torch.equal(value, before[name]) for name, value in weights_of(model).items())
+    moved = torch.cat([(value - before[name]).flatten() for name, value in weights_of(model).items()])
+    expected = torch.cat([(value - before[name]).flatten() for name, value in weights_of(plain).items()])
+    assert torch.nn.functional.cosine_similarity(moved, expected, dim=0) > 0.99
+
+
+def test_neither_checkpointing_nor_sharing_changes_an_update() -> None:
+    start = network(dtype=torch.float64)
+    rows = near_policy(stock(start), random_rows(9, seed=5))
+    found = []
+    for changes in ({}, {"checkpointing": True}, {"share": False}):
+        model = stock(start)
+        metrics, _, _ = learner(model, **changes).update(rows, PPO)
+        found.append((weights_of(model), metrics["tokens/unique"]))
+    for weights, _ in found[1:]:
+        for name, expected in found[0][0].items():
+            torch.testing.assert_close(weights[name], expected, rtol=0, atol=1e-9)
+    assert found[0][1] == found[1][1] < found[2][1]

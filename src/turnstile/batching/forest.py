@@ -7,6 +7,7 @@ in that order *is* the depth-first layout.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from turnstile.batching.batch import Batch
 from turnstile.types import F32, I32, Row
+
+CPU_TOKENS = 2048
+"""Tokens that a CPU computes at once where nothing is gained by more: fewer waste its kernels, more its caches."""
 
 
 def plant(
@@ -30,22 +34,50 @@ def plant(
 ) -> list[Batch]:
     """Rows and their tokens' weights f32[L] as forests of at most `budget` unique tokens each.
 
-    A tree over the budget is cut between rows and its trunk repeated; a row longer than the budget stands
-    alone. `share=False` plants every row as a tree of its own (plain packing). `trunks` are the rows' known
-    trunk activations [L', H]; they may end early, but not before what the row's last trained token depends on.
+    A tree over the budget is cut between rows and its trunk repeated, where that repeats the least; a row longer
+    than the budget stands alone. On a CPU forests are smaller than the budget where that repeats nothing.
+    `share=False` plants every row as a tree of its own (plain packing). `trunks` are the rows' known trunk
+    activations [L', H]; they may end early, but not before what the row's last trained token depends on.
     """
     order = sorted(range(len(rows)), key=lambda r: rows[r].token_ids.tolist())
+    tokens = [rows[r].token_ids for r in order]
+    commons = [0, *(_common(*pair) if share else 0 for pair in itertools.pairwise(tokens))]
     forests: list[Batch] = []
-    plot = _Plot()
-    for r in order:
-        common = plot.common(rows[r].token_ids) if share else 0
-        if plot.members and plot.size + len(rows[r].token_ids) - common > budget:
-            forests.append(_batch(plot, rows, weights, torch.device(device), trunks))
-            plot, common = _Plot(), 0
-        plot.add(r, rows[r].token_ids, common)
-    if plot.members:
+    best_size = min(budget, CPU_TOKENS) if torch.device(device).type == "cpu" else budget
+    for begin, end in _bins([len(each) for each in tokens], commons, budget, best_size):
+        plot = _Plot()
+        for i in range(begin, end):
+            plot.add(order[i], tokens[i], commons[i] if i > begin else 0)
         forests.append(_batch(plot, rows, weights, torch.device(device), trunks))
     return forests
+
+
+def _common(one: I32, other: I32) -> int:
+    """How many leading tokens are the same."""
+    short = min(len(one), len(other))
+    different = np.flatnonzero(one[:short] != other[:short])
+    return int(different[0]) if len(different) else short
+
+
+def _bins(lengths: Sequence[int], commons: Sequence[int], budget: int, best_size: int) -> list[tuple[int, int]]:
+    """Neighbours of at most `budget` unique tokens, or one row, as (begin, end): so that the fewest tokens are
+    computed again in another bin (row i shares `commons[i]` with the one before), and then so that bins are near
+    `best_size`."""
+    best = [((0, 0), 0)]  # of the first n rows: (tokens again, how far from the best size), where the last bin begins
+    for end in range(1, len(lengths) + 1):
+        size, choices = 0, []
+        for begin in range(end - 1, -1, -1):
+            size += lengths[begin] - (commons[begin + 1] if begin + 1 < end else 0)
+            if size > budget and begin + 1 < end:
+                break
+            again, far = best[begin][0]
+            choices.append(((again + commons[begin], far + size**2 + best_size**2), begin))
+        best.append(min(choices))
+    found, end = [], len(lengths)
+    while end:
+        found.append((best[end][1], end))
+        end = best[end][1]
+    return found[::-1]
 
 
 @dataclass
@@ -59,15 +91,6 @@ class _Plot:
     ends: list[tuple[NDArray[np.int64], int]] = field(default_factory=list)  # (closed slots, their subtree's end)
     roots: list[int] = field(default_factory=list)
     size: int = 0
-    _last: I32 | None = None
-
-    def common(self, tokens: I32) -> int:
-        """How many leading tokens are those of the row before."""
-        if self._last is None:
-            return 0
-        short = min(len(tokens), len(self._last))
-        different = np.flatnonzero(tokens[:short] != self._last[:short])
-        return int(different[0]) if len(different) else short
 
     def add(self, member: int, tokens: I32, common: int) -> None:
         private = np.arange(self.size, self.size + len(tokens) - common, dtype=np.int64)
@@ -83,7 +106,6 @@ class _Plot:
         self.slots[member] = np.concatenate([trunk, private])
         self.members.append(member)
         self.size += len(private)
-        self._last = tokens
 
     def subtree_end(self) -> NDArray[np.int64]:
         end = np.full(self.size, self.size, dtype=np.int64)

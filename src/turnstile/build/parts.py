@@ -34,7 +34,7 @@ from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.learner import Learner, Objective, Plan
-from turnstile.trainer.reference import Annotator, Proximal, Reference
+from turnstile.trainer.reference import Annotator, Past, Proximal, Reference, Teacher
 from turnstile.types import Sampling, Task
 
 
@@ -221,6 +221,7 @@ def make_learner(recipe: Recipe, agent: Agent) -> Learner:
         weight_decay=train.weight_decay,
         clip=train.clip,
         budget=train.budget,
+        checkpointing=train.checkpointing,
     )
     return Learner(agent.model, parameters, plan)
 
@@ -244,20 +245,40 @@ def make_objective(recipe: Recipe) -> Objective:
     )
     if unknown := [name for name in objective.needs.extras if name not in ANNOTATORS]:
         raise ConfigError(f"nothing in a recipe gives the array {unknown[0]!r} that its losses need")
+    if "teacher_logprobs" in objective.needs.extras and not recipe.train.teacher:
+        raise ConfigError("a loss of this recipe learns from a teacher; name its model in train.teacher")
+    train = recipe.train
+    if train.reference_every and not 0 < train.checkpoint_every <= train.reference_every:
+        raise ConfigError(
+            f"train.reference_every = {train.reference_every} needs a checkpoint at least as often, but "
+            f"train.checkpoint_every = {train.checkpoint_every}"
+        )
     return objective
 
 
-ANNOTATORS: Mapping[str, Callable[[Learner, Path], Annotator]] = {
-    "ref_logprobs": lambda learner, folder: Reference(learner, folder / "reference.pt"),
-    "proximal_logprobs": lambda learner, _: Proximal(learner),
+ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int], Annotator]] = {
+    "ref_logprobs": lambda recipe, learner, folder, step: _reference(recipe, learner, folder, step),
+    "proximal_logprobs": lambda _, learner, *__: Proximal(learner),
+    "teacher_logprobs": lambda recipe, learner, *_: _teacher(recipe, learner),
+    "entropy_past": lambda _, learner, *__: Past(learner),
 }
-"""Array that losses may need -> what gives it, from the learner and the run's folder."""
+"""Array that losses may need -> what gives it, from the recipe, the learner, the run's folder and the last step."""
 
 
-def make_annotators(recipe: Recipe, objective: Objective, learner: Learner, folder: Path) -> tuple[Annotator, ...]:
-    """What gives the rows of a step the arrays that the losses of a recipe need."""
+def _reference(recipe: Recipe, learner: Learner, folder: Path, step: int) -> Reference:
+    return Reference(learner, folder, step=step, every=recipe.train.reference_every, keep=recipe.train.keep)
+
+
+def _teacher(recipe: Recipe, learner: Learner) -> Teacher:
+    return Teacher(load_model(recipe.train.teacher, device=recipe.model.device, dtype=recipe.model.dtype), learner)
+
+
+def make_annotators(
+    recipe: Recipe, objective: Objective, learner: Learner, folder: Path, *, step: int = 0
+) -> tuple[Annotator, ...]:
+    """What gives the rows of a step the arrays that the losses of a recipe need. `step` is the last that was done."""
     asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
-    return tuple(ANNOTATORS[name](learner, folder) for name in asked)
+    return tuple(ANNOTATORS[name](recipe, learner, folder, step) for name in asked)
 
 
 def make_trackers(recipe: Recipe, run: Path) -> Tracker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from turnstile.build.kinds import bind, takes
@@ -9,11 +10,12 @@ from turnstile.config import Kind
 from turnstile.sandboxes.base import Sandboxes
 
 
-def make_sandboxes(kind: Kind, *, run: str = "", grading: bool = False) -> Sandboxes:
-    """The provider. Where it takes them, it is given the name of the run and, for `grading`, what the verifier imports
-    and the folder of all packages' dependencies, to show each task its own; the knobs of `kind` go before these."""
+def make_sandboxes(kind: Kind, *, run: str = "", grading: bool = False, pull: Sequence[str] | None = None) -> Sandboxes:
+    """The provider. Where it takes them, it is given the name of the run; for `grading`, what the verifier imports and
+    the folder of all packages' dependencies, to show each task its own; and the images that it may pull when asked for
+    them (None: any). The knobs of `kind` go before these."""
     make = bind("sandbox", kind)
-    offers: dict[str, Any] = {"run": run}
+    offers: dict[str, Any] = {"run": run, "pull": pull}
     if grading:
         from turnstile.tasks.swe.grading.testrun import PRELOAD  # what repository tasks need is loaded for them alone
         from turnstile.tasks.swe.packages.source import deps_home

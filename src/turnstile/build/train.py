@@ -30,13 +30,14 @@ from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
 from turnstile.build.warmstart import baselines_and_warm_start, read_talks
 from turnstile.config import Recipe
-from turnstile.credit.base import Estimator
+from turnstile.credit.base import Estimator, targets_of
 from turnstile.envs.base import Env
 from turnstile.errors import ConfigError
 from turnstile.rollout.record import Recorder
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
 from turnstile.trainer import checkpoint
+from turnstile.trainer.critic import Critic
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
@@ -104,7 +105,7 @@ async def _train(
             train_tasks=train_tasks,
             heldout=heldout,
         )
-        kept = _Kept(run, make_learner(recipe, agent))
+        kept = _Kept(run, make_learner(recipe, agent), estimator)
         if not kept.restore():
             tracker.resume_at(0)
             await baselines_and_warm_start(run, kept.learner, talks)
@@ -125,9 +126,12 @@ async def _train(
 class _Kept:
     """What a checkpoint keeps, put into it and taken out of it."""
 
-    def __init__(self, run: Run, learner: Learner) -> None:
+    def __init__(self, run: Run, learner: Learner, estimator: Estimator) -> None:
         self.run = run
         self.learner = learner
+        self.critic: Critic | None = None
+        if (targets := targets_of(estimator)) is not None:
+            self.critic = Critic(learner, targets, lr=run.recipe.critic.lr, epochs=run.recipe.critic.epochs)
         self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
         self.alarms: dict[str, Alarm] = standard_alarms()
         self.progress = Progress()
@@ -142,6 +146,8 @@ class _Kept:
             "sampler": self.sampler.state(),
             "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
         }
+        if self.critic is not None:
+            state["critic"] = self.critic.state()
         keep = self.run.recipe.train.keep
         checkpoint.save(self._folder, progress.step, self.learner, self.run.agent.tokenizer, state, keep)
 
@@ -156,6 +162,8 @@ class _Kept:
         self.run.agent.engine.publish(found.step)
         self.progress = Progress(step=found.step, credit=found.state["credit"])
         self.sampler.restore(found.state["sampler"])
+        if self.critic is not None:
+            self.critic.restore(found.state["critic"])
         for name, alarm in self.alarms.items():
             if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
                 alarm.restore(found.state["alarms"][name])
@@ -186,7 +194,8 @@ def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) ->
         learner=kept.learner,
         objective=objective,
         trunk=_trunk(run, kept.learner),
-        annotators=make_annotators(run.recipe, objective, kept.learner, run.folder),
+        annotators=make_annotators(run.recipe, objective, kept.learner, run.folder, step=kept.progress.step),
+        critic=kept.critic,
         engine=run.agent.engine,
         tracker=run.tracker,
         recorder=run.recorder,

@@ -108,6 +108,7 @@ def _learn_demos(run: Run, learner: Learner, demos: Sequence[Trajectory]) -> Non
         total=steps,
         clip=run.recipe.train.clip,
         budget=run.recipe.train.budget,
+        checkpointing=run.recipe.train.checkpointing,
     )
     objective = Objective(loss=bind("loss", Kind(kind="sft")), weigh=bind("weights", Kind(kind="token")))
 

@@ -19,6 +19,7 @@ from turnstile.build.sandboxes import make_sandboxes
 from turnstile.cli.images import image, remove_kept
 from turnstile.config import Kind, make_recipe
 from turnstile.errors import ConfigError, SandboxError, TurnstileError
+from turnstile.sandboxes.base import Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.folder import default_parent, sweep
 
@@ -71,8 +72,10 @@ def check(kind: str, knobs: tuple[str, ...]) -> None:
     default=4096,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Templates that are kept.",
+    help="Templates that are kept, as they lie unpacked.",
 )
+@click.option("--image", "images", multiple=True, help="An image that clients may have pulled; repeatable.")
+@click.option("--pull", is_flag=True, help="Clients may have any image pulled.")
 def serve(
     kind: str,
     knobs: tuple[str, ...],
@@ -83,13 +86,16 @@ def serve(
     clients: int,
     most_mb: int,
     templates_mb: int,
+    images: tuple[str, ...],
+    pull: bool,
 ) -> None:
     """Serves sandboxes of KIND to other machines, until it is interrupted or terminated.
 
     There a recipe says: sandbox = { kind = "remote", url = "http://HOST:PORT" }. Knobs are those of the recipe's
     section, as in: turnstile sandbox serve container image=python:3.12. The token is that of --token-file or of the
     environment variable TURNSTILE_SANDBOX_TOKEN; without either one is made up, and only this machine is served.
-    What goes over the network is not encrypted: put TLS or an SSH tunnel in front.
+    What goes over the network is not encrypted: put TLS or an SSH tunnel in front. Clients start images that the
+    engine has; others are pulled for them where --image names these, or with --pull.
     """
     module = importlib.import_module("turnstile.sandboxes.http.server")  # needs an extra
     section = section_of(kind, knobs)
@@ -98,8 +104,13 @@ def serve(
         raise ConfigError(
             f"other machines can reach {host}, so a token must be given: --token-file FILE, or {module.TOKEN}"
         )
+
+    def make(run: str) -> Sandboxes:
+        return make_sandboxes(section, run=run, grading=True, pull=None if pull else images)
+
+    asyncio.run(make("trial").close())  # what takes long, as an image does, is had while an interrupt ends it
     server = module.SandboxServer(
-        lambda run: make_sandboxes(section, run=run, grading=True),
+        make,
         token=token,
         lease=lease,
         clients=clients,

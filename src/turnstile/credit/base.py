@@ -7,8 +7,9 @@ the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -32,6 +33,31 @@ class Estimator(Protocol):
     def __call__(
         self, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, **knobs: Any
     ) -> tuple[Advantages, State]: ...
+
+
+Targets = Callable[..., Advantages]
+"""(groups, scores, aux, **knobs) -> what a critic is to learn at each sampled token, NaN where nothing."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def valued(targets: Targets) -> Callable[[_Function], _Function]:
+    """Writes on an estimator that it needs a critic's `aux["values"]`, and what that is to learn."""
+
+    def mark(function: _Function) -> _Function:
+        cast(Any, function).targets = targets
+        return function
+
+    return mark
+
+
+def targets_of(estimator: Callable[..., Any]) -> Targets | None:
+    """What the critic of an estimator is to learn, its knobs bound as the estimator's are; None where it needs none."""
+    inner = estimator.func if isinstance(estimator, functools.partial) else estimator
+    targets: Targets | None = getattr(inner, "targets", None)
+    if targets is not None and isinstance(estimator, functools.partial):
+        return functools.partial(targets, **estimator.keywords)
+    return targets
 
 
 EQUAL = 1e-8

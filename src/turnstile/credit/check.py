@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from turnstile.credit.base import Advantages, Estimator, Scores
-from turnstile.types import Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
+from turnstile.types import F32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
 INVARIANTS: Mapping[int, str] = {
     1: "inserting masked tokens between turns changes no action token's advantage, return or loss",
@@ -40,6 +41,7 @@ class Declaration:
 _WHOLE_STEP = "statistics of the whole step: all its groups must be given in one call, as the trainer does"
 _LENGTHS = "a discounted return depends on how many turns lie ahead, also where all outcomes are equal"
 _NO_BASELINE = "there is no baseline to take off"
+_CRITIC = "the baseline is a critic's word, which need not be the mean of the rewards"
 _KEPT = "what is not kept is not learned from, whichever turn it is"
 _BEHIND = "behind the last branching a turn adds nothing to the mean outcome below it"
 
@@ -83,6 +85,9 @@ DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="per_agent", knobs={"gamma": 0.9}, exempt={7: _LENGTHS}),
     Declaration(kind="accept", exempt={6: _KEPT}),
     Declaration(kind="signed", exempt={7: _NO_BASELINE}),
+    *(Declaration(kind=kind, exempt={7: _CRITIC}) for kind in ("gae", "turn_gae", "bilevel_gae")),
+    Declaration(kind="gae", knobs={"gamma": 0.9, "lam": 0.5, "scale": "std"}, exempt={3: _WHOLE_STEP, 7: _CRITIC}),
+    Declaration(kind="bilevel_gae", knobs={"token_gamma": 0.9, "token_lam": 1.0}, exempt={7: _CRITIC}),
 )
 
 
@@ -98,7 +103,8 @@ def check_estimator(
     scores = [[_random_score(rng, trajectory) for trajectory in group.trajectories] for group in groups]
 
     def run(groups: Sequence[Group], scores: Scores) -> Advantages:
-        advantages, _ = estimator(groups, scores, dict(aux or {}), {}, **dict(knobs or {}))
+        given = {"values": sample_values(groups), **dict(aux or {})}
+        advantages, _ = estimator(groups, scores, given, {}, **dict(knobs or {}))
         shapes = [[len(turn.completion.token_ids) for turn in t.turns] for g in groups for t in g.trajectories]
         if [[len(values) for values in turns] for turns in advantages] != shapes:
             raise AssertionError("advantages are not [trajectory][turn] -> f32[n] in the order of the groups")
@@ -207,6 +213,21 @@ def _score(outcome: float, turn: np.ndarray[Any, np.dtype[np.float32]]) -> Score
 
 def _random_score(rng: np.random.Generator, trajectory: Trajectory) -> Score:
     return _score(float(rng.normal()), rng.normal(size=len(trajectory.turns)).astype(np.float32))
+
+
+def sample_values(groups: Sequence[Group]) -> list[list[F32]]:
+    """Made-up values of a critic, [trajectory][turn] -> f32[n], that depend on group, attempt, turn and token alone."""
+
+    def one(group: Group, attempt: int, turn: int, n: int) -> F32:
+        values = np.random.default_rng([zlib.crc32(group.id.encode()), attempt, turn]).normal(size=n).astype(np.float32)
+        values.setflags(write=False)
+        return values
+
+    return [
+        [one(g, t.attempt, k, len(turn.completion.token_ids)) for k, turn in enumerate(t.turns)]
+        for g in groups
+        for t in g.trajectories
+    ]
 
 
 def sample_group(rng: np.random.Generator, name: str, lengths: Sequence[int]) -> Group:

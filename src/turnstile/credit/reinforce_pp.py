@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turnstile.credit.base import EQUAL, Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores, State
 from turnstile.credit.stats import F64, check_knob, check_range
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
@@ -45,15 +45,7 @@ def reinforce_pp(
             if starts[step.group == group].any():
                 mean = first[(step.group == group) & starts].mean()
                 returns = [v - mean if g == group else v for v, g in zip(returns, step.group, strict=True)]
-    counted = [values for values, counts in zip(returns, step.counted, strict=True) if counts]
-    tokens = np.concatenate(counted) if counted else np.zeros(0)
-    flat = len(tokens) < 2 or np.ptp(tokens) < EQUAL
-    mean, std = (np.float64(0.0), np.float64(1.0)) if flat else (tokens.mean(), tokens.std() + eps)
-    result = [
-        (values - mean) / std if learns and not flat else np.zeros_like(values)
-        for values, learns in zip(returns, step.learning, strict=True)
-    ]
-    return step.split(result), state
+    return step.split(step.over_tokens(returns, "std", eps)), state
 
 
 def token_returns(step: Turns, gamma: float) -> list[F64]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turnstile.credit.base import Advantages, Scores
-from turnstile.credit.stats import F64, Flags, Normalise, check_scores, not_finite
-from turnstile.errors import TrainingError
+from turnstile.credit.base import EQUAL, Advantages, Scores
+from turnstile.credit.stats import F64, Flags, Normalise, Scale, check_scores, not_finite
+from turnstile.errors import ConfigError, TrainingError
 from turnstile.types import Group, Score, Turn
 
 I64 = NDArray[np.int64]
@@ -80,6 +81,33 @@ class Turns:
                 )
             found.append(values.astype(np.float64))
         return found
+
+    def values(self, kind: str, aux: Mapping[str, Any]) -> list[F64]:
+        """A critic's values at the sampled tokens, turn by turn: [T] -> f64[n]. Raises ConfigError without a critic."""
+        if "values" not in aux:
+            raise ConfigError(
+                f"credit {kind!r} needs the values of a critic: the trainer learns one for it; called from Python, "
+                'give it aux={"values": [trajectory][turn] -> f32[n]}'
+            )
+        found = [own.astype(np.float64) for turns in aux["values"] for own in turns]
+        if [len(own) for own in found] != [len(turn.completion.token_ids) for turn in self.turns]:
+            raise ValueError(f"credit {kind!r}: the values are not [trajectory][turn] -> f32[n] of these groups")
+        return found
+
+    def over_tokens(self, values: Sequence[F64], scale: Scale, eps: float) -> list[F64]:
+        """Values of tokens [T] -> f64[n], 0 outside the gradient; with "std" normalised over all tokens that count
+        (ddof 0), and 0 where those are equal."""
+        counted = [own for own, counts in zip(values, self.counted, strict=True) if counts]
+        tokens = np.concatenate(counted) if counted else np.zeros(0)
+        mean, std = np.float64(0.0), np.float64(1.0)
+        if scale == "std":
+            if len(tokens) < 2 or np.ptp(tokens) < EQUAL:
+                return [np.zeros_like(own) for own in values]
+            mean, std = tokens.mean(), tokens.std() + eps
+        return [
+            (own - mean) / std if learns else np.zeros_like(own)
+            for own, learns in zip(values, self.learning, strict=True)
+        ]
 
     def to_tokens(self, values: F64) -> Advantages:
         """One advantage a turn, [T], given to each of its sampled tokens; 0 outside the gradient."""

@@ -19,9 +19,11 @@ class Cursor:
 
     __slots__ = ("length", "row")
 
-    def __init__(self) -> None:
-        self.row: Row | None = None
-        self.length = 0
+    def __init__(self, row: Row | None = None, length: int = 0) -> None:
+        self.row, self.length = row, length
+
+    def copy(self) -> Cursor:
+        return Cursor(self.row, self.length)
 
     def settle(self) -> None:
         """Leaves a row that was dropped."""
@@ -43,17 +45,21 @@ class Group:
         cursor.settle()
         if cursor.row is not None:
             cursor.length = common(cursor.row.tokens, path)
-            if cursor.length == len(path):
-                return
         for row in self._rows:
-            reaches = len(row.tokens) > cursor.length and row.tokens[cursor.length] == path[cursor.length]
-            if reaches and (length := common(row.tokens, path)) > cursor.length:
+            here = cursor.length
+            if here == len(path):
+                return
+            if (
+                len(row.tokens) > here
+                and row.tokens[here] == path[here]
+                and (length := common(row.tokens, path)) > here
+            ):
                 cursor.row, cursor.length = row, length
 
     def extend(self, cursor: Cursor, tokens: Sequence[int], needed: set[Row], clock: int, *, must: bool) -> bool:
         """Takes room for `tokens` behind a cursor and moves it there; the rows it uses are `needed` from then on.
 
-        False, and nothing has changed, if that has to wait: for memory, unless it `must` have it, or for the pass
+        False if that has to wait: for memory, unless it `must` have it, or for the pass
         under way, which computes what would have to be copied.
         """
         row = cursor.row

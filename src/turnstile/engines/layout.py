@@ -56,6 +56,14 @@ def lay_out(spans: Sequence[Span]) -> list[Span]:
     return ordered
 
 
+def _places(places: Sequence[int], device: torch.device) -> slice | Tensor:
+    """What indexes a tensor at `places`: without a copy where they follow each other."""
+    first = places[0] if places else 0
+    if list(places) == list(range(first, first + len(places))):
+        return slice(first, first + len(places))
+    return torch.tensor(places, device=device)
+
+
 class _Writes:
     """Where the new keys and values of one shelf go."""
 
@@ -63,7 +71,8 @@ class _Writes:
         device = shelf.kv.device
         single = [span for span in spans if span.size == 1]
         self._shelf = shelf
-        self._from = torch.tensor([span.at for span in single], device=device)
+        self._any = bool(single)
+        self._from = _places([span.at for span in single], device)
         self._rows = torch.tensor([span.row.place for span in single], device=device)
         self._columns = torch.tensor([span.begin - span.row.begin for span in single], device=device)
         self._longer = [
@@ -75,7 +84,7 @@ class _Writes:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """key and value [T, Hkv, D]."""
         for kept, new in zip(self._shelf.kv[layer], (key, value), strict=True):
-            if len(self._from):
+            if self._any:
                 kept[self._rows, :, self._columns] = new[self._from]
             for run, row, columns in self._longer:
                 kept[row, :, columns] = new[run].transpose(0, 1)
@@ -83,7 +92,7 @@ class _Writes:
     def keep(self, states: Sequence[Tensor]) -> None:
         """The hidden states [T, H] of the new tokens: the last, then the trunk's if there is one."""
         for kept, state in zip(self._shelf.hidden, states, strict=True):
-            if len(self._from):
+            if self._any:
                 kept[self._rows, self._columns] = state[self._from]
             for run, row, columns in self._longer:
                 kept[row, columns] = state[run]
@@ -99,17 +108,18 @@ class _Block:
         self._shelf, self._rows = shelf, slice(begin, end)
         self._columns = max(seen for row in queries for _, seen in row)
         padded = [[*row, *[(0, 0)] * (m - len(row))] for row in queries]
-        real = [seen > 0 for row in padded for _, seen in row]
-        self._query = torch.tensor([at for row in padded for at, _ in row], device=device)
-        self._real = None if all(real) else torch.tensor(real, device=device).nonzero()[:, 0]
-        self.at = self._query if self._real is None else self._query[self._real]
+        flat = [query for row in padded for query in row]
+        real = [i for i, (_, seen) in enumerate(flat) if seen > 0]
+        self._real = _places(real, device)
+        self._query = _places([at for at, _ in flat], device)
+        self.at = _places([flat[i][0] for i in real], device)
         limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=device)
         hidden = torch.arange(self._columns, device=device) >= limits[..., None]  # [R, m, columns]
         self._bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
         self._spread: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """query [T, Hq, D] -> for the places `at`: what they see [n, Hq, D] and the log of its mass [n, Hq]."""
+        """query [T, Hq, D] -> for the places `at`: what they see [n, Hq, D] and the log of its mass [n, Hq, 1]."""
         key, value = self._shelf.kv[layer, :, self._rows, :, : self._columns].flatten(1, 2)  # [R * Hkv, columns, D]
         rows, m, columns = self._bias.shape
         kv_heads, (_, heads, width) = len(key) // rows, query.shape
@@ -117,13 +127,14 @@ class _Block:
         if self._spread is None:  # the same for every layer
             shape = (rows, kv_heads, repeats, m, columns)
             self._spread = self._bias[:, None, None].expand(shape).reshape(rows * kv_heads, repeats * m, columns)
-        asked = query[self._query].view(rows, m, kv_heads, repeats, width).permute(0, 2, 3, 1, 4)
+        asked = query[self._query].reshape(rows, m, kv_heads, repeats, width).permute(0, 2, 3, 1, 4)
         scores = torch.baddbmm(self._spread, asked.reshape(len(key), -1, width), key.transpose(1, 2), alpha=scale)
-        mass = scores.logsumexp(dim=-1, keepdim=True)
-        seen = torch.bmm(scores.sub_(mass).exp_(), value)
-        seen = seen.view(rows, kv_heads, repeats, m, width).permute(0, 3, 1, 2, 4).reshape(rows * m, heads, width)
-        mass = mass.view(rows, kv_heads, repeats, m).permute(0, 3, 1, 2).reshape(rows * m, heads)
-        return (seen, mass) if self._real is None else (seen[self._real], mass[self._real])
+        weights = scores.softmax(dim=-1)
+        mass = scores.amax(dim=-1, keepdim=True) - weights.amax(dim=-1, keepdim=True).log_()
+        both = torch.cat([torch.bmm(weights, value), mass], dim=-1)
+        both = both.view(rows, kv_heads, repeats, m, width + 1).permute(0, 3, 1, 2, 4).reshape(rows * m, heads, -1)
+        seen, mass = both[self._real].split([width, 1], dim=-1)
+        return seen, mass
 
 
 class _Run:
@@ -183,13 +194,13 @@ class RowsLayout:
             writes.write(layer, key, value)
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         if self._single:
-            mass = torch.full(query.shape[:2], float("-inf"), dtype=query.dtype, device=query.device)
+            mass = torch.full((*query.shape[:2], 1), float("-inf"), dtype=query.dtype, device=query.device)
             for block in self._own:
                 seen, mass_of = block.attend(layer, query, scale)
                 out[block.at], mass[block.at] = seen, mass_of
             for block in self._shared:
                 seen, mass_of = block.attend(layer, query, scale)
-                share = (mass_of - mass[block.at]).sigmoid_()[..., None]
+                share = (mass_of - mass[block.at]).sigmoid_()
                 out[block.at] = torch.lerp(out[block.at], seen, share)
         for run, one in self._runs:
             out[run] = one.attend(layer, query, scale)

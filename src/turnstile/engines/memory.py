@@ -151,7 +151,7 @@ class Memory:
     def hold(self, row: Row, tokens: int, needed: Collection[Row], *, must: bool) -> bool:
         """Sees to it that `row` has room for `tokens` of its own, if need be by dropping rows that are not `needed`.
 
-        Where even that does not do, it exceeds the limit if it `must`, and else returns False with all as it was.
+        Where even that does not do it exceeds the limit if it `must`, and else returns False.
         """
         if row.shelf is not None and row.shelf.capacity >= tokens:
             return True

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from turnstile.engines.constraint import Constraint
 from turnstile.engines.group import Cursor, common
 from turnstile.types import Completion, Finish, Sampling
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One conversation: its group, and where in the group's tree it stands."""
+    """One conversation: its group, and where in the group's tree its last turn ended."""
 
     share: str
     cursor: Cursor = field(default_factory=Cursor)
@@ -36,6 +37,8 @@ class Request:
     path: list[int]
     sampling: Sampling
     future: asyncio.Future[Completion]
+    cursor: Cursor
+    constraint: Constraint | None = None
     started: float = field(default_factory=time.monotonic)
     versions: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -59,6 +62,8 @@ class Request:
         self.versions.append(version)
 
     def completion(self) -> Completion:
+        """What was sampled; the session's next turn goes on from there."""
+        self.session.cursor = self.cursor
         return Completion(
             token_ids=np.array(self.ids, np.int32),
             logprobs=np.array(self.logprobs, np.float32),

@@ -26,19 +26,26 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
-def draw(logits: Tensor, rows: Tensor, sampling: Sampling, draws: Sequence[float]) -> list[tuple[int, float, float]]:
+def draw(
+    logits: Tensor, rows: Tensor, sampling: Sampling, draws: Sequence[float], allowed: Tensor | None = None
+) -> list[tuple[int, float, float]]:
     """(token, log-probability, entropy) for each draw, out of row `rows[i]` of logits [R, V], by inversion.
 
-    Raises FloatingPointError where logits are not finite.
+    Where `allowed` bool[n, V] is given nothing else is drawn; log-probabilities and entropies do not heed it. Raises
+    FloatingPointError where logits are not finite.
     """
     if sampling.temperature == 0:
-        best = logits.argmax(dim=-1)[rows]
-        return [(int(token), 0.0, 0.0) for token in best.tolist()]
+        best = logits[rows] if allowed is None else logits[rows].masked_fill(~allowed, float("-inf"))
+        return [(int(token), 0.0, 0.0) for token in best.argmax(dim=-1).tolist()]
     scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
-    logp = truncate(scaled, sampling).log_softmax(dim=-1)
-    p = logp.exp()
+    cut = truncate(scaled, sampling)
+    p, logp = cut.softmax(dim=-1), cut.log_softmax(dim=-1)
     entropy = -torch.linalg.vecdot(p, logp.clamp_(min=-1e4))  # what is excluded counts nothing, and not NaN
-    tokens = _invert(p, rows, draws)
+    if allowed is None:
+        tokens = _invert(p, rows, draws)
+    else:
+        left = cut[rows].masked_fill(~allowed, float("-inf")).softmax(dim=-1)
+        tokens = _invert(left, torch.arange(len(rows), device=rows.device), draws)
     found = zip(tokens.tolist(), logp[rows, tokens].tolist(), entropy[rows].tolist(), strict=True)
     return list(found)
 

@@ -25,7 +25,7 @@ class Step:
         self._positions = [position for span in spans for position in range(span.begin, span.end)]
         self._where = []
         for request in ready:
-            cursor = request.session.cursor
+            cursor = request.cursor
             assert cursor.row is not None
             self._where.append(cursor.row.at(cursor.length - 1))
 

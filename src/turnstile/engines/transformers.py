@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from turnstile.engines.constraint import Constraints
 from turnstile.engines.failures import failure
 from turnstile.engines.group import Cursor, Group
 from turnstile.engines.layout import Span, lay_out
@@ -67,6 +69,7 @@ class TransformersEngine:
         self._max_batch = max_batch
         self._memory = Memory(shape_of(model), memory_mb * 2**20)
         self._stop_ids = frozenset(stop_ids)
+        self._constraints = Constraints(tokenizer, model.get_output_embeddings().weight.shape[0], self._stop_ids)
         self._trunk_layers = 0
         self._version = 0
         self._sessions: dict[str, Session] = {}
@@ -95,7 +98,9 @@ class TransformersEngine:
         if len(prompt_ids) == 0:
             raise EngineError("the prompt is empty")
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        request = Request(self._sessions[session], prompt_ids.tolist(), sampling, future)
+        own = self._sessions[session]
+        constraint = self._constraints.start(sampling)
+        request = Request(own, prompt_ids.tolist(), sampling, future, own.cursor.copy(), constraint)
         self.stats["tokens_asked"] += len(prompt_ids)
         self._running.append(request)
         if self._driver is None or self._driver.done():
@@ -152,6 +157,7 @@ class TransformersEngine:
         weights be published while it goes on; places are taken again only between steps.
         """
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, int)  # a loop that ended in mid-step has left that step to finish
         while batch := self._running[: self._max_batch]:
             try:
                 started = time.monotonic()
@@ -189,7 +195,7 @@ class TransformersEngine:
             session, path = request.session, request.path
             if session.share not in self._groups:
                 self._groups[session.share] = Group(self._memory, lean=not self._deterministic)
-            cursor, clock = session.cursor, next(self._clock)
+            cursor, clock = request.cursor, next(self._clock)
             self._groups[session.share].follow(cursor, path)
             begin, room = cursor.length, left if self._deterministic else max(1, left)
             if missing := path[begin : begin + room]:
@@ -222,19 +228,24 @@ class TransformersEngine:
         """One token for each request that is ready, from the hidden state at the end of its path."""
         hidden, where = step.hidden()
         logits = self._inference.logits(hidden)
-        settings: dict[Sampling, list[int]] = {}
+        alike: dict[tuple[Sampling, bool], list[int]] = {}
         for i, request in enumerate(step.ready):
-            settings.setdefault(plain(request.sampling), []).append(i)
-        for sampling, members in settings.items():
-            draws = [uniform(step.ready[i].sampling.seed, step.ready[i].sampled) for i in members]
+            alike.setdefault((plain(request.sampling), request.constraint is not None), []).append(i)
+        for (sampling, _), members in alike.items():
+            requests = [step.ready[i] for i in members]
+            draws = [uniform(request.sampling.seed, request.sampled) for request in requests]
             rows = torch.tensor([where[i] for i in members], device=logits.device)
-            for i, (token, logprob, entropy) in zip(members, draw(logits, rows, sampling, draws), strict=True):
-                step.ready[i].append(token, logprob, entropy, version)
-                self._finish(step.ready[i], token)
+            masks = [request.constraint.allowed() for request in requests if request.constraint is not None]
+            allowed = torch.from_numpy(np.stack(masks)).to(logits.device) if masks else None
+            drawn = draw(logits, rows, sampling, draws, allowed)
+            for request, (token, logprob, entropy) in zip(requests, drawn, strict=True):
+                request.append(token, logprob, entropy, version)
+                self._finish(request, token)
         self.stats["tokens_sampled"] += len(step.ready)
 
     def _finish(self, request: Request, token: int) -> None:
-        if token in self._stop_ids or self._stops(request):
+        matched = request.constraint is not None and request.constraint.take(token)
+        if matched or token in self._stop_ids or self._stops(request):
             request.finish = "stop"
         elif request.sampled >= request.sampling.max_tokens:
             request.finish = "length"

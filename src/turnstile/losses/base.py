@@ -10,6 +10,7 @@ Beside what every batch carries, `batch.extras["entropy"]` f32[N] is the policy'
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast
@@ -64,11 +65,16 @@ class Needs:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def needs(*extras: str, whole: Whole = "", entropy_gradient: bool = False) -> Callable[[_Function], _Function]:
-    """Writes on a loss or factor what it needs; `needs_of` reads it."""
+def needs(
+    *extras: str, whole: Whole | Literal["unit"] = "", entropy_gradient: bool = False
+) -> Callable[[_Function], _Function]:
+    """Writes on a loss or factor what it needs; `needs_of` reads it. `whole = "unit"`: trajectories, where that is
+    what its knob `unit` says."""
 
     def mark(function: _Function) -> _Function:
-        cast(Any, function).needs = Needs(extras=extras, whole=whole, entropy_gradient=entropy_gradient)
+        least: Whole = "" if whole == "unit" else whole
+        cast(Any, function).needs = Needs(extras=extras, whole=least, entropy_gradient=entropy_gradient)
+        cast(Any, function).by_unit = whole == "unit"
         return function
 
     return mark
@@ -76,8 +82,12 @@ def needs(*extras: str, whole: Whole = "", entropy_gradient: bool = False) -> Ca
 
 def needs_of(function: Callable[..., Any]) -> Needs:
     """What a loss or factor needs, also one whose knobs are bound; nothing where none is written on it."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    return cast(Needs, getattr(inner, "needs", Needs()))
+    bound = function if isinstance(function, functools.partial) else functools.partial(function)
+    found = cast(Needs, getattr(bound.func, "needs", Needs()))
+    if getattr(bound.func, "by_unit", False):
+        unit = bound.keywords.get("unit", inspect.signature(bound.func).parameters["unit"].default)
+        return found | Needs(whole="trajectory" if unit == "trajectory" else "")
+    return found
 
 
 def extra(batch: Batch, name: str, kind: str) -> Tensor:
@@ -93,6 +103,10 @@ WHAT = {
     "ref_logprobs": "the reference policy's log-probabilities",
     "proximal_logprobs": "the log-probabilities before the step",
     "teacher_logprobs": "the teacher's log-probabilities",
+    "feedback_logprobs": "the policy's log-probabilities given feedback",
     "entropy": "the policy's entropy at each token",
+    "entropy_past": "the mean entropy of earlier steps",
+    "values": "a critic's values before the step",
+    "returns": "returns for a critic",
 }
 """What extras are, for errors."""

@@ -9,6 +9,7 @@ and 6 speak of rewards and turns, which a loss never sees.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from turnstile.batching.batch import PER_TOKEN, Batch
 from turnstile.credit.check import Declaration
-from turnstile.losses.base import TokenLoss, needs_of
+from turnstile.losses.base import Metrics, TokenLoss, Whole, needs_of
 
 _NO_REWARD = {7: "it does not depend on rewards"}
 _STEP = {3: "chosen over all tokens of a step: the trainer gives it them in one batch"}
@@ -39,6 +40,18 @@ DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="clip_cov", knobs={"share": 0.2, "low": 0.05}, exempt=_STEP),
     Declaration(kind="kl_cov", knobs={"share": 0.2}, exempt=_STEP),
     Declaration(kind="entropy", exempt=_NO_REWARD),
+    Declaration(kind="entropy_band", exempt=_NO_REWARD),
+    Declaration(kind="entropy_balanced_clip"),
+    Declaration(kind="entropy_balanced_clip", knobs={"clip_low": 0.1, "clip_high": 0.1, "keep": "both"}),
+    Declaration(kind="forward_kl", exempt=_NO_REWARD),
+    Declaration(kind="forward_kl", knobs={"estimator": "k1"}, exempt=_NO_REWARD),
+    Declaration(kind="distill", exempt=_NO_REWARD),
+    Declaration(kind="self_distill", exempt=_NO_REWARD),
+    Declaration(kind="value", exempt=_NO_REWARD),
+    Declaration(kind="dpo"),
+    Declaration(kind="refuel"),
+    Declaration(kind="refuel", knobs={"turns": "all"}),
+    Declaration(kind="pacs"),
 )
 
 FACTORS: tuple[Declaration, ...] = (
@@ -47,8 +60,13 @@ FACTORS: tuple[Declaration, ...] = (
     Declaration(kind="mis", knobs={"cap": 1.1}),
     Declaration(kind="mis", knobs={"unit": "turn", "mean": True}),
     Declaration(kind="icepop", knobs={"low": 0.9, "high": 1.2}),
+    Declaration(kind="high_entropy_only", exempt=_STEP),
 )
 """The same for factors, each of them with any loss that keeps the invariants by itself."""
+
+
+_CUTS: Mapping[Whole, tuple[int, ...]] = {"": (3, 9, 12), "trajectory": (6, 18), "group": (12,), "step": (3, 12, 18)}
+"""Where the sample may be cut in two by what a loss needs whole. A turn never is; a step must not be, and is."""
 
 
 def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed: int = 0) -> dict[int, str]:
@@ -56,13 +74,13 @@ def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed:
 
     The batch has 24 tokens, one of which has weight 0 and log-probabilities as far apart as they get, and the
     extras that built-in losses read. What the loss needs in one batch (`losses.base.needs`) is never cut: not a
-    trajectory of six tokens, not a group of two.
+    trajectory of six tokens, not a group of two, nor ever a turn of three.
     """
     batch, logprobs = sample_batch(seed=seed)
-    given = dict(knobs or {})
+    bound: Callable[..., tuple[Tensor, Metrics]] = functools.partial(loss, **dict(knobs or {}))
 
     def run(logprobs: Tensor, batch: Batch) -> Tensor:
-        values, metrics = loss(logprobs, batch, **given)
+        values, metrics = bound(logprobs, batch)
         for name, values_of in (("loss", values), *metrics.items()):
             if values_of.shape != logprobs.shape:
                 raise AssertionError(f"{name} is {tuple(values_of.shape)}, not one value for each of {len(logprobs)}")
@@ -77,11 +95,11 @@ def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed:
     order = torch.randperm(len(logprobs), generator=torch.Generator().manual_seed(seed))
     if not torch.allclose(plain[order], run(logprobs[order], select(batch, order)), rtol=1e-12, atol=0):
         broken[2] = "the loss depends on the order of tokens"
-    begin = {"": 5, "trajectory": 6, "group": 12, "step": 12}[needs_of(loss).whole]
-    halves = [torch.arange(0, begin), torch.arange(begin, len(logprobs))]
-    apart = torch.cat([run(logprobs[half], select(batch, half)) for half in halves])
-    if not torch.allclose(plain, apart, rtol=1e-12, atol=0):
-        broken[3] = "the loss of a token depends on which others are in its micro-batch"
+    for begin in _CUTS[needs_of(bound).whole]:
+        halves = torch.arange(0, begin), torch.arange(begin, len(logprobs))
+        apart = torch.cat([run(logprobs[half], select(batch, half)) for half in halves])
+        if not torch.allclose(plain, apart, rtol=1e-12, atol=0):
+            broken[3] = "the loss of a token depends on which others are in its micro-batch"
     slopes = _gradient(run, logprobs, batch)[1]
     if slopes[:, batch.weights == 0].any() or not torch.isfinite(slopes).all():
         broken[4] = "a token of weight 0 got a gradient"
@@ -119,7 +137,7 @@ def sample_batch(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[
     slots = torch.arange(32)
     near = {
         name: behaviour + 0.2 * torch.randn(n, generator=generator, dtype=dtype)
-        for name in ("ref_logprobs", "proximal_logprobs", "teacher_logprobs")
+        for name in ("ref_logprobs", "proximal_logprobs", "teacher_logprobs", "feedback_logprobs", "values", "returns")
     }
     batch = Batch(
         tokens=slots,
@@ -138,7 +156,11 @@ def sample_batch(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[
         weights=weights,
         temperature=torch.ones(n, dtype=dtype),
         versions=torch.zeros(n, dtype=torch.int64),
-        extras={**near, "entropy": 2 * torch.rand(n, generator=generator, dtype=dtype)},
+        extras={
+            **near,
+            "entropy": 2 * torch.rand(n, generator=generator, dtype=dtype),
+            "entropy_past": torch.ones(n, dtype=dtype),
+        },
     )
     return batch, logprobs
 

@@ -15,7 +15,7 @@ def cispo(logprobs: Tensor, batch: Batch, *, clip_low: float = 1.0, clip_high: f
 
     The ratio against the policy that sampled is a constant weight, so every token keeps a gradient, rare ones at a
     fork among them. As in the paper there is no lower bound by default (clip_low = 1); it does not print its upper
-    one, and 1 + 4 is what ScaleRL (arXiv 2510.13786) found to do as well as others.
+    one, and the default, weights up to 5, is of the size that ScaleRL (arXiv 2510.13786) uses, from memory.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (1 where the weight is at a bound).
     Raises ConfigError for bounds that make no sense.

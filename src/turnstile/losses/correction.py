@@ -19,7 +19,7 @@ from turnstile.losses.ratio import LIMIT
 from turnstile.losses.units import Unit, mean_within, sum_within, units
 
 
-@needs("proximal_logprobs", whole="trajectory")
+@needs("proximal_logprobs", whole="unit")
 def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = False) -> tuple[Tensor, Metrics]:
     """min(rho, cap): truncated importance sampling (Yao and others 2025, "Your efficient RL framework secretly brings
     you off-policy RL training"; the bound goes back to IMPALA, arXiv 1802.01561).
@@ -31,7 +31,7 @@ def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = Fa
     return _finish(rho.clamp(max=cap), rho, metrics)
 
 
-@needs("proximal_logprobs", whole="trajectory")
+@needs("proximal_logprobs", whole="unit")
 def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool = False) -> tuple[Tensor, Metrics]:
     """rho where rho <= cap, else 0: masked importance sampling (Liu and others 2025, "When speed kills stability").
 
@@ -42,11 +42,12 @@ def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool
     return _finish(torch.where(rho <= cap, rho, 0), rho, metrics)
 
 
-@needs("proximal_logprobs", whole="trajectory")
+@needs("proximal_logprobs", whole="unit")
 def icepop(
     batch: Batch, *, low: float = 0.5, high: float = 5.0, unit: Unit = "token", mean: bool = False
 ) -> tuple[Tensor, Metrics]:
-    """rho where low <= rho <= high, else 0: two-sided masking (IcePop, in Ring-1T, arXiv 2510.18855).
+    """rho where low <= rho <= high, else 0: two-sided masking (IcePop, in Ring-1T, arXiv 2510.18855; others ship
+    bounds from 0.2 to 5).
 
     Factor f32[N]; metrics as those of `tis`.
     """

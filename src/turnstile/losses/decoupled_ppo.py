@@ -19,7 +19,7 @@ def decoupled_ppo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 0.2, clip_high: float = 0.2, cap: float | None = None
 ) -> tuple[Tensor, Metrics]:
     """-w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) with r = pi / proximal and w = proximal / behaviour
-    (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298, equation 5).
+    (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298).
 
     The clip holds on to the policy as it was before the step (`batch.extras["proximal_logprobs"]` f32[N]), not to
     the one that sampled, which may be several versions old; w, held constant, corrects for who sampled. A token whose

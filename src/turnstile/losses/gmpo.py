@@ -12,7 +12,7 @@ from turnstile.losses.ratio import log_ratio, ratio_metrics, with_gradient
 from turnstile.losses.units import Unit, mean_within, units
 
 
-@needs(whole="trajectory")
+@needs(whole="unit")
 def gmpo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 0.4, clip_high: float = 0.4, unit: Unit = "trajectory"
 ) -> tuple[Tensor, Metrics]:

@@ -11,7 +11,7 @@ from turnstile.losses.ratio import check_bounds, clipped_surrogate, log_ratio, r
 from turnstile.losses.units import Unit, mean_within, units
 
 
-@needs(whole="trajectory")
+@needs(whole="unit")
 def gspo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 3e-4, clip_high: float = 4e-4, unit: Unit = "trajectory"
 ) -> tuple[Tensor, Metrics]:

@@ -2,7 +2,7 @@
 
 A decoder of transformers runs on one flat run of tokens `[1, T]`; who may see whom is the business of a
 *layout* that is handed to `forward` and reaches every attention layer. The trainer's layout is a forest of
-rows (`ForestLayout`); the engine's is its pool of keys and values (`engines/pool.py`). No model is patched.
+rows (`ForestLayout`); the engine's are its rows of keys and values (`engines/layout.py`). No model is patched.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     layout: Layout | None = None,
-    **_: Any,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     if attention_mask is not None:
         raise ValueError("this model attends through layouts; it takes no attention mask")
+    special = [name for name in SPECIAL_ARGUMENTS if more.get(name) is not None]
+    if special:
+        raise _NotPlainError(", ".join(special))
     layout = layout or CausalLayout()  # a plain call of the model: one unpadded batch
     out = layout.attend(int(module.layer_idx), query, key, value, scaling)  # type: ignore[arg-type]
     return out.transpose(1, 2), None
@@ -68,27 +71,50 @@ def use_layouts(model: PreTrainedModel) -> None:
     Raises ConfigError for families whose layers are not plain causal attention over positions, and for those
     that transformers does not lead through its attention interface.
     """
+    why = try_layouts(model)
+    if why:
+        raise ConfigError(f"{why}; {INSTEAD}")
+
+
+def uses_layouts(model: PreTrainedModel) -> bool:
+    return bool(model.config.get_text_config()._attn_implementation == NAME)
+
+
+def try_layouts(model: PreTrainedModel) -> str:
+    """Makes `model` attend through layouts where its family allows that; elsewhere says why it does not, and leaves
+    the model as it was."""
+    if uses_layouts(model):
+        return ""
     config = model.config.get_text_config()
-    if config._attn_implementation == NAME:
-        return
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     special = [name for name in SPECIAL if getattr(config, name, None)]
     if kinds != {"full_attention"} or window or special:
         found = [*sorted(kinds), *special, *([f"window {window}"] if window else [])]
-        raise ConfigError(
-            f"model family {config.model_type!r} has layers that are not plain causal attention "
-            f"({', '.join(found)}); {INSTEAD}"
-        )
-    model.set_attn_implementation(NAME)
-    if _layers_reached(model) != set(range(config.num_hidden_layers)):
-        raise ConfigError(
-            f"model family {config.model_type!r} does not let transformers change how its layers attend; {INSTEAD}"
-        )
+        return f"model family {config.model_type!r} has layers that are not plain causal attention ({', '.join(found)})"
+    before = config._attn_implementation
+    try:
+        model.set_attn_implementation(NAME)
+        reached = _layers_reached(model)
+    except _NotPlainError as error:
+        model.set_attn_implementation(before)
+        return f"model family {config.model_type!r} has layers that are not plain causal attention ({error})"
+    if reached != set(range(config.num_hidden_layers)):
+        model.set_attn_implementation(before)
+        return f"model family {config.model_type!r} does not let transformers change how its layers attend"
+    return ""
 
 
 SPECIAL = ("mamba_d_state", "alibi", "attn_logit_softcapping")
 """Entries of a configuration that stand for something other than plain attention."""
+
+SPECIAL_ARGUMENTS = ("sliding_window", "softcap", "s_aux", "sinks", "position_bias")
+"""Arguments with which transformers asks for something other than plain attention."""
+
+
+class _NotPlainError(ValueError):
+    """A layer asked for attention that no layout computes."""
+
 
 INSTEAD = "take one with full attention (Llama, SmolLM2, Qwen2.5, Qwen3, Mistral v0.3, Phi-3, ...)"
 
@@ -115,6 +141,20 @@ def forward_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor, la
     out = decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout)
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
+
+
+def forward_forest(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """The last hidden states [T, H] of a forest: through a layout, or, where the model does not attend through them,
+    tree by tree as transformers does. Trees must then be single rows (`plant` with `share=False`)."""
+    if uses_layouts(model):
+        return forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
+    decoder = model.get_decoder()
+    parts = []
+    for begin, end in batch.trees:
+        if int(batch.positions[end - 1]) != end - begin - 1:
+            raise ValueError("rows that share tokens cannot go through a model that does not attend through layouts")
+        parts.append(decoder(input_ids=batch.tokens[None, begin:end], use_cache=False).last_hidden_state[0])
+    return torch.cat(parts)
 
 
 class CausalLayout:

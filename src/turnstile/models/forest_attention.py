@@ -10,6 +10,7 @@ pairs that see each other are computed, and a prompt's keys meet the queries of 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ def nodes_of(subtree_end: Tensor) -> list[Node]:
     """The nodes of a layout i64[T], in its order. A child without siblings ends where its parent's subtree does."""
     ends = subtree_end.tolist()
     starts = [i for i in range(len(ends)) if i == 0 or ends[i] != ends[i - 1]]
-    return [Node(b, e, ends[b]) for b, e in zip(starts, [*starts[1:], len(ends)], strict=True)]
+    return [Node(b, e, ends[b]) for b, e in itertools.pairwise([*starts, len(ends)])]
 
 
 def can_go_by_nodes(query: Tensor, value: Tensor) -> bool:
@@ -50,6 +51,32 @@ _ATEN: Any = torch.ops.aten
 _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """What attention gives [1, Hq, T, D], and the logarithm of each token's sum [1, Hq, T]."""
+    flash = getattr(_ATEN, _FLASH)
+    if len(nodes) == 1:
+        only: tuple[Tensor, Tensor] = flash(query, key, value, 0.0, True, scale=scale)
+        return only
+    _, heads, length, width = query.shape
+    exact = torch.promote_types(query.dtype, torch.float32)
+    out = query.new_empty(1, length, heads, width, dtype=exact).transpose(1, 2)  # as the model goes on with it
+    sums = query.new_empty(1, heads, length, dtype=exact)
+    for begin, end, _ in nodes:
+        own = slice(begin, end)
+        q, k, v = query[:, :, own], key[:, :, own], value[:, :, own]
+        out[:, :, own], sums[:, :, own] = flash(q, k, v, 0.0, True, scale=scale)
+    for begin, end, last in nodes:
+        if last > end:
+            own, above = slice(begin, end), slice(end, last)
+            part, part_sums = flash(query[:, :, above], key[:, :, own], value[:, :, own], 0.0, False, scale=scale)
+            before = sums[:, :, above]
+            out[:, :, above].lerp_(part.to(exact), torch.sigmoid(part_sums - before)[..., None])
+            torch.logaddexp(before, part_sums, out=before)
+    return out.to(query.dtype), sums
+
+
 class _ByNodes(torch.autograd.Function):
     """The sums of all pieces are known when the backward pass begins, so that each piece's gradient is that of plain
     attention with these sums, and the gradients of pieces simply add up."""
@@ -58,33 +85,16 @@ class _ByNodes(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None
     ) -> Tensor:
-        flash = getattr(_ATEN, _FLASH)
-        _, heads, length, width = query.shape
-        exact = torch.promote_types(query.dtype, torch.float32)
-        out = query.new_empty(1, length, heads, width, dtype=exact).transpose(1, 2)  # as the model goes on with it
-        sums = query.new_empty(1, heads, length, dtype=exact)
-        for begin, end, _ in nodes:
-            own = slice(begin, end)
-            q, k, v = query[:, :, own], key[:, :, own], value[:, :, own]
-            out[:, :, own], sums[:, :, own] = flash(q, k, v, 0.0, True, scale=scale)
-        for begin, end, last in nodes:
-            if last > end:
-                own, above = slice(begin, end), slice(end, last)
-                part, part_sums = flash(query[:, :, above], key[:, :, own], value[:, :, own], 0.0, False, scale=scale)
-                before = sums[:, :, above]
-                out[:, :, above].lerp_(part.to(exact), torch.sigmoid(part_sums - before)[..., None])
-                torch.logaddexp(before, part_sums, out=before)
-        out = out.to(query.dtype)
+        out, sums = _forward(query, key, value, nodes, scale)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.nodes, ctx.scale = nodes, scale
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         flash_backward = getattr(_ATEN, f"{_FLASH}_backward")
         query, key, value, out, sums = ctx.saved_tensors
-        slopes = [torch.empty_like(tensor) for tensor in (query, key, value)]
 
         def piece(above: slice, own: slice, causal: bool) -> tuple[Tensor, ...]:
             found: tuple[Tensor, ...] = flash_backward(
@@ -93,6 +103,9 @@ class _ByNodes(torch.autograd.Function):
             )  # fmt: skip
             return found
 
+        if len(ctx.nodes) == 1:
+            return *piece(slice(None), slice(None), True), None, None
+        slopes = [torch.empty_like(tensor) for tensor in (query, key, value)]
         for begin, end, _ in ctx.nodes:
             own = slice(begin, end)
             for whole, part in zip(slopes, piece(own, own, True), strict=True):
@@ -119,8 +132,8 @@ def runs_of(subtree_end: Tensor) -> list[Run]:
     """The runs of a layout i64[T] from one leaf to the next; all tokens of one have the same ancestors before it."""
     length = len(subtree_end)
     index = torch.arange(length, device=subtree_end.device)
-    starts = [0, *(torch.nonzero(subtree_end[:-1] == index[1:])[:, 0] + 1).tolist()] if length else []
-    return [_run(subtree_end, b, e) for b, e in zip(starts, [*starts[1:], length], strict=True)]
+    starts = [0, *(torch.nonzero(subtree_end[:-1] == index[1:])[:, 0] + 1).tolist()]
+    return [_run(subtree_end, b, e) for b, e in itertools.pairwise([*starts, length])]
 
 
 def _run(ends: Tensor, begin: int, end: int) -> Run:

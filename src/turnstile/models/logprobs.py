@@ -5,15 +5,20 @@ The vocabulary projection runs only where a token is wanted, in chunks, so [T, V
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turnstile.types import Sampling
 
 CHUNK_ELEMENTS = 2**24
-"""Logits held at once, in elements: 64 MiB in float32."""
+"""Logits computed at once, in elements: 64 MiB in float32."""
+
+CHUNKS_KEPT = 4
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -69,26 +74,62 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [N] of `target` i64[N] after `hidden` [N, H], and the entropies [N] in nats.
 
-    `temperature` f32[N] is that of each token's sampling; the truncation of `sampling` is applied too. The
-    entropies carry a gradient only where it is asked for: it holds [N, V] once more.
+    `temperature` f32[N] is that of each token's sampling; the truncation of `sampling` is applied too. The entropies
+    carry a gradient only where it is asked for: it holds [N, V] once more. For the backward pass the first
+    `CHUNKS_KEPT` chunks are kept, and those after them computed again.
     """
     vocabulary = model.get_output_embeddings().weight.shape[0]
     size = max(1, CHUNK_ELEMENTS // int(vocabulary))
 
     def chunk(h: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        logits = truncate(project(model, h) / t[:, None], sampling, keep=y)
-        norm = logits.logsumexp(dim=-1)
-        logprobs = logits.gather(1, y[:, None])[:, 0] - norm
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            logp = logits - norm[:, None]
-            entropy = -(logp.exp() * logp.clamp(min=-1e4)).sum(dim=-1)
+        if entropy_gradient:
+            return _picked_with_entropy(truncate(project(model, h) / t[:, None], sampling, keep=y), y)
+        logprobs, entropy = _Pick.apply(project(model, h), y, t, sampling)  # type: ignore[no-untyped-call]
         return logprobs, entropy
 
-    several = len(target) > 4 * size  # then logits are computed again in the backward pass, not kept
     parts = []
-    for begin in range(0, len(target), size):
+    for number, begin in enumerate(range(0, len(target), size)):
         part = slice(begin, begin + size)
         arguments = (hidden[part], target[part], temperature[part])
-        again = several and torch.is_grad_enabled()
+        again = number >= CHUNKS_KEPT and torch.is_grad_enabled()
         parts.append(checkpoint(chunk, *arguments, use_reentrant=False) if again else chunk(*arguments))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def _picked_with_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(logits [n, V], target i64[n]) -> log-probabilities [n], entropies [n], both with a gradient."""
+    logp = logits.log_softmax(dim=-1)
+    return logp.gather(1, target[:, None])[:, 0], -(logp.exp() * logp.clamp(min=-1e4)).sum(dim=-1)
+
+
+class _Pick(torch.autograd.Function):
+    """(logits [n, V], target i64[n], temperature f32[n], sampling) -> log-probabilities [n], entropies [n].
+
+    Uses the logits up, as nobody else wants them; what is kept of them is the distribution, which the backward pass
+    uses up in turn.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, sampling: Sampling
+    ) -> tuple[Tensor, Tensor]:
+        place = target[:, None]
+        logits.div_(temperature[:, None])
+        cut = truncate(logits, sampling, keep=target)
+        if cut is not logits:
+            logits = cut.clamp_(min=torch.finfo(cut.dtype).min)  # minus infinity times no probability is no number
+        logp = logits.log_softmax(dim=-1)
+        logprobs = logp.gather(1, place)
+        norm = logits.gather(1, place) - logprobs
+        p = logp.exp_()
+        entropy = norm[:, 0] - torch.linalg.vecdot(p, logits)
+        ctx.save_for_backward(p, place, temperature)
+        ctx.mark_non_differentiable(entropy)
+        return logprobs[:, 0], entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        p, place, temperature = ctx.saved_tensors
+        each = (slope / temperature).to(p.dtype)[:, None]
+        return p.mul_(-each).scatter_add_(1, place, each), None, None, None

@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from turnstile.errors import ConfigError
-from turnstile.sandboxes.containers.runner import HEAD
+from turnstile.sandboxes.containers.runner.frames import HEAD
 from turnstile.sandboxes.folder import CHECKED_HASH, is_inside, may_be_stale, walk_tree
 
 IN_MEMORY = 16 << 20  # bytes; larger archives are kept in a temporary file
+BLOCK = 4096  # bytes; what an entry takes at least, and by which a file grows
+
+
+class TooLargeError(ValueError):
+    """An archive takes more room than it may."""
 
 
 def pack_tree(source: Path) -> IO[bytes]:
@@ -88,15 +93,21 @@ def add(made: IO[bytes], entry: dict[str, Any], data: bytes = b"") -> None:
     made.write(data)
 
 
-def unpack_tree(archive: IO[bytes], folder: Path) -> None:
-    """Put what an archive holds into `folder`, which is empty, and nothing anywhere else.
+def unpack_tree(archive: IO[bytes], folder: Path, *, most: int | None = None) -> int:
+    """Put what an archive holds into `folder`, which is empty, and nothing anywhere else: the bytes that it takes on a
+    disk, with a block for each entry and the last block of each file full.
 
-    Raises ValueError for an archive that would, or that is none. Links are made last, so no file goes through one.
+    Raises ValueError for an archive that would, or that is none, and TooLargeError before it takes more than `most`.
+    Links are made last, so no file goes through one.
     """
     made = {""}
     links: list[tuple[str, str]] = []
+    taken = 0
     while head := archive.read(HEAD.size):
         size, data_size = HEAD.unpack(head) if len(head) == HEAD.size else (0, 0)
+        taken += BLOCK * (1 + -(-data_size // BLOCK))
+        if most is not None and taken > most:
+            raise TooLargeError("it takes more room than it may")
         try:
             entry = json.loads(archive.read(size))
             kind, name = entry["kind"], entry["name"]
@@ -121,6 +132,7 @@ def unpack_tree(archive: IO[bytes], folder: Path) -> None:
     for path, to in links:
         if os.path.isabs(to) or not is_inside(top, os.path.realpath(path)):
             raise ValueError(f"the link {os.path.relpath(path, folder)!r} of an archive leaves it")
+    return taken
 
 
 def _unpack_file(archive: IO[bytes], path: str, mode: int, size: int) -> None:

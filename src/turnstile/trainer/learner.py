@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,8 @@ from transformers import PreTrainedModel
 from turnstile.batching.batch import Batch
 from turnstile.batching.forest import plant
 from turnstile.losses.base import Metrics, Needs, TokenLoss, needs_of
-from turnstile.models.attention import ForestLayout, forward_hidden, use_layouts
+from turnstile.models.attention import ForestLayout, forward_forest, try_layouts
+from turnstile.models.checkpointing import checkpointed
 from turnstile.models.logprobs import token_logprobs
 from turnstile.models.trunk import forward_above, frozen_layers
 from turnstile.trainer.optim import Schedule, adamw, factor
@@ -28,6 +30,8 @@ Trunk = Callable[[Row], Tensor]
 """A row -> what is known of its first tokens' trunk activations, [L', H]."""
 
 Weigh = Callable[[Sequence[Row]], list[F32]]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,19 +77,28 @@ class Plan:
     weight_decay: float = 0.0
     clip: float = 1.0
     budget: int = 8192
+    share: bool = True  # compute what rows begin with in common once
+    checkpointing: bool = False  # keep of each layer only what goes into it, and compute it again for its gradient
 
 
 class Learner:
-    """The network, its optimiser and how far they have come."""
+    """The network, its optimiser and how far they have come.
+
+    A family whose layers are not plain attention is trained all the same, row by row, and the log says so.
+    """
 
     def __init__(self, model: PreTrainedModel, parameters: Sequence[nn.Parameter], plan: Plan) -> None:
-        use_layouts(model)
+        why = try_layouts(model)
+        if why:
+            _log.warning("%s: its rows are trained one by one, and what they share is computed for each", why)
+        self.shares = plan.share and not why
         self.model = model
         self.parameters = list(parameters)
         self.plan = plan
         self.optimizer = adamw(self.parameters, plan.lr, plan.betas, plan.weight_decay)
-        self.frozen = frozen_layers(model)
+        self.frozen = 0 if why else frozen_layers(model)
         self.step = 0  # optimiser steps taken or skipped
+        self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
 
     def update(
         self, rows: Sequence[Row], objective: Objective, trunk: Trunk | None = None
@@ -100,7 +113,8 @@ class Learner:
         weights = objective.weigh(rows)
         logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
         trunks = _known(rows, trunk) if trunk and self.frozen else None
-        forests = plant(rows, weights, budget=self.plan.budget, device=self.model.device, trunks=trunks)
+        budget, device = self.plan.budget, self.model.device
+        forests = plant(rows, weights, budget=budget, device=device, share=self.shares, trunks=trunks)
         self.optimizer.zero_grad(set_to_none=True)
         sums = {"loss/total": 0.0}
         measure = functools.partial(_measure, self.model, objective=objective, frozen=self.frozen)
@@ -108,9 +122,10 @@ class Learner:
         if is_cut(forests, objective.needs.whole):
             forests, evaluate = solve(forests, evaluate, measure)
         for batch in forests:
-            new, entropy = measure(batch)
-            loss, metrics = evaluate(new, entropy, batch)
-            total = (loss * batch.weights).sum()
+            with checkpointed(self.model, wanted=self.plan.checkpointing):
+                new, entropy = measure(batch)
+                loss, metrics = evaluate(new, entropy, batch)
+                total = (loss * batch.weights).sum()
             total.backward()
             scatter(logprobs, rows, batch, new.detach())
             for name, value in metrics.items():
@@ -118,6 +133,7 @@ class Learner:
             sums["loss/total"] += float(total.detach())
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
         report = {name: value / (1.0 if name == "loss/total" else mass) for name, value in sums.items()}
+        self._remember(report.get("policy/entropy", float("nan")))
         report |= self._step()
         report |= {
             "tokens/rows": float(sum(batch.row_tokens for batch in forests)),
@@ -127,6 +143,12 @@ class Learner:
             "seconds/update": time.monotonic() - started,
         }
         return report, weights, logprobs
+
+    def _remember(self, entropy: float) -> None:
+        """Takes one more step's entropy into the mean, if it is a number."""
+        if np.isfinite(entropy):
+            before = self.mean_entropy if np.isfinite(self.mean_entropy) else entropy
+            self.mean_entropy = before + (entropy - before) / (self.step + 1)
 
     def _step(self) -> dict[str, float]:
         """Clips the gradient and steps, or skips a step whose gradient is not finite."""
@@ -143,11 +165,12 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the weights."""
-        return {"optimizer": self.optimizer.state_dict(), "step": self.step}
+        return {"optimizer": self.optimizer.state_dict(), "step": self.step, "mean_entropy": self.mean_entropy}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
+        self.mean_entropy = float(state["mean_entropy"])
 
 
 def _known(rows: Sequence[Row], trunk: Trunk) -> list[Tensor] | None:
@@ -163,11 +186,10 @@ def _known(rows: Sequence[Row], trunk: Trunk) -> list[Tensor] | None:
 
 def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int) -> tuple[Tensor, Tensor]:
     """The policy's log-probabilities [N] and entropies [N] at a forest's trained tokens."""
-    layout = ForestLayout(batch)
     if batch.trunk is None:
-        hidden = forward_hidden(model, batch.tokens, batch.positions, layout)
+        hidden = forward_forest(model, batch)
     else:
-        hidden = forward_above(model, frozen, batch.trunk, batch.positions, layout)
+        hidden = forward_above(model, frozen, batch.trunk, batch.positions, ForestLayout(batch))
     return token_logprobs(
         model,
         hidden[batch.source],

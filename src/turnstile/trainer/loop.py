@@ -18,9 +18,11 @@ from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
 from turnstile.rollout.group import Player
 from turnstile.rollout.record import Recorder
+from turnstile.rollout.tree import tree_tokens
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
+from turnstile.trainer.critic import Critic
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import Annotator
@@ -71,6 +73,7 @@ class Parts:
     objective: Objective
     trunk: Trunk | None  # what the engine knows of the frozen layers
     annotators: Sequence[Annotator]  # for losses that hold on to another policy
+    critic: Critic | None  # for estimators that need values
     engine: Publisher
     tracker: Tracker
     recorder: Recorder
@@ -95,7 +98,8 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         _tell_failures(parts, progress.step, groups)
 
         scores = parts.scorer(groups)
-        advantages, progress.credit = parts.estimator(groups, scores, {}, progress.credit)
+        aux = {} if parts.critic is None else {"values": parts.critic.values(groups)}
+        advantages, progress.credit = parts.estimator(groups, scores, aux, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_flat=settings.drop_flat)
         for annotator in parts.annotators:
             rows = [annotator.annotate(group, parts.objective.sampling) for group in prepared.rows]
@@ -109,13 +113,17 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             minibatches=settings.minibatches,
             trunk=parts.trunk,
         )
+        learned = {} if parts.critic is None else parts.critic.learn(groups, scores, aux)
         parts.engine.publish(progress.step)
+        for annotator in parts.annotators:
+            annotator.stepped(progress.step)
 
         for group, own, advantage, weight, logprob in zip(
             groups, scores, per_group(groups, advantages), trained.weights, trained.logprobs, strict=True
         ):
             parts.recorder.write(progress.step, "train", group, own, advantage, {"weight": weight, "logprob": logprob})
         metrics = _metrics(parts, groups, scores, trained, flat=prepared.flat)
+        metrics |= learned
         metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
         parts.tracker.log(progress.step, metrics)
         for alarm in parts.alarms.values():
@@ -187,7 +195,10 @@ def _metrics(
         "credit/states_shared": states_shared(groups),
         "tokens/sampled": sampled,
         "tokens/computed": engine["tokens_computed"],
+        "tokens/rebuilt": engine["tokens_rebuilt"],
         "tokens/asked": engine["tokens_asked"] + sampled,
+        "tokens/tree": float(sum(tree_tokens(group) for group in groups)),
+        "engine/evicted": engine["evicted"],
         "tokens/per_second": sampled / max(engine["seconds"], 1e-9),
         "seconds/generate": engine["seconds"],
         "seconds/environment": sum(t.times.get("environment", 0.0) + t.times.get("measure", 0.0) for t in trajectories),

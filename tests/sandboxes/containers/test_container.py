@@ -233,6 +233,15 @@ async def test_closing_ends_the_starts_that_are_under_way(engine: Dockerd, conta
     assert engine.containers() == []
 
 
+async def test_only_images_that_are_named_are_pulled(containers: Make) -> None:
+    provider = containers(pull=["localhost:1/named"])
+    assert (await (await provider.start(Image(name=IMAGE, root="/"))).exec(["true"])).exit_code == 0  # it is there
+    with pytest.raises(ConfigError, match=r"may not pull it \(sandbox\.pull\); .* --image localhost:1/other, or"):
+        await provider.start(Image(name="localhost:1/other", root="/"))
+    with pytest.raises(DaemonError, match="its registry cannot be reached"):
+        await provider.start(Image(name="localhost:1/named", root="/"))
+
+
 async def test_tests_are_run_in_containers_where_a_recipe_says_so(
     engine: Dockerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -176,3 +179,36 @@ async def test_a_sweep_leaves_images_and_a_container_holds_them(
 )
 def test_a_registry_that_gives_no_more_is_no_fault_of_the_image(why: str, error: type[Exception]) -> None:
     assert type(refused("me/none:1", why)) is error
+
+
+IN_A_LOOP = """
+import asyncio, sys
+from pathlib import Path
+from turnstile.sandboxes.containers.provider import ContainerSandboxes
+
+async def main():
+    ContainerSandboxes(dockerfile=Path(sys.argv[1]), daemon=sys.argv[2])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("in_a_loop", [True, False])
+def test_the_making_of_an_image_is_told_and_can_be_interrupted(
+    engine: Dockerd, tmp_path: Path, in_a_loop: bool
+) -> None:
+    dockerfile = tmp_path / "slow" / "Dockerfile"
+    dockerfile.parent.mkdir()
+    dockerfile.write_text(f"FROM {IMAGE}\nENV WHICH={in_a_loop}\nRUN sleep 300\n")
+    command = [sys.executable, "-u", "-c", IN_A_LOOP, str(dockerfile), engine.address]
+    if not in_a_loop:
+        command = [sys.executable, "-um", "turnstile", "sandbox", "serve", "container", f"dockerfile={dockerfile}"]
+        command += [f"daemon={engine.address}", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        assert told.startswith("making the image localhost/turnstile/slow:")
+        assert told.endswith("; this may take minutes\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+        assert "served at" not in process.stdout.read()

@@ -3,17 +3,20 @@ from __future__ import annotations
 import ast
 import inspect
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile.sandboxes.containers import runner
-from turnstile.sandboxes.containers.runner import Cut
+from turnstile.sandboxes.containers.program import MODULES
+from turnstile.sandboxes.containers.runner.cut import Cut
+from turnstile.sandboxes.containers.runner.kernel import Kills, own_group
 
 
-def test_an_old_python_can_read_it() -> None:
-    ast.parse(inspect.getsource(runner), feature_version=(3, 7))
+@pytest.mark.parametrize("module", MODULES)
+def test_an_old_python_can_read_it(module: ModuleType) -> None:
+    ast.parse(inspect.getsource(module), feature_version=(3, 7))
 
 
 @pytest.mark.parametrize(
@@ -24,19 +27,16 @@ def test_an_old_python_can_read_it() -> None:
         ("4:memory:/docker/1\n", ""),
     ],
 )
-def test_out_of_memory_kills_are_counted_in_either_version(
-    told: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_kills_are_counted_in_either_version(told: str, group: str, tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text(told)
-    assert runner.own_group(str(tmp_path / "cgroup")) == group
+    assert own_group(str(tmp_path / "cgroup")) == group
     events = tmp_path / "memory.events"
-    monkeypatch.setattr(runner, "EVENTS", [str(tmp_path / "none"), str(events)])
     events.write_text("low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
-    assert runner.out_of_memory_kills() == 3
+    kills = Kills([str(tmp_path / "none"), str(events)])
+    assert (kills.known, kills.more()) == (3, False)
     events.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-    assert runner.out_of_memory_kills() == 5
-    events.unlink()
-    assert runner.out_of_memory_kills() == 0
+    assert (kills.more(), kills.more(), kills.known) == (True, False, 5)
+    assert Kills([str(tmp_path / "none")]).known == 0
 
 
 def cut(data: bytes, limit: int, piece: int) -> str:

@@ -238,6 +238,18 @@ async def test_templates_make_room_for_others(tier: Odd, remote: RemoteSandboxes
         await remote.start(tmp_path / "one")
 
 
+async def test_what_lies_unpacked_counts(tier: Odd, remote: RemoteSandboxes, tmp_path: Path) -> None:
+    """Small files take far less in an archive than on a disk."""
+    for folder, count in (("few", 100), ("many", 300)):
+        (tmp_path / folder).mkdir()
+        for number in range(count):
+            (tmp_path / folder / f"{number}").write_bytes(b"")
+    await remote.start(tmp_path / "few")
+    with pytest.raises(ConfigError, match=r"a template of more than 1 MiB; .*--templates-mb"):
+        await remote.start(tmp_path / "many")
+    assert len(tier.seen) == 2
+
+
 async def test_many_starts_of_one_template(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:
     await asyncio.gather(*(remote.start(template) for _ in range(8)))
     assert tier.seen[1:] == [["pkg", "run.sh"]] * 8

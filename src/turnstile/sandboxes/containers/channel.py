@@ -9,7 +9,7 @@ import socket
 import ssl
 from typing import IO, Any
 
-from turnstile.sandboxes.containers.runner import CHUNK, HEAD
+from turnstile.sandboxes.containers.runner.frames import CHUNK, HEAD, PIECE
 
 STDERR = 2
 SAID = 4096  # bytes of the runner's own errors that are kept
@@ -74,12 +74,13 @@ class Channel:
             await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
     async def _take(self, count: int) -> bytes:
+        size = CHUNK if count > PIECE else PIECE
         while len(self._bytes) < count:
             try:
                 if self._waits:  # no event loop can wait for it
-                    data = await asyncio.to_thread(self._socket.recv, CHUNK)
+                    data = await asyncio.to_thread(self._socket.recv, size)
                 else:
-                    data = await asyncio.get_running_loop().sock_recv(self._socket, CHUNK)
+                    data = await asyncio.get_running_loop().sock_recv(self._socket, size)
             except OSError:
                 raise ChannelClosedError from None
             if not data:

@@ -92,18 +92,24 @@ class Container:
             return await self._daemon.call(self._daemon.commit, self.identity)
 
     def stop(self) -> None:
-        """End what runs, and with it whoever waits for it; the container is still to be removed."""
+        """End what runs, and with it whoever waits for it; the container is still to be removed.
+
+        Where nothing runs its stream is left open: at the end of that the daemon begins a removal of its own, and would
+        refuse ours, whose end it tells us.
+        """
         self._ended = True
-        self._channel.shut()
+        if self._turn.locked():
+            self._channel.shut()
 
     async def end(self) -> None:
-        """Remove the container. One that the daemon cannot remove now is left to a sweep."""
+        """Remove the container. One that the daemon cannot remove now ends with its stream, or is left to a sweep."""
         self.stop()
         try:
             await self._daemon.call(self._daemon.remove, self.identity)
         except SandboxError as error:
             _log.warning("a container is left behind for now (turnstile sandbox prune removes it): %s", error)
         finally:
+            self._channel.shut()
             self._channel.close()
 
     async def _converse(

@@ -8,13 +8,16 @@ also when this process is killed, and the daemon removes it then.
 from __future__ import annotations
 
 import asyncio
-import inspect
+import contextlib
+import errno
 import io
 import logging
 import os
 import secrets
+import signal
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypedDict
@@ -22,11 +25,11 @@ from typing import IO, Any, TypedDict
 from turnstile.errors import ConfigError, ContainerDiedError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.archive import pack_modules, pack_tree
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
-from turnstile.sandboxes.containers import runner
 from turnstile.sandboxes.containers.channel import Channel
 from turnstile.sandboxes.containers.container import GRACE, Container
 from turnstile.sandboxes.containers.daemon import Daemon, Spec
 from turnstile.sandboxes.containers.images import Images
+from turnstile.sandboxes.containers.program import program
 from turnstile.sandboxes.folder import Home, as_folder, both_names, on_shelf
 from turnstile.sandboxes.forkserver import QUIET
 from turnstile.sandboxes.owner import owner_labels
@@ -41,6 +44,7 @@ WORK = f"{TOP}/work"
 CARRIED = f"{TOP}/carried"
 SCRATCH = "/tmp"
 BEGIN = 60.0  # seconds for the runner's first answer
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 FILES = 300.0  # seconds for a file or an archive to go to and fro
 
 
@@ -157,7 +161,7 @@ class ContainerSandbox:
         try:
             return await self.container.ask({**request, "root": self.root}, data, seconds=FILES, into=into)
         except OSError as error:
-            if error.errno in runner.NO_SPACE:
+            if error.errno in NO_SPACE:
                 raise DiskFullError(
                     f"the disk of container {self.container.identity[:12]} is full; raise sandbox.disk_mb ({error})"
                 ) from None
@@ -186,6 +190,21 @@ def named(image: str, dockerfile: Path | str | None, rootfs: Path | str | None) 
     )
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """An interrupt from the terminal ends what blocks in here at once. Without this, `asyncio.run` keeps the first one
+    until its loop goes on."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class ContainerSandboxes:
     """Private copies of a template in containers of an image, which needs Python 3.7 or newer and no network.
 
@@ -200,6 +219,8 @@ class ContainerSandboxes:
     Python. Where the engine is one of this machine, `readable` folders of this machine can be read at the same place
     inside, and of the folder `shelf` what `start` names as `deps`. `limits` hold for commands that bring none: a
     command's own memory limit counts where it is below the container's.
+
+    `start` pulls an image that the engine lacks where `pull` names it, and any where that is None.
 
     At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
     `run` and with this process, so that a sweep finds those whose process is gone. `daemon` is a socket's address
@@ -230,6 +251,7 @@ class ContainerSandboxes:
         warm: int = 2,
         most: int = 64,
         starts: int = 4,
+        pull: Sequence[str] | None = None,
         run: str = "",
         daemon: str | None = None,
         root: Path | None = None,
@@ -240,17 +262,19 @@ class ContainerSandboxes:
         self.daemon = Daemon(daemon, threads=starts + 2)
         self.images = Images(self.daemon)
         try:
-            image = self.images.base(**base)
+            with interruptible():
+                image = self.images.base(**base)
         except BaseException:
             self.daemon.close()
             raise
         self.home = Home(root)
         self.starts = starts
+        self._pull = None if pull is None else frozenset(pull)
         self._limits = limits
         self._mine = {PROVIDER: secrets.token_hex(8)}
         self.spec = Spec(
             image=image,
-            program=(python, "-I", "-S", "-B", "-X", "utf8", "-c", inspect.getsource(runner)),
+            program=(python, "-I", "-S", "-B", "-X", "utf8", "-c", program()),
             labels={**owner_labels(), **self._mine, RUN: run or self._mine[PROVIDER]},
             memory_mb=memory_mb,
             cpus=cpus,
@@ -303,7 +327,7 @@ class ContainerSandboxes:
         if deps is not None:
             spec = replace(spec, readable=(*spec.readable, *both_names([deps])))
         if isinstance(template, Image):
-            await self.daemon.call(self.images.pull, template.name)
+            await self.daemon.call(self._get, template.name)
             spec = replace(spec, image=template.name, read_only=False, tmpfs=())
             made = Made(spec=spec, root=template.root, carries=template.name in self.carrying)
             return self._opened(await self._pool.take(made, spares=False), made)
@@ -350,6 +374,16 @@ class ContainerSandboxes:
         sandbox = ContainerSandbox(self, container, root=made.root, limits=self._limits, carries=made.carries)
         self._open.add(sandbox)
         return sandbox
+
+    def _get(self, name: str) -> None:
+        """Have an image. Raises ConfigError where there is none, and it may not be pulled."""
+        if self._pull is None or name in self._pull:
+            self.images.pull(name)
+        elif not self.images.present(name):
+            raise ConfigError(
+                f"the engine does not have the image {name}, and may not pull it (sandbox.pull); docker pull it there, "
+                f"or start turnstile sandbox serve with --image {name}, or --pull for any"
+            )
 
     def _archive(self, template: Path) -> IO[bytes]:
         if template.is_file() and template.parent == self.home.path:

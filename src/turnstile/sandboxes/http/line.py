@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import IO, Any, TypeVar
 
 from turnstile.errors import ConfigError, MissingExtraError, SandboxError
-from turnstile.sandboxes.containers.runner import CHUNK
+from turnstile.sandboxes.containers.runner.frames import CHUNK
 from turnstile.sandboxes.http.wire import POLL, GarbageError, frame, raise_told, unframe
 
 try:

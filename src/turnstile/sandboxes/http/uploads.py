@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from turnstile.errors import ConfigError, SandboxError
-from turnstile.sandboxes.archive import unpack_tree
+from turnstile.sandboxes.archive import TooLargeError, unpack_tree
 from turnstile.sandboxes.folder import Home, remove_tree, short_machine
 
 
@@ -22,7 +22,8 @@ class UnknownUploadError(Exception):
 
 
 class Uploads:
-    """At most `most_mb` of archives; the ones that were not used for longest make room for others."""
+    """At most `most_mb` of templates, as they lie unpacked; the ones that were not used for longest make room for
+    others. One that comes is twice there for a while, packed and unpacked."""
 
     def __init__(self, *, most_mb: int, root: Path | None = None) -> None:
         self._home = Home(root)
@@ -42,10 +43,10 @@ class Uploads:
         ValueError for what is no archive.
         """
         with tempfile.TemporaryFile(dir=self._home.path) as archive:
-            size = await self._spool(digest, parts, archive)
+            await self._spool(digest, parts, archive)
             folder = self._home.new_snapshot()
             try:
-                await asyncio.to_thread(_unpack, archive, folder)
+                size = await asyncio.to_thread(_unpack, archive, folder, self._most)
             except BaseException:
                 await asyncio.to_thread(remove_tree, folder)
                 raise
@@ -70,21 +71,18 @@ class Uploads:
     async def close(self) -> None:
         await asyncio.to_thread(self._finalizer)
 
-    async def _spool(self, digest: str, parts: AsyncIterator[bytes], archive: IO[bytes]) -> int:
+    async def _spool(self, digest: str, parts: AsyncIterator[bytes], archive: IO[bytes]) -> None:
         found, size = hashlib.sha256(), 0
         async for data in parts:
             found.update(data)
             size += len(data)
             if size > self._most:
-                raise ConfigError(
-                    f"a template of more than {self._most >> 20} MiB; give the sandbox server a larger --templates-mb"
-                )
+                raise too_large(self._most)
             with short_machine(self._home.path):
                 await asyncio.to_thread(archive.write, data)
         if found.hexdigest() != digest:
             raise SandboxError(f"what was sent as template {digest[:12]} has the digest {found.hexdigest()[:12]}")
         archive.seek(0)
-        return size
 
     async def _make_room(self) -> None:
         """Remove the oldest that nobody holds, but never the newest."""
@@ -99,10 +97,17 @@ class Uploads:
                     await asyncio.to_thread(remove_tree, folder)
 
 
-def _unpack(archive: IO[bytes], folder: Path) -> None:
+def too_large(most: int) -> ConfigError:
+    return ConfigError(f"a template of more than {most >> 20} MiB; give the sandbox server a larger --templates-mb")
+
+
+def _unpack(archive: IO[bytes], folder: Path, most: int) -> int:
+    """Gives the bytes that it takes."""
     with short_machine(folder):
         folder.mkdir()
         try:
-            unpack_tree(archive, folder)
+            return unpack_tree(archive, folder, most=most)
+        except TooLargeError:
+            raise too_large(most) from None
         except PermissionError as error:
             raise SandboxError(f"the template cannot be unpacked: {error}") from None

@@ -19,7 +19,7 @@ from turnstile.errors import (
     OutOfMemoryError,
     SandboxError,
 )
-from turnstile.sandboxes.containers.runner import HEAD
+from turnstile.sandboxes.containers.runner.frames import HEAD
 
 WIRE = 2  # of both ends the same
 TOKEN = "TURNSTILE_SANDBOX_TOKEN"

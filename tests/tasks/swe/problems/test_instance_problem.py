@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from turnstile.tasks.swe.problems.base import Problem, graded_patch
 from turnstile.tasks.swe.problems.cases import ProblemCases
 from turnstile.tasks.swe.problems.copy import Change
 from turnstile.tasks.swe.problems.problems import Problems
-from turnstile.types import Task
+from turnstile.tasks.swe.shell_oracle import random_agent
+from turnstile.types import JSON, Task
 
 LIMITS = Limits(seconds=60.0)
 FIX = "sed -i 's/(len(values) + 1)/len(values)/' calc/__init__.py"
@@ -333,14 +335,26 @@ async def test_a_log_that_can_be_printed_is_refused(problems: Problems, instance
 
 
 async def test_the_random_agent_plays_instances(problems: Problems, instance: Instance) -> None:
-    env = ShellEnv(problems=problems)
+    task, env = as_task(instance), ShellEnv(problems=problems)
+    done: list[Mapping[str, JSON]] = []
 
     async def play(task: Task) -> bool:
+        agent = random_agent(task, random.Random(0))
+        seen = (await env.reset(task)).messages
+        terminated = False
+        while not terminated:
+            step = await env.step(agent(seen))
+            seen, terminated = step.messages, step.terminated
+            done.append(step.signals)
+        done.append(await env.measure())
+        await env.close()
         return await play_randomly(env, task)
 
-    cases = ProblemCases(problems=problems, probes={})
-    (found,) = await check([as_task(instance)], cases, repeats=1, play=play)
+    (found,) = await check([task], ProblemCases(problems=problems, probes={}), repeats=1, play=play)
     assert (found.random, found.why) == (0, None)
+    *steps, end = done
+    assert [one["command"] for one in steps] == ["bash", *["view", "str_replace"] * 3, "submit"]
+    assert (end["submitted"], end["modified"], end["resolved"]) == (True, True, False)
 
 
 async def test_a_cheat_begins_in_the_largest_package(problems: Problems, instance: Instance) -> None:

@@ -1,0 +1,383 @@
+"""Training on shared prefixes: seconds and memory of an update, shared, unshared, and as a plain loop would do it.
+
+    python benchmarks/forest.py                     the grid; what is measured is not measured again
+    python benchmarks/forest.py --minutes 4         stops in between, and goes on with the next call
+    python benchmarks/forest.py --tables            only writes the tables of what is kept
+
+A group of attempts at one task shares its prompt. One update (forward, backward, clipping, AdamW, all weights) over
+such a group is timed in a process of its own, for four contestants with the same weights, rows and optimiser:
+
+- `shared`: Turnstile's learner; the prompt is computed once
+- `unshared`: the same learner with every row by itself, as many of them at once as it sees fit
+- `batches`: a plain loop over the model as transformers runs it, as many rows at once as `unshared`
+- `rows`: the same loop, one row at a time
+
+The plain loops project only the answers to the vocabulary, as the learner does. Contestants take turns, and their order
+changes from repeat to repeat. Measurements are kept in docs/results/performance/forest.json, and the tables between the
+marks in docs/results/performance.md are written from that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from turnstile.batching.forest import plant
+from turnstile.batching.weights import token as token_weights
+from turnstile.losses.reinforce import reinforce
+from turnstile.models.load import load_model
+from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.optim import constant
+from turnstile.types import F32, Row
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT, PAGE = Path("docs/results/performance/forest.json"), Path("docs/results/performance.md")
+MARKS = ("<!-- begin: benchmarks/forest.py -->", "<!-- end: benchmarks/forest.py -->")
+SMALL, SMOLLM2 = "llama-8m", "smollm2-135m"
+RESPONSE = 200  # tokens of each attempt, all of them trained
+CONTESTANTS = ("shared", "unshared", "batches", "rows")
+LEAST_SECONDS = 2.0  # of a measurement; short updates are repeated
+Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """One group of attempts at a task."""
+
+    model: str
+    group: int
+    prompt: int
+    budget: int  # tokens computed at once
+
+    @property
+    def contestants(self) -> tuple[str, ...]:
+        """Batches of one row are rows."""
+        return tuple(c for c in CONTESTANTS if c != "batches" or self.at_once > 1)
+
+    @property
+    def at_once(self) -> int:
+        """Rows that `unshared` takes at once, and `batches` with it."""
+        rows = group_of(self.group, self.prompt, RESPONSE)
+        return -(-self.group // len(plant(rows, token_weights(rows), budget=self.budget, share=False)))
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.group} x {self.prompt}"
+
+
+GRID = tuple(
+    Point(model=SMALL, group=group, prompt=prompt, budget=8192) for prompt in (250, 1000, 4000) for group in (4, 8, 16)
+)
+POINTS = (
+    *GRID,
+    Point(model=SMOLLM2, group=8, prompt=250, budget=2400),
+    Point(model=SMOLLM2, group=4, prompt=1000, budget=2400),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=0, help="begin no measurement after these (0: no limit)")
+    parser.add_argument("--only", default="", help="a part of the names of points, like '8m 4 x' or 'smollm2'")
+    parser.add_argument("--threads", type=int, default=0, help="default: torch's own choice")
+    parser.add_argument("--tables", action="store_true", help="only write the tables of what is kept")
+    args = parser.parse_args()
+    os.chdir(ROOT)
+    began = time.monotonic()
+    for point, contestant, repeat in [] if args.tables else missing(args.repeats, args.only):
+        if args.minutes and time.monotonic() - began > 60 * args.minutes:
+            print("stopped; the next call goes on", flush=True)
+            break
+        record = {"point": point.name, "contestant": contestant, "repeat": repeat}
+        record |= in_a_process(measure, point, contestant, args.threads)
+        keep(record)
+        print(json.dumps(record), flush=True)
+    if KEPT.exists():
+        write_page()
+
+
+def missing(repeats: int, only: str) -> Iterator[tuple[Point, str, int]]:
+    done = {(one["point"], one["contestant"], one["repeat"]) for one in read()["measurements"]}
+    for repeat in range(repeats):
+        turned = CONTESTANTS[repeat % 4 :] + CONTESTANTS[: repeat % 4]
+        for point in POINTS:
+            if only in point.name:
+                yield from (
+                    (point, c, repeat) for c in turned if c in point.contestants and (point.name, c, repeat) not in done
+                )
+
+
+def in_a_process(work: Callable[..., Record], *arguments: Any) -> Record:
+    """Runs `work` in a process of its own, whose memory has seen nothing else but the imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["turnstile.trainer.learner", "turnstile.models.load"])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def measure(point: Point, contestant: str, threads: int) -> Record:
+    """Seconds of one update by the clock and of the processor (all cores), the highest memory of the process in MB, and
+    the matrix peak before in GFLOP/s."""
+    if threads:
+        torch.set_num_threads(threads)
+    model = load(point.model)
+    update = updating(model, contestant, point.budget)
+    update(group_of(2, 64, 16))  # the optimiser's moments and the kernels are there from now on
+    rows, seconds, peak, used = group_of(point.group, point.prompt, RESPONSE), [], matrix_peak(), time.process_time()
+    while sum(seconds) < LEAST_SECONDS:
+        started = time.perf_counter()
+        update(rows)
+        seconds.append(time.perf_counter() - started)
+    used = (time.process_time() - used) / len(seconds)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if platform.system() == "Linux" else 2**20)
+    found = {"seconds": statistics.median(seconds), "processor": used, "peak_mb": memory, "gflops_peak": peak}
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def load(name: str) -> PreTrainedModel:
+    if name != SMALL:
+        return load_model(name, device="cpu", dtype="float32")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=9, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def group_of(group: int, prompt: int, response: int, vocabulary: int = 4000) -> list[Row]:
+    """Random attempts that share a random prompt and nothing else."""
+    draw, length = np.random.default_rng(0), prompt + response
+    head, rows = draw.integers(3, vocabulary, prompt), []
+    mask = np.arange(length) >= prompt
+    for number in range(group):
+        answer = draw.integers(3, vocabulary, response)
+        answer[0] = 3 + number
+        rows.append(
+            Row(
+                token_ids=np.concatenate([head, answer]).astype(np.int32),
+                loss_mask=mask,
+                logprobs=np.where(mask, -8, 0).astype(np.float32),
+                advantages=np.where(mask, draw.normal(), 0).astype(np.float32),
+                turn_ids=np.where(mask, 0, -1).astype(np.int32),
+                versions=np.zeros(length, np.int32),
+                origin=("group", number),
+            )
+        )
+    return rows
+
+
+def updating(model: PreTrainedModel, contestant: str, budget: int) -> Callable[[Sequence[Row]], None]:
+    """What makes one optimiser step over rows."""
+    plan = Plan(lr=1e-5, schedule=constant, warmup=0, total=100, budget=budget, share=contestant == "shared")
+    learner = Learner(model, list(model.parameters()), plan)
+    if contestant in ("shared", "unshared"):
+        objective = Objective(loss=reinforce, weigh=token_weights)
+        return lambda rows: ignore(learner.update(rows, objective))
+    model.set_attn_implementation("sdpa")
+
+    def plain(rows: Sequence[Row]) -> None:
+        weights = token_weights(rows)
+        whole = plant(rows, weights, budget=budget, share=False)
+        size = -(-len(rows) // len(whole)) if contestant == "batches" else 1
+        for begin in range(0, len(rows), size):
+            plain_loss(model, rows[begin : begin + size], weights[begin : begin + size]).backward()
+        learner._step()
+
+    return plain
+
+
+def ignore(_: object) -> None:
+    return None
+
+
+def plain_loss(model: PreTrainedModel, rows: Sequence[Row], weights: Sequence[F32]) -> Tensor:
+    """Sum of w * -A * log pi over the answers of rows of one length, from the model's own logits."""
+    tokens = torch.from_numpy(np.stack([row.token_ids for row in rows])).long()
+    count = int(rows[0].loss_mask.sum())
+    factors = [row.advantages[-count:] * w[-count:] for row, w in zip(rows, weights, strict=True)]
+    logits = model(tokens, use_cache=False, logits_to_keep=count + 1).logits[:, :-1]
+    nats = cross_entropy(logits.reshape(-1, logits.shape[-1]), tokens[:, -count:].reshape(-1), reduction="none")
+    return (nats * torch.from_numpy(np.concatenate(factors))).sum()
+
+
+def matrix_peak(size: int = 1024) -> float:
+    """GFLOP/s of multiplying square matrices, the best of a few."""
+    one, best = torch.randn(size, size), 0.0
+    for _ in range(8):
+        started = time.perf_counter()
+        one @ one
+        best = max(best, 2 * size**3 / (time.perf_counter() - started) / 1e9)
+    return best
+
+
+def flops(model: PreTrainedModel, rows: Sequence[Row], *, share: bool) -> float:
+    """Floating-point operations of an update, counted exactly: every matrix and every pair that sees each other.
+
+    A pass backward takes twice what the pass forward takes; what kernels compute again is not counted.
+    """
+    config: Any = model.config
+    head = model.get_output_embeddings().weight.numel()
+    linear = sum(m.weight.numel() for m in model.get_decoder().modules() if isinstance(m, nn.Linear))
+    width = config.num_attention_heads * (
+        getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
+    )
+    forward = 0.0
+    for batch in plant(rows, token_weights(rows), budget=10**9, share=share):
+        pairs = int((batch.positions + 1).sum())
+        forward += 2 * linear * batch.size + 2 * head * len(batch.target) + 4 * width * config.num_hidden_layers * pairs
+    return 3 * forward
+
+
+@functools.cache
+def shape(name: str) -> PreTrainedModel:
+    """A model's matrices without their numbers."""
+    with torch.device("meta"):
+        if name == SMALL:
+            return load(name)
+        return LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+                num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
+            )
+        )  # fmt: skip
+
+
+def read() -> Record:
+    if not KEPT.exists():
+        return {"machine": machine(), "measurements": []}
+    found: Record = json.loads(KEPT.read_text(encoding="utf-8"))
+    return found
+
+
+def machine() -> Record:
+    return {"cores": os.cpu_count(), "processor": platform.machine(), "torch": torch.__version__}
+
+
+def keep(record: Record) -> None:
+    body = read()
+    body["measurements"].append(record)
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join("  " + json.dumps(one) for one in body["measurements"])
+    text = f'{{\n "machine": {json.dumps(body["machine"])},\n "measurements": [\n{lines}\n ]\n}}\n'
+    KEPT.write_text(text, encoding="utf-8")
+
+
+def write_page() -> None:
+    """Replaces what stands between the marks of the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    before, mark, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    if not mark:
+        raise SystemExit(f"{PAGE} has no line {MARKS[0]!r}; put it where the tables belong, and {MARKS[1]!r} after it")
+    after = rest.partition(MARKS[1])[2]
+    return f"{before}{MARKS[0]}\n\n{tables(read())}\n\n{MARKS[1]}{after}"
+
+
+class Found:
+    """What was measured of a point, over the repeats that all its contestants have."""
+
+    def __init__(self, point: Point, measurements: Iterable[Record]) -> None:
+        self.point = point
+        self.by: dict[str, dict[int, Record]] = {contestant: {} for contestant in point.contestants}
+        for one in measurements:
+            if one["point"] == point.name and one["contestant"] in self.by:
+                self.by[one["contestant"]][one["repeat"]] = one
+        self.repeats = sorted(set.intersection(*(set(found) for found in self.by.values())))
+
+    def median(self, contestant: str, what: str = "seconds") -> float:
+        return statistics.median(self.by[contestant][r][what] for r in self.repeats)
+
+    def ratios(self, slow: str, fast: str, what: str = "seconds") -> list[float]:
+        return [self.by[slow][r][what] / self.by[fast][r][what] for r in self.repeats]
+
+    def highest(self, contestant: str) -> float:
+        return max(self.by[contestant][r]["peak_mb"] for r in self.repeats)
+
+
+def tables(body: Record) -> str:
+    found = [one for point in POINTS if (one := Found(point, body["measurements"])).repeats]
+    return "\n\n".join([speed_table(found), plain_table(found), memory_table(found)])
+
+
+COLUMNS = ("model", "group", "prompt")
+
+
+def speed_table(found: Iterable[Found]) -> str:
+    rows = []
+    for one in found:
+        rows_of = group_of(one.point.group, one.point.prompt, RESPONSE)
+        work = {share: flops(shape(one.point.model), rows_of, share=share) for share in (True, False)}
+        ideal = work[False] / work[True]
+        clock, processor = (one.ratios("unshared", "shared", what) for what in ("seconds", "processor"))
+        rates = [work[True] / each["seconds"] / 1e9 / each["gflops_peak"] for each in one.by["shared"].values()]
+        rows.append([
+            *place(one.point), len(one.repeats), f"{one.median('unshared'):.2f}", f"{one.median('shared'):.2f}",
+            f"{ideal:.2f}", spread(clock, ".2f"), f"{statistics.median(clock) / ideal:.0%}",
+            f"{statistics.median(processor) / ideal:.0%}", f"{statistics.median(rates):.0%}",
+        ])  # fmt: skip
+    head = ("repeats", "unshared, s", "shared, s", "ratio of FLOPs", "speed-up", "of the ratio", "by processor time",
+            "of matrix peak")  # fmt: skip
+    return table((*COLUMNS, *head), rows)
+
+
+def plain_table(found: Iterable[Found]) -> str:
+    rows = []
+    for one in found:
+        tokens = one.point.group * (one.point.prompt + RESPONSE)
+        cells = [f"{tokens / one.median(c):,.0f}" if c in one.by else "=" for c in ("rows", "batches", "unshared")]
+        cells += [
+            spread(one.ratios(plain, "unshared", what), ".0%") if plain in one.by else "="
+            for plain in ("rows", "batches")
+            for what in ("seconds", "processor")
+        ]
+        rows.append([*place(one.point), one.point.at_once, *cells])
+    head = ("rows at once", "rows, tokens/s", "batches, tokens/s", "unshared, tokens/s", "unshared / rows",
+            "by processor time", "unshared / batches", "by processor time")  # fmt: skip
+    return table((*COLUMNS, *head), rows)
+
+
+def memory_table(found: Iterable[Found]) -> str:
+    columns = ("rows", "batches", "unshared", "shared")
+    rows = [[*place(one.point), *(f"{one.highest(c):,.0f}" if c in one.by else "=" for c in columns)] for one in found]
+    return table((*COLUMNS, *(f"{column}, MB" for column in columns)), rows)
+
+
+def place(point: Point) -> list[Any]:
+    return [point.model, point.group, point.prompt]
+
+
+def spread(values: Iterable[float], style: str) -> str:
+    """The median, and from the least to the most."""
+    found = sorted(values)
+    return f"{statistics.median(found):{style}} ({found[0]:{style}} to {found[-1]:{style}})"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Training and decoding on an accelerator: how much of the matrix peak, and what sharing gains there.
+
+    python benchmarks/gpu.py                            0.5B and 1.5B parameters with random weights, on CUDA
+    python benchmarks/gpu.py --device cpu --tiny        does it run? Its figures mean nothing
+
+For each size: model FLOPs utilisation of an update over one group (forward, backward, AdamW), which counts every unique
+token once, against the matrix peak measured in the same run; the same rows unshared; tokens a second of sampling in the
+engine, and of transformers' continuous batching over the same prompts. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from forest import flops, group_of
+from turnstile.batching.weights import token as token_weights
+from turnstile.engines.transformers import TransformersEngine
+from turnstile.losses.reinforce import reinforce
+from turnstile.models.load import pick_device
+from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.optim import constant
+from turnstile.types import Sampling
+
+SIZES: dict[str, dict[str, int]] = {
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+             "num_key_value_heads": 2, "vocab_size": 151_936},
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+             "num_key_value_heads": 2, "vocab_size": 151_936},
+}  # fmt: skip
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=4096)
+    parser.add_argument("--response", type=int, default=4096)
+    parser.add_argument("--budget", type=int, default=40_960, help="unique tokens computed at once")
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--decode", type=int, default=128, help="tokens sampled for each of 32 prompts")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, and few tokens")
+    args = parser.parse_args()
+    if args.tiny:
+        args.prompt, args.response, args.decode, args.sizes, args.dtype = 48, 32, 4, ["tiny"], "float32"
+    device, dtype = pick_device(args.device), getattr(torch, args.dtype)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    peak = matrix_peak(device, dtype, 256 if args.tiny else 8192)
+    report: dict[str, Any] = {"device": name, "dtype": args.dtype, "torch": torch.__version__}
+    report["matrix peak, TFLOP/s"] = round(peak / 1e12, 3)
+    for size in args.sizes:
+        model = made(TINY if args.tiny else SIZES[size], device, dtype)
+        report[size] = {"training": training(model, args, peak), "decoding": decoding(model, args)}
+        del model
+        gc.collect()
+    print(json.dumps(report, indent=2))
+
+
+def made(shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A Qwen2 with random weights."""
+    torch.manual_seed(0)
+    config = Qwen2Config(**shape, max_position_embeddings=32_768, tie_word_embeddings=True, dtype=dtype)
+    model = Qwen2ForCausalLM(config).to(dtype).eval()
+    return model.to(device)  # type: ignore[arg-type]
+
+
+def timed(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Seconds, the median; the first time, which compiles, is not counted."""
+    seconds = []
+    for number in range(repeats + 1):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if number:
+            seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    one = torch.randn(size, size, device=device, dtype=dtype)
+    return 10 * 2 * size**3 / timed(lambda: [one @ one for _ in range(10)], device, 3)
+
+
+def training(model: PreTrainedModel, args: argparse.Namespace, peak: float) -> dict[str, Any]:
+    """An update with and without sharing."""
+    rows = group_of(args.group, args.prompt, args.response, model.config.vocab_size)
+    objective = Objective(loss=reinforce, weigh=token_weights)
+    found: dict[str, Any] = {}
+    for name, share in (("shared", True), ("unshared", False)):
+        plan = Plan(
+            lr=1e-6, schedule=constant, warmup=0, total=100, budget=args.budget, share=share,
+            checkpointing=args.checkpointing,
+        )  # fmt: skip
+        learner = Learner(model, list(model.parameters()), plan)
+        seconds = timed(lambda it=learner: it.update(rows, objective), model.device, args.repeats)
+        work = flops(model, rows, share=share)
+        found[name] = {"seconds": round(seconds, 3), "utilisation": round(work / seconds / peak, 3)}
+        if model.device.type == "cuda":
+            found[name]["peak memory, GiB"] = round(torch.cuda.max_memory_allocated(model.device) / 2**30, 2)
+            torch.cuda.reset_peak_memory_stats(model.device)
+        del learner
+    found["speed-up"] = round(found["unshared"]["seconds"] / found["shared"]["seconds"], 2)
+    found["ratio of FLOPs"] = round(flops(model, rows, share=False) / flops(model, rows, share=True), 2)
+    return found
+
+
+def decoding(model: PreTrainedModel, args: argparse.Namespace) -> dict[str, float]:
+    """Tokens a second for 32 prompts of 64 tokens, prompts included in the time."""
+    draw = np.random.default_rng(1)
+    prompts = [draw.integers(3, model.config.vocab_size, 64).astype(np.int32) for _ in range(32)]
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")))  # no text is made
+    engine = TransformersEngine(model, words)
+
+    async def sample() -> None:
+        async def one(number: int) -> None:
+            session = engine.open(f"prompt {number}")
+            await engine.generate(prompts[number], Sampling(max_tokens=args.decode, seed=number), session)
+            engine.close(session)
+
+        await asyncio.gather(*map(one, range(len(prompts))))
+
+    tokens = len(prompts) * args.decode
+    found = {"engine": tokens / timed(lambda: asyncio.run(sample()), model.device, args.repeats)}
+    if model.device.type == "cuda":  # transformers pages its keys and values there alone
+        model.set_attn_implementation("sdpa")
+        how = GenerationConfig(max_new_tokens=args.decode, do_sample=True, eos_token_id=-1, pad_token_id=0)
+        inputs = [prompt.tolist() for prompt in prompts]
+
+        def batched() -> object:
+            return model.generate_batch(inputs, generation_config=how)  # type: ignore[operator]
+
+        found["continuous batching"] = tokens / timed(batched, model.device, args.repeats)
+    return {name: round(rate, 1) for name, rate in found.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""What a turn costs late in a long episode: the tokens a rollout computes, and seconds by turn.
+
+    python benchmarks/turns.py                       4 episodes of 44 turns, three times
+    python benchmarks/turns.py --tables              only writes the table and the plot of what is kept
+
+Every turn samples the same number of tokens and is answered with the same words, so that turns differ in nothing but
+the history before them. Computed tokens are what the engine ran through the model; the tree's are the different
+histories there were, counted from the episodes; asked are those of a peer that computes every prompt anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from page import KEPT, Body, Kept, spread, table, write
+from turnstile.agents.base import Scaffold
+from turnstile.agents.parsing.lines import LineParser
+from turnstile.agents.renderer import LinesRenderer
+from turnstile.engines.transformers import TransformersEngine
+from turnstile.envs.base import Start, Step
+from turnstile.models.load import load_model, load_tokenizer
+from turnstile.rollout.episode import Limits
+from turnstile.rollout.group import Player
+from turnstile.types import JSON, Message, Sampling, Task, Trajectory
+
+EPISODES, TURNS, TOKENS = 4, 44, 16  # tokens sampled in each turn
+EARLY, LATE = 4, 40
+AROUND = 2  # turns before and after those two, for a median
+ANSWER = "that was heard, and nothing came of it; go on and say what you would look at next"
+
+
+class Talk:
+    """Answers whatever is said with the same words, for ever."""
+
+    async def reset(self, task: Task) -> Start:
+        return Start(messages=(Message(role="user", content="Say what you would do, a line at a time."),))
+
+    async def step(self, message: Message) -> Step:
+        return Step(messages=(Message(role="user", content=ANSWER),))
+
+    async def measure(self) -> Mapping[str, JSON]:
+        return {}
+
+    def state_key(self) -> str:
+        return ""
+
+    async def close(self) -> None:
+        pass
+
+
+class Unstopped(LinesRenderer):
+    """Lines that only the limit of tokens ends, so that all turns are of one length."""
+
+    stop = ()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--again", action="store_true", help="measure again what is kept")
+    parser.add_argument("--tables", action="store_true", help="only write the table and the plot of what is kept")
+    args = parser.parse_args()
+    kept = Kept("turns")
+    missing = [repeat for repeat in range(args.repeats) if args.again or str(repeat) not in kept.results]
+    if missing and not args.tables:
+        tokenizer = load_tokenizer(args.model)
+        engine = TransformersEngine(load_model(args.model), tokenizer)
+        asyncio.run(play(engine, tokenizer, seed=99, turns=2))  # warms up
+        for repeat in missing:
+            kept.put(str(repeat), asyncio.run(play(engine, tokenizer, seed=repeat, turns=TURNS)))
+            print(kept.results[str(repeat)], flush=True)
+    if kept.results:
+        plot(list(kept.results.values()))
+    write("turns", parts(kept.results))
+
+
+async def play(engine: TransformersEngine, tokenizer: Any, *, seed: int, turns: int) -> Body:
+    """One group of episodes, and what they took and computed."""
+    player = Player(
+        make_env=Talk,
+        engine=engine,
+        scaffold=Scaffold(Unstopped(tokenizer), LineParser()),
+        sampling=Sampling(max_tokens=TOKENS),
+        limits=Limits(turns=turns, seconds=0),
+        retries=0,
+    )
+    engine.take_stats()
+    (group,) = await player.groups([Task(id="talk", env="talk")], EPISODES, label=f"turns/{seed}", seed=seed)
+    stats = engine.take_stats()
+    episodes = group.trajectories
+    by_turn = [statistics.median(t.turns[i].completion.seconds for t in episodes) for i in range(turns)]
+    return {
+        "seconds": [round(value, 4) for value in by_turn],
+        "computed": int(stats["tokens_computed"]),
+        "tree": tree(episodes),
+        "asked": int(stats["tokens_asked"] + stats["tokens_sampled"]),
+        "longest": max(len(tokens(episode)) for episode in episodes),
+    }
+
+
+def tokens(episode: Trajectory) -> list[int]:
+    """All that the episode's last turn has seen and said but its last token, which nothing follows."""
+    parts = [part for turn in episode.turns for part in (turn.context_ids, turn.completion.token_ids)]
+    found: list[int] = np.concatenate(parts)[:-1].tolist()
+    return found
+
+
+def tree(episodes: Sequence[Trajectory]) -> int:
+    """The different non-empty histories in the episodes."""
+    names: dict[tuple[int, int], int] = {}
+    for episode in episodes:
+        here = -1
+        for token in tokens(episode):
+            here = names.setdefault((here, token), len(names))
+    return len(names)
+
+
+def parts(results: Mapping[str, Body]) -> list[str]:
+    runs = list(results.values())
+    if not runs:
+        return []
+    early, late = ([at(run, turn) for run in runs] for turn in (EARLY, LATE))
+    shares = [b / a for a, b in zip(early, late, strict=True)]
+    rows = [
+        ["tokens computed / in the tree", spread([run["computed"] / run["tree"] for run in runs], 4), "1"],
+        ["tokens asked for / computed", spread([run["asked"] / run["computed"] for run in runs], 1), "-"],
+        [f"seconds of turn {EARLY}", spread(early, 2), "-"],
+        [f"seconds of turn {LATE}", spread(late, 2), "-"],
+        [f"turn {LATE} / turn {EARLY}", spread(shares, 2), "at most 1.5, attention aside"],
+    ]
+    longest = max(run["longest"] for run in runs)
+    return [
+        f"{EPISODES} episodes of {TURNS} turns, {TOKENS} sampled tokens a turn, up to {longest} tokens long:",
+        table(("", "median (range)", "goal"), rows),
+        "![Seconds by turn](performance/turns.svg)",
+    ]
+
+
+def at(run: Body, turn: int) -> float:
+    """Seconds of the turn (from 1), the median of those around it."""
+    return statistics.median(run["seconds"][turn - 1 - AROUND : turn + AROUND])
+
+
+def plot(runs: Sequence[Body]) -> None:
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "turns"  # the same drawing gives the same file
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
+    turns = range(1, len(runs[0]["seconds"]) + 1)
+    for run in runs:
+        axes.plot(turns, run["seconds"], ".", color="tab:blue", alpha=0.5)
+    axes.plot(turns, np.median([run["seconds"] for run in runs], axis=0), color="tab:blue", label="median")
+    axes.set(xlabel="turn", ylabel="seconds a turn", ylim=(0, None))
+    axes.legend()
+    figure.savefig(KEPT / "turns.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

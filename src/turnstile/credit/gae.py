@@ -1,0 +1,191 @@
+"""Generalised advantage estimation from sampled token to sampled token, turn to turn, and both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State, valued
+from turnstile.credit.stats import F64, Scale, check_knob, check_range
+from turnstile.credit.turns import Turns, turns_of
+from turnstile.types import Group
+
+
+def _gae_targets(
+    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, lam: float = 0.95, **_: Any
+) -> Advantages:
+    step = turns_of(groups, scores)
+    values = step.values("gae", aux)
+    return _targets(step, values, _by_token(step, values, gamma, lam))
+
+
+@valued(_gae_targets)
+def gae(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    scale: Scale = "none",
+    eps: float = 1e-8,
+) -> tuple[Advantages, State]:
+    """A_n = sum_k (gamma lam)^k delta_{n+k}, delta_n = r_n + gamma V_{n+1} - V_n (GAE, arXiv 1506.02438).
+
+    n runs over the sampled tokens of the whole trajectory: the token after the last of a turn is the first of the next
+    turn, so what is observed in between takes no part, neither as a step of discount nor as a value. V_n is the
+    critic's value before token n is sampled; a turn's reward falls on its last token, the outcome on the last of all,
+    behind which V = 0, also where a limit stopped the episode. `scale = "std"` normalises over the tokens of the step,
+    as PPO is often run.
+
+    Needs a critic, which the trainer brings (`[critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
+    `aux["values"]` is missing, TrainingError for a reward that is not finite.
+    """
+    check_range("gae", 0.0, 1.0, gamma=gamma, lam=lam)
+    check_knob("gae", "scale", scale, ("std", "none"))
+    step = turns_of(groups, scores)
+    raw = _by_token(step, step.values("gae", aux), gamma, lam)
+    return step.split(step.over_tokens(raw, scale, eps)), state
+
+
+def _turn_gae_targets(
+    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, lam: float = 0.95, **_: Any
+) -> Advantages:
+    step = turns_of(groups, scores)
+    values = step.values("turn_gae", aux)
+    found = [np.full(len(own), np.nan) for own in values]  # the value of a turn is that of its first token
+    for own, value, advantage in zip(found, _first(values), _by_turn(step, _first(values), gamma, lam), strict=True):
+        own[:1] = value + advantage
+    return step.split(_of_counted(step, found))
+
+
+@valued(_turn_gae_targets)
+def turn_gae(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    scale: Scale = "none",
+    eps: float = 1e-8,
+) -> tuple[Advantages, State]:
+    """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t over turns, given to every token of
+    turn t (Turn-PPO, arXiv 2512.17008; VL-DAC, arXiv 2508.04280).
+
+    V_t is the critic's value at the turn's beginning, before its first token is sampled, so the action is the whole
+    turn, however many tokens it takes, and `gamma` discounts turns. The outcome falls on the last turn, behind which
+    V = 0. `scale = "std"` normalises over the tokens of the step.
+
+    Needs a critic, which the trainer brings (`[critic]`); it learns A_t + V_t at first tokens alone. Float64. Raises
+    ConfigError where `aux["values"]` is missing, TrainingError for a reward that is not finite.
+    """
+    check_range("turn_gae", 0.0, 1.0, gamma=gamma, lam=lam)
+    check_knob("turn_gae", "scale", scale, ("std", "none"))
+    step = turns_of(groups, scores)
+    values = step.values("turn_gae", aux)
+    turns = _by_turn(step, _first(values), gamma, lam)
+    raw = [np.full(len(own), value) for own, value in zip(values, turns, strict=True)]
+    return step.split(step.over_tokens(raw, scale, eps)), state
+
+
+def _bilevel_targets(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    token_gamma: float = 1.0,
+    token_lam: float = 0.95,
+    **_: Any,
+) -> Advantages:
+    step = turns_of(groups, scores)
+    values = step.values("bilevel_gae", aux)
+    turns = _by_turn(step, _first(values), gamma, lam)
+    return _targets(step, values, _inside(values, turns, token_gamma, token_lam))
+
+
+@valued(_bilevel_targets)
+def bilevel_gae(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    token_gamma: float = 1.0,
+    token_lam: float = 0.95,
+    scale: Scale = "none",
+    eps: float = 1e-8,
+) -> tuple[Advantages, State]:
+    """`turn_gae` over turns with `gamma` and `lam`, then GAE over the tokens of each turn (RAGEN, arXiv 2504.20073):
+    A_n = delta_n + token_gamma token_lam A_{n+1}, delta_n = token_gamma V_{n+1} - V_n, and at the last token of turn t
+    the advantage of the turn, A_t.
+
+    Rewards enter through the turns alone. `scale = "std"` normalises over the tokens of the step.
+
+    Needs a critic, which the trainer brings (`[critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
+    `aux["values"]` is missing, TrainingError for a reward that is not finite.
+    """
+    check_range("bilevel_gae", 0.0, 1.0, gamma=gamma, lam=lam, token_gamma=token_gamma, token_lam=token_lam)
+    check_knob("bilevel_gae", "scale", scale, ("std", "none"))
+    step = turns_of(groups, scores)
+    values = step.values("bilevel_gae", aux)
+    raw = _inside(values, _by_turn(step, _first(values), gamma, lam), token_gamma, token_lam)
+    return step.split(step.over_tokens(raw, scale, eps)), state
+
+
+def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float) -> list[F64]:
+    """GAE along the sampled tokens of each trajectory, [T] -> f64[n]."""
+    found = [np.zeros_like(own) for own in values]
+    advantage = ahead = reward = 0.0
+    for t in range(len(values) - 1, -1, -1):
+        if step.last[t]:
+            advantage, ahead, reward = 0.0, 0.0, step.outcomes[t]
+        reward += step.rewards[t]  # that of a turn without tokens falls on the token before it
+        for n in range(len(values[t]) - 1, -1, -1):
+            advantage = reward + gamma * ahead - values[t][n] + gamma * lam * advantage
+            found[t][n], ahead, reward = advantage, values[t][n], 0.0
+    return found
+
+
+def _by_turn(step: Turns, first: F64, gamma: float, lam: float) -> F64:
+    """GAE along the turns of each trajectory, f64[T]."""
+    found = np.zeros(len(first))
+    for t in range(len(first) - 1, -1, -1):
+        reward, ahead, later = step.rewards[t], 0.0, 0.0
+        if step.last[t]:
+            reward += step.outcomes[t]
+        else:
+            ahead, later = first[t + 1], found[t + 1]
+        found[t] = reward + gamma * ahead - first[t] + gamma * lam * later
+    return found
+
+
+def _inside(values: Sequence[F64], turns: F64, gamma: float, lam: float) -> list[F64]:
+    """Each turn's advantage carried back from its last token to its first, [T] -> f64[n]."""
+    found = [np.full(len(own), advantage) for own, advantage in zip(values, turns, strict=True)]
+    for own, advantages in zip(values, found, strict=True):
+        for n in range(len(own) - 2, -1, -1):
+            advantages[n] = gamma * own[n + 1] - own[n] + gamma * lam * advantages[n + 1]
+    return found
+
+
+def _first(values: Sequence[F64]) -> F64:
+    """The value at each turn's beginning, f64[T]; 0 for a turn in which nothing was sampled."""
+    return np.array([own[0] if len(own) else 0.0 for own in values], dtype=np.float64)
+
+
+def _targets(step: Turns, values: Sequence[F64], advantages: Sequence[F64]) -> Advantages:
+    return step.split(_of_counted(step, [v + a for v, a in zip(values, advantages, strict=True)]))
+
+
+def _of_counted(step: Turns, targets: Sequence[F64]) -> list[F64]:
+    """NaN, no target, where a trajectory is out of the baseline."""
+    return [own if counts else np.full(len(own), np.nan) for own, counts in zip(targets, step.counted, strict=True)]

@@ -1,0 +1,37 @@
+"""Learning from a teacher on what the student itself sampled."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from turnstile.batching.batch import Batch
+from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.kl import Estimator, divergence
+
+
+@needs("teacher_logprobs")
+def distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> tuple[Tensor, Metrics]:
+    """KL(pi || teacher) at each sampled token, from `batch.extras["teacher_logprobs"]` f32[N]: on-policy distillation
+    by the reverse divergence (MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649), with the student's own tokens.
+
+    Each token answers for itself, not for what came after it. Values and gradient are those of the loss `kl` with the
+    teacher in the reference's place: estimated from the sampled token, with the divergence's own expected gradient.
+
+    logprobs f32[N] -> loss f32[N]; metric kl_teacher (nats). Raises ConfigError without a teacher.
+    """
+    value = divergence(logprobs, batch, extra(batch, "teacher_logprobs", "distill"), estimator, "distill")
+    return value, {"kl_teacher": value.detach()}
+
+
+@needs("feedback_logprobs")
+def self_distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> tuple[Tensor, Metrics]:
+    """KL(pi || sg[pi given feedback]) at each sampled token, from `batch.extras["feedback_logprobs"]` f32[N]: what the
+    policy itself finds of its tokens once it has read what came of them (SDPO, arXiv 2601.20802; RLTF).
+
+    SDPO takes the divergence over the whole vocabulary; this is its estimate from the sampled token, which has the
+    same expected gradient and needs one number a token. The feedback stands in the teacher's context alone.
+
+    logprobs f32[N] -> loss f32[N]; metric kl_feedback (nats). Raises ConfigError without feedback's numbers.
+    """
+    value = divergence(logprobs, batch, extra(batch, "feedback_logprobs", "self_distill"), estimator, "self_distill")
+    return value, {"kl_feedback": value.detach()}

@@ -1,0 +1,38 @@
+"""Keeping what another policy can do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from turnstile.batching.batch import Batch
+from turnstile.errors import ConfigError
+from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.ratio import LIMIT
+
+
+@needs("ref_logprobs")
+def forward_kl(
+    logprobs: Tensor, batch: Batch, *, estimator: Literal["k1", "k3"] = "k3", cap: float = 10.0
+) -> tuple[Tensor, Metrics]:
+    """KL(reference || pi) at each token, which punishes forgetting any way of the reference's (DPH-RL, arXiv
+    2509.07430): with r = pi / reference and w = min(reference / behaviour, cap), held constant,
+    w * -log r (k1) or w * (r - 1 - log r) (k3, never negative, the same expected gradient with less noise).
+
+    The paper's forward KL is on samples of the reference that were stored before RL began: there the recorded
+    log-probabilities are the reference's own, and w is 1. On tokens that the policy sampled w corrects for that,
+    token by token; what the policy no longer samples it cannot correct for.
+
+    logprobs f32[N] -> loss f32[N]; metric kl_forward (nats). Raises ConfigError without a reference.
+    """
+    if estimator not in ("k1", "k3"):
+        raise ConfigError(f"loss 'forward_kl': estimator is k1 or k3, got {estimator!r}")
+    if cap <= 0:
+        raise ConfigError(f"loss 'forward_kl': cap must be above 0, got {cap}")
+    reference = extra(batch, "ref_logprobs", "forward_kl")
+    weight = torch.exp((reference - batch.logprobs).clamp(-LIMIT, LIMIT)).clamp(max=cap)
+    log_r = (logprobs - reference).clamp(-LIMIT, LIMIT)
+    loss = weight * (-log_r if estimator == "k1" else torch.exp(log_r) - 1 - log_r)
+    return loss, {"kl_forward": loss.detach()}

@@ -1,0 +1,45 @@
+"""Regression of what a turn was worth."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from turnstile.batching.batch import Batch
+from turnstile.errors import ConfigError
+from turnstile.losses.base import Metrics, needs
+from turnstile.losses.pairs import mean_over_pairs, sides
+from turnstile.losses.ratio import log_ratio, ratio_metrics
+
+
+@needs(whole="group")
+def refuel(
+    logprobs: Tensor, batch: Batch, *, eta: float = 1.0, turns: Literal["first", "all"] = "first"
+) -> tuple[Tensor, Metrics]:
+    """((g_i - g_j) / eta - (A_i - A_j))^2 for every two trajectories of a group, with g = sum of log pi - log
+    behaviour over the turn at which they part (REFUEL, arXiv 2410.04612: relative future rewards, regressed).
+
+    Attempts at one task share what comes before their first turn, so that is the turn (`turns = "first"`), and A, the
+    mean advantage of its tokens, stands for what the future brought: with a credit that only subtracts a baseline of
+    the group (`rloo`, or `scale = "none"`) A_i - A_j is the difference of returns. `turns = "all"` compares whole
+    trajectories (REBEL, arXiv 2404.16767). Groups all of whose advantages are 0 are left out.
+
+    A token has the mean loss of its trajectory's pairs and that mean's gradient; `weights` as for the loss `dpo`.
+
+    logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), residual (mean absolute difference within a
+    trajectory's pairs). Raises ConfigError for an eta or turns that make no sense.
+    """
+    if eta <= 0:
+        raise ConfigError(f"loss 'refuel': eta must be above 0, got {eta}")
+    if turns not in ("first", "all"):
+        raise ConfigError(f"loss 'refuel': turns is first or all, got {turns!r}")
+    log_ratios = log_ratio(logprobs, batch).detach()
+    pair = sides(batch, first_turn=turns == "first")
+    paired = pair.told_apart()
+    g = pair.total(log_ratios) / eta
+    off = (g[:, None] - g[None, :]) - (pair.score[:, None] - pair.score[None, :])
+    slope = mean_over_pairs(2 * off / eta, paired)
+    loss = pair.spread(mean_over_pairs(off.square(), paired), slope, logprobs)
+    residual = mean_over_pairs(off.abs(), paired).to(logprobs.dtype)[pair.index]
+    return loss, {**ratio_metrics(log_ratios), "residual": residual}

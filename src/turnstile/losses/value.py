@@ -1,0 +1,34 @@
+"""What a critic learns from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from turnstile.batching.batch import Batch
+from turnstile.errors import ConfigError
+from turnstile.losses.base import Metrics, extra, needs
+
+
+@needs("values", "returns")
+def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Tensor, Metrics]:
+    """max((v - R)^2, (v_old + clip(v - v_old, -clip, clip) - R)^2) / 2 at each token: the clipped squared error of a
+    critic (PPO's code; GAE, arXiv 1506.02438, has it unclipped, `clip = None`).
+
+    Takes the critic's values f32[N] where a policy's loss takes log-probabilities; `batch.extras["values"]` are those
+    of before the step, `batch.extras["returns"]` what they should have been, both f32[N].
+
+    values f32[N] -> loss f32[N]; metrics value, value_error (v - R)^2, clipped (1 where the gradient is cut). Raises
+    ConfigError without old values and returns, and for a clip that makes no sense.
+    """
+    if clip is not None and clip <= 0:
+        raise ConfigError(f"loss 'value': clip must be above 0, got {clip}")
+    old, returns = extra(batch, "values", "value"), extra(batch, "returns", "value")
+    error = (values - returns).square()
+    near = error if clip is None else (old + (values - old).clamp(-clip, clip) - returns).square()
+    metrics = {
+        "value": values.detach(),
+        "value_error": error.detach(),
+        "clipped": (near > error).to(values.dtype),
+    }
+    return torch.maximum(error, near) / 2, metrics

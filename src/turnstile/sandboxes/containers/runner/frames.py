@@ -1,0 +1,72 @@
+"""Frames, as requests and answers come and go, over standard input and output.
+
+frame = length of the JSON (4 bytes), length of the data (8 bytes), both big endian, then JSON and data
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+
+TYPE_CHECKING = False  # importing typing would take a tenth of a start
+if TYPE_CHECKING:
+    from typing import Any
+
+
+HEAD = struct.Struct(">IQ")
+CHUNK = 1 << 20
+PIECE = 1 << 16  # bytes that are read where few are expected: memory for more is mapped anew each time
+
+
+class Input:
+    """Standard input, read as it comes. Raises EOFError where it ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.buffer = b""
+
+    def some(self, count: int) -> bytes:
+        """At least one byte and at most `count`."""
+        if not self.buffer:
+            self.buffer = os.read(self.descriptor, CHUNK if count > PIECE else PIECE)
+            if not self.buffer:
+                raise EOFError
+        data, self.buffer = self.buffer[:count], self.buffer[count:]
+        return data
+
+    def exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            parts.append(self.some(count))
+            count -= len(parts[-1])
+        return b"".join(parts)
+
+
+class Data:
+    """The data of one frame, as a file to read from."""
+
+    def __init__(self, source: Input, size: int) -> None:
+        self.source = source
+        self.left = size
+
+    def read(self, count: int = -1) -> bytes:
+        count = self.left if count < 0 else min(count, self.left)
+        data = self.source.exactly(count)
+        self.left -= count
+        return data
+
+    def skip(self) -> None:
+        while self.left:
+            self.left -= len(self.source.some(self.left))
+
+
+def send(answer: dict[str, Any], data: bytes = b"") -> None:
+    body = json.dumps(answer).encode()
+    put(HEAD.pack(len(body), len(data)) + body + data)
+
+
+def put(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

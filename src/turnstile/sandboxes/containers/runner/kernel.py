@@ -1,0 +1,66 @@
+"""What is asked of the kernel about this container and the processes in it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Sequence
+
+NO_ROOM = 1 << 16  # bytes; a disk with less left is full
+GROUPS = "/sys/fs/cgroup"
+
+
+class Kills:
+    """How often the kernel has killed a process of this container for want of memory."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        """`files` are where it may be told; the first that there is counts."""
+        self.file = next((os.open(name, os.O_RDONLY) for name in files if os.path.isfile(name)), None)
+        self.known = self.count()
+
+    def count(self) -> int:
+        told = b"" if self.file is None else os.pread(self.file, 4096, 0)
+        return next((int(line.split()[1]) for line in told.splitlines() if line.startswith(b"oom_kill ")), 0)
+
+    def more(self) -> bool:
+        """Whether there are more than when this was last asked."""
+        before, self.known = self.known, self.count()
+        return self.known > before
+
+
+def kill_counts(told: str = "/proc/self/cgroup") -> list[str]:
+    """The files that may tell of kills, in either version of control groups."""
+    mine = f"{GROUPS}{own_group(told)}"  # where we see the machine's view
+    return [f"{mine}/memory.events", f"{GROUPS}/memory.events", f"{GROUPS}/memory/memory.oom_control"]
+
+
+def own_group(told: str) -> str:
+    """Our control group of version 2 as we see it: empty where we have a view of our own, or where it is version 1."""
+    try:
+        with open(told) as file:
+            return next((line[3:].strip().rstrip("/") for line in file if line.startswith("0::")), "")
+    except FileNotFoundError:
+        return ""
+
+
+def kill_all() -> bool:
+    """Kill every other process of the container; False where there is none."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def count_others() -> int:
+    return sum(name.isdigit() for name in os.listdir("/proc")) - 1
+
+
+def is_full(folder: str) -> bool:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < NO_ROOM
+
+
+def prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,86 @@
+"""What runs inside a container and carries out what `turnstile.sandboxes.containers.provider` asks for.
+
+It is the container's first process. Its modules are handed to the image's Python as one text (`containers.program`), so
+of the image it needs nothing but Python 3.7 with its standard library. Requests come over standard input, answers go
+over standard output (`frames`). One request is carried out at a time; the only frame that may come meanwhile is
+`cancel`, which has no answer of its own. An answer that says `more` is followed by another. Being first in its PID
+namespace, this process cannot be killed from inside, gets every orphan as its child and ends all others with one
+`kill(-1)`. When its input ends, the host is gone: it exits, and everything in the container with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+from turnstile.sandboxes.containers.runner.commands import Commands
+from turnstile.sandboxes.containers.runner.files import GoneError, begin, pack, send_file, unpack, write
+from turnstile.sandboxes.containers.runner.frames import HEAD, Data, Input, send
+from turnstile.sandboxes.containers.runner.kernel import kill_all, prctl
+
+TYPE_CHECKING = False  # importing typing would take a tenth of a start
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> NoReturn:
+    """Answer requests until nobody asks any more."""
+    prctl(PR_SET_DUMPABLE, 0)  # commands of the same user can then neither trace us nor open our pipes
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # for an engine that puts an init before us
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)  # and not SIG_IGN, which commands would inherit
+    source = Input(0)
+    commands = Commands(source)
+    try:
+        while True:
+            size, data_size = HEAD.unpack(source.exactly(HEAD.size))
+            request = json.loads(source.exactly(size).decode())
+            answer(request, Data(source, data_size), commands)
+    except (EOFError, BrokenPipeError):
+        pass
+    finally:
+        kill_all()
+    sys.exit(0)
+
+
+def answer(request: dict[str, Any], data: Data, commands: Commands) -> None:
+    operation = request["op"]
+    try:
+        if operation == "exec":
+            send(commands.execute(request))
+        elif operation == "read":
+            send_file(request)
+        elif operation == "write":
+            write(request, data)
+            send({})
+        elif operation == "unpack":
+            unpack(request["root"], data)
+            send({})
+        elif operation == "pack":
+            pack(request["root"])
+        elif operation == "begin":
+            begin(request)
+            send({})
+        elif operation == "ping":
+            send({})
+    except (EOFError, BrokenPipeError):
+        raise
+    except GoneError as error:
+        send({"gone": str(error)})
+    except ValueError as error:
+        send({"value": str(error)})
+    except OSError as error:
+        send({"errno": error.errno, "text": f"{error.strerror}: {shown(error.filename)}"})
+    except Exception as error:
+        send({"fault": f"{type(error).__name__}: {error}"})
+    data.skip()
+
+
+def shown(name: Any) -> str:
+    return os.fsdecode(name) if isinstance(name, (str, bytes)) else str(name)

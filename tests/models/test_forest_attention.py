@@ -1,0 +1,133 @@
+"""Every way to compute a forest's attention gives what a dense mask gives, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from networks import random_rows
+from turnstile.batching.batch import Batch
+from turnstile.batching.forest import plant
+from turnstile.batching.weights import token as token_weights
+from turnstile.models import attention
+from turnstile.models.attention import ForestLayout
+from turnstile.models.forest_attention import (
+    Node,
+    block_mask,
+    by_nodes,
+    by_runs,
+    can_flex,
+    can_go_by_nodes,
+    nodes_of,
+    runs_of,
+)
+
+
+def forest(seed: int = 0, *, share: bool = True) -> Batch:
+    rows = random_rows(9, seed=seed, trunk=20, private=25)
+    (batch,) = plant(rows, token_weights(rows), budget=10_000, share=share)
+    return batch
+
+
+def tensors(length: int, dtype: torch.dtype, *, heads: tuple[int, int] = (4, 2), value: int = 8) -> list[Tensor]:
+    """query, key, value of a model: heads are laid out behind tokens."""
+    draw = torch.Generator().manual_seed(length)
+    shapes = [(heads[0], 8), (heads[1], 8), (heads[1], value)]
+    made = [torch.randn(1, length, h, d, dtype=torch.float64, generator=draw).to(dtype) for h, d in shapes]
+    return [each.transpose(1, 2).requires_grad_() for each in made]
+
+
+def seen(ends: Tensor) -> Tensor:
+    """Who sees whom, bool[T, T], in the words of the layout."""
+    index = torch.arange(len(ends))
+    return (index[None] <= index[:, None]) & (index[:, None] < ends[None])
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float | None) -> Tensor:
+    return scaled_dot_product_attention(query, key, value, attn_mask=seen(ends), scale=scale, enable_gqa=True)
+
+
+WAYS: dict[str, Callable[..., Tensor]] = {
+    "nodes": lambda q, k, v, ends, scale: by_nodes(q, k, v, nodes_of(ends), scale),
+    "runs": lambda q, k, v, ends, scale: by_runs(q, k, v, runs_of(ends), scale),
+}
+
+
+def test_nodes_by_hand() -> None:
+    """a with b under it, on which c and d (with e) grow; then a tree of its own."""
+    assert nodes_of(torch.tensor([5, 5, 3, 5, 5, 7, 7])) == [
+        Node(0, 2, 5), Node(2, 3, 3), Node(3, 5, 5), Node(5, 7, 7),
+    ]  # fmt: skip
+    assert nodes_of(torch.tensor([], dtype=torch.int64)) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_is_that_of_a_dense_mask(way: str, share: bool, scale: float | None, seed: int) -> None:
+    batch = forest(seed, share=share)
+    inputs = tensors(batch.size, torch.float64)
+    found, expected = (f(*inputs, batch.subtree_end, scale) for f in (WAYS[way], dense))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    slope = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        torch.autograd.grad((found * slope).sum(), inputs),
+        torch.autograd.grad((expected * slope).sum(), inputs),
+        rtol=0, atol=1e-11,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 1)])
+def test_groups_of_heads(heads: tuple[int, int]) -> None:
+    batch = forest()
+    inputs = tensors(batch.size, torch.float64, heads=heads)
+    nodes = by_nodes(*inputs, nodes_of(batch.subtree_end), None)
+    torch.testing.assert_close(nodes, dense(*inputs, batch.subtree_end, None), rtol=0, atol=1e-12)
+
+
+def test_parts_are_merged_in_single_precision() -> None:
+    """In bfloat16 the result is as near as one call's own rounding, however many parts a token's sum has."""
+    batch = forest()
+    inputs = tensors(batch.size, torch.bfloat16)
+    found = by_nodes(*inputs, nodes_of(batch.subtree_end), None)
+    exact = dense(*(each.double() for each in inputs), batch.subtree_end, None)
+    assert found.dtype == torch.bfloat16
+    assert (found - exact).abs().max() < 2 * (exact.bfloat16() - exact).abs().max()
+    assert all(each.isfinite().all() for each in torch.autograd.grad(found.float().sum(), inputs))
+
+
+def test_what_flex_attention_is_told_is_the_same() -> None:
+    """Its kernels are for CUDA; its mask, and what it computes of it without a kernel, can be had here."""
+    batch = forest()
+    mask = block_mask(batch.subtree_end)
+    inputs = [each.detach() for each in tensors(batch.size, torch.float32)]
+    nothing = torch.tensor(0)
+    index = torch.arange(batch.size)
+    told = mask.mask_mod(nothing, nothing, index[:, None], index[None])
+    assert torch.equal(told, seen(batch.subtree_end))
+    with pytest.warns(UserWarning, match="without torch.compile"):
+        found = flex_attention(*inputs, block_mask=mask, scale=0.7, enable_gqa=True)
+    assert isinstance(found, Tensor)
+    torch.testing.assert_close(found, dense(*inputs, batch.subtree_end, 0.7), rtol=0, atol=1e-5)
+    assert not can_flex(inputs[0], inputs[2])
+
+
+@pytest.mark.parametrize("width", [8, 4])
+def test_the_layout_takes_what_is_there(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kernel for it (values of another width, here), runs with masks do."""
+    batch = forest()
+    inputs = tensors(batch.size, torch.float64, value=width)
+    taken = []
+    for name in ("by_nodes", "by_runs", "by_flex"):
+        way = getattr(attention, name)
+        monkeypatch.setattr(attention, name, lambda *a, way=way, name=name: (taken.append(name), way(*a))[1])
+    found = ForestLayout(batch).attend(0, *inputs, None)
+    torch.testing.assert_close(found, dense(*inputs, batch.subtree_end, None), rtol=0, atol=1e-12)
+    assert can_go_by_nodes(inputs[0], inputs[2]) == (width == 8)
+    assert taken == ["by_nodes" if width == 8 else "by_runs"]

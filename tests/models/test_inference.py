@@ -1,0 +1,90 @@
+"""The pass that samples gives what the model gives, fused where the family allows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from networks import FAMILIES, network
+from turnstile.models.adapt import choose_trainable
+from turnstile.models.attention import CausalLayout, forward_hidden, use_layouts
+from turnstile.models.inference import Inference
+from turnstile.models.logprobs import project
+from turnstile.models.trunk import captured
+
+TOKENS, POSITIONS = torch.arange(3, 20), torch.arange(17)
+LIKE_LLAMA = {"llama", "qwen2", "qwen3", "mistral"}
+
+
+@torch.no_grad()
+def both(model: torch.nn.Module, inference: Inference, keep: int = 0) -> None:
+    """The pass and its logits against the model's own."""
+    with captured(model, keep) as kept:
+        plain = forward_hidden(model, TOKENS, POSITIONS, CausalLayout())
+    found = inference.hidden(TOKENS, POSITIONS, CausalLayout(), keep)
+    for one, other in zip(found, (plain, *kept), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(inference.logits(found[0]), project(model, plain), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gives_what_the_model_gives(family: str) -> None:
+    model = network(family)
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference, keep=1 if hasattr(model.get_decoder(), "layers") else 0)
+    assert (inference._fused is not None) == (family in LIKE_LLAMA)
+
+
+@pytest.mark.parametrize("change", [{"attention_bias": True, "mlp_bias": True}, {"hidden_act": "gelu"}])
+def test_variants_of_a_family(change: dict[str, object]) -> None:
+    model = network("llama", **change)
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    assert (inference._fused is not None) == ("hidden_act" not in change)
+
+
+def test_other_numbers_and_unpacked_run_as_they_are() -> None:
+    for model, packed in ((network(dtype=torch.float64), True), (network(), False)):
+        use_layouts(model)
+        inference = Inference(model, packed=packed)
+        both(model, inference)
+        assert inference._fused is None
+
+
+def learn(parameters: list[torch.nn.Parameter]) -> None:
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.data.add_(0.1)  # past the counter that changes in place raise
+
+
+@pytest.mark.parametrize("train", ["all", "top", "lora"])
+def test_follows_what_learns(train: str) -> None:
+    model = network()
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    learning = choose_trainable(model, train, top_layers=1, lora_rank=2)  # type: ignore[arg-type]
+    for _ in range(2):
+        learn(learning)
+        inference.forget()
+        both(model, inference, keep=1)
+        assert inference._fused is not None
+
+
+def test_really_computes_on_copies() -> None:
+    model = network()
+    use_layouts(model)
+    inference = Inference(model)
+
+    def found() -> Tensor:
+        return inference.hidden(TOKENS, POSITIONS, CausalLayout())[0]
+
+    before = found()
+    projection = model.get_decoder().layers[0].mlp.up_proj
+    projection.weight.data.mul_(2)
+    assert torch.equal(found(), before)
+    projection.weight.requires_grad_(False).mul_(1)  # a change in place is seen without being told
+    assert not torch.allclose(found(), before)
