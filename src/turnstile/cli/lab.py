@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import click
 from rich.console import Console
@@ -32,7 +33,8 @@ from turnstile.evaluation.lab.table import Grid, details, directions, learning, 
 from turnstile.evaluation.lab.world import list_world
 
 _FEW = 6  # estimators of which every figure is shown
-_GIVEN = ("groups", "scores", "aux", "state")
+_GIVEN = {"credit": ("groups", "scores", "aux", "state"), "loss": ("logprobs", "batch")}
+_One = TypeVar("_One")
 
 
 @click.command(short_help="Hold estimators and losses against processes whose exact gradient is known.")
@@ -131,22 +133,26 @@ def read_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _estimators(words: Sequence[str]) -> list[Subject]:
-    """A name without knobs stands for all that it declares, and no name for everything there is."""
-    found: list[Subject] = []
-    for name, knobs in read_words(words):
-        section = make_recipe({"credit": {"kind": name}}, [f"credit.{knob}" for knob in knobs]).credit
-        bind("credit", section, given=_GIVEN)
-        found += [subject(name, section.knobs)] if knobs else declared(name)
-    return found if words else everyone()
+    return _read("credit", words, subject, declared) if words else everyone()
 
 
 def _losses(words: Sequence[str]) -> list[LossSubject]:
-    found: list[LossSubject] = []
+    return _read("loss", words, loss_subject, declared_losses) if words else every_loss()
+
+
+def _read(
+    room: Literal["credit", "loss"],
+    words: Sequence[str],
+    one: Callable[[str, Mapping[str, Any]], _One],
+    every: Callable[[str], list[_One]],
+) -> list[_One]:
+    """A name without knobs stands for all sets of them that it declares."""
+    found: list[_One] = []
     for name, knobs in read_words(words):
-        section = make_recipe({"loss": {"kind": name}}, [f"loss.{knob}" for knob in knobs]).loss
-        bind("loss", section, given=("logprobs", "batch"))
-        found += [loss_subject(name, section.knobs)] if knobs else declared_losses(name)
-    return found if words else every_loss()
+        section = getattr(make_recipe({room: {"kind": name}}, [f"{room}.{knob}" for knob in knobs]), room)
+        bind(room, section, given=_GIVEN[room])
+        found += [one(name, section.knobs)] if knobs else every(name)
+    return found
 
 
 def grids(lines: Sequence[Line], every: bool) -> list[Grid]:

@@ -184,3 +184,15 @@ def test_an_estimator_with_a_critic_gets_exact_values() -> None:
     assert not found.biased
     assert found.length == pytest.approx(1.0, abs=1e-3)
     assert found.episodes < figures("rloo", on).episodes
+
+
+def test_intervals_hold_the_exact_figures() -> None:
+    world = list_world(make("stopping"))
+    theta = some_policy(world)
+    subject = Subject(name="turn_return", estimator=resolve("credit", "turn_return"), knobs={"gamma": 0.9})
+    benches = [make_bench(world, theta, size=2, groups=256, seed=seed) for seed in range(12)]
+    exact = measure(subject, benches[0], exact=True)
+    found = [measure(subject, each, exact=False) for each in benches]
+    assert sum(abs(each.length - exact.length) < 1.96 * each.length_se for each in found) >= 10
+    assert sum(each.cosine_low < exact.cosine < each.cosine_high for each in found) >= 10
+    assert sum(each.biased for each in found) >= 10

@@ -15,6 +15,8 @@ import numpy as np
 from turnstile.evaluation.lab.play import Drawn
 from turnstile.evaluation.lab.world import F64, Truth, sums
 
+FOLDS = 4
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adjusted:
@@ -26,20 +28,27 @@ class Adjusted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Controls:
-    """C controls of N steps, less their known means. One coefficient serves all logits: with one for each, a logit that
-    few samples touch would be fitted to nothing but those."""
+    """C controls of N steps, less their known means.
+
+    The coefficients that a step is adjusted with come from other steps (in `FOLDS` parts), so that the mean stays
+    unbiased and what is left is an honest measure of its noise, also where few steps tell anything. One coefficient
+    serves all logits: with one for each, a logit that few samples touch would be fitted to nothing but those.
+    """
 
     values: F64  # [N, D, C]
-    inverse: F64  # [C, N * D] the pseudo-inverse of the same less its sample mean
+    inverses: tuple[F64, ...]  # of each fold, [C, steps outside it * D]: the pseudo-inverse of the centred others
 
     def mean(self, gradients: F64) -> Adjusted:
         """Of gradients f64[N, D]."""
         n = len(gradients)
-        plain = gradients.mean(axis=0)
-        by_step = self.values @ (self.inverse @ (gradients - plain).ravel())
-        explained = by_step.mean(axis=0)
-        residuals = gradients - plain - (by_step - explained)
-        return Adjusted(mean=plain - explained, covariance=residuals.T @ residuals / n / max(1, n - 1))
+        adjusted = gradients.copy()
+        for k, inverse in enumerate(self.inverses):
+            others = np.arange(n) % FOLDS != k
+            known = gradients[others]
+            adjusted[~others] -= self.values[~others] @ (inverse @ (known - known.mean(axis=0)).ravel())
+        mean = adjusted.mean(axis=0)
+        residuals = adjusted - mean
+        return Adjusted(mean=mean, covariance=residuals.T @ residuals / n / max(1, n - 1))
 
 
 def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls:
@@ -47,9 +56,13 @@ def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls
     another."""
     columns = _single(drawn, true) + (_crossed(drawn, true) if independent else [])
     values = np.stack(columns, axis=-1)
-    flat = (values - values.mean(axis=0)).reshape(-1, len(columns))
-    sizes = np.maximum(np.abs(flat).max(axis=0), 1e-12)  # columns of one scale
-    return Controls(values=values, inverse=np.linalg.pinv(flat / sizes, rcond=1e-9) / sizes[:, None])
+    sizes = np.maximum(np.abs(values).max(axis=(0, 1)), 1e-12)  # columns of one scale
+    inverses = []
+    for k in range(FOLDS):
+        others = values[np.arange(len(values)) % FOLDS != k]
+        flat = (others - others.mean(axis=0)).reshape(-1, len(columns))
+        inverses.append(np.linalg.pinv(flat / sizes, rcond=1e-9) / sizes[:, None])
+    return Controls(values=values, inverses=tuple(inverses))
 
 
 def _single(drawn: Drawn, true: Truth) -> list[F64]:

@@ -7,7 +7,7 @@ played, as in the later mini-batches of a step, and the truth is the gradient wh
 
 from __future__ import annotations
 
-import time
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,11 +20,12 @@ from turnstile.batching.batch import Batch
 from turnstile.batching.forest import plant
 from turnstile.batching.rows import rows_of
 from turnstile.credit.rloo import rloo
-from turnstile.errors import TurnstileError
+from turnstile.errors import ConfigError
 from turnstile.evaluation.lab.controls import Controls, controls
 from turnstile.evaluation.lab.judge import Figures, judge
+from turnstile.evaluation.lab.measure import label
 from turnstile.evaluation.lab.play import Drawn, Player, deal, draw_paths
-from turnstile.evaluation.lab.study import Line, Setting
+from turnstile.evaluation.lab.study import Line, Setting, line
 from turnstile.evaluation.lab.world import F64, Truth, World, list_world, some_policy, truth
 from turnstile.lookup import KINDS, resolve
 from turnstile.losses.base import TokenLoss
@@ -47,8 +48,7 @@ class LossSubject:
 
     @property
     def label(self) -> str:
-        knobs = ", ".join(f"{name}={value}" for name, value in self.knobs.items())
-        return f"{self.name} ({knobs})" if knobs else self.name
+        return label(self.name, self.knobs)
 
 
 def loss_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubject:
@@ -157,7 +157,10 @@ def _by_node(theta: Tensor, node: Tensor) -> Tensor:
 
 
 def measure_loss(subject: LossSubject, bench: LossBench) -> Figures:
-    """What is to be known of `subject` on `bench`. Raises TurnstileError where it wants what the lab does not have."""
+    """What is to be known of `subject` on `bench`. Raises TurnstileError where it wants what the lab does not have, or
+    does not follow the advantages."""
+    if not follows_advantage(subject, bench):
+        raise ConfigError("a regulariser: its gradient does not depend on the advantages")
     found = gradients(subject, bench)
     noise = float(found.var(axis=0, ddof=1).sum()) * bench.drawn.paths[0].size
     return judge(bench.controls.mean(found), noise, bench.true, exact=False)
@@ -174,7 +177,7 @@ def study_losses(
     settings: Sequence[Setting],
     *,
     drifts: Sequence[float] = DRIFTS,
-    done: Callable[[Line], None] = lambda line: None,
+    done: Callable[[Line], None] = lambda found: None,
 ) -> list[Line]:
     """Every loss that follows the advantages in every setting, where the policy stands and after it has moved."""
     lines = []
@@ -182,30 +185,6 @@ def study_losses(
         for drift in drifts:
             bench = loss_bench(setting, drift=drift)
             for each in subjects:
-                began = time.perf_counter()
-                figures, refused = None, ""
-                try:
-                    if follows_advantage(each, bench):
-                        figures = measure_loss(each, bench)
-                    else:
-                        refused = "a regulariser: its gradient does not depend on the advantages"
-                except TurnstileError as error:
-                    refused = str(error)
-                lines.append(
-                    Line(
-                        estimator=each.label,
-                        kind=each.name,
-                        process=setting.process.name,
-                        knobs=dict(setting.process.knobs),
-                        size=setting.size,
-                        groups=setting.groups,
-                        seconds=round(time.perf_counter() - began, 3),
-                        broken=tuple(each.broken),
-                        figures=figures,
-                        refused=refused,
-                        seed=setting.seed,
-                        drift=drift,
-                    )
-                )
+                lines.append(line(setting, each, functools.partial(measure_loss, each, bench), drift=drift))
                 done(lines[-1])
     return lines

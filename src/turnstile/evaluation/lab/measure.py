@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from turnstile.credit.base import Estimator
-from turnstile.errors import TurnstileError
 from turnstile.evaluation.lab.controls import Adjusted, Controls, controls
 from turnstile.evaluation.lab.judge import Figures, judge
 from turnstile.evaluation.lab.play import Drawn, Player, branch_paths, deal, draw_paths
@@ -30,8 +29,13 @@ class Subject:
 
     @property
     def label(self) -> str:
-        knobs = ", ".join(f"{name}={value}" for name, value in self.knobs.items())
-        return f"{self.name} ({knobs})" if knobs else self.name
+        return label(self.name, self.knobs)
+
+
+def label(name: str, knobs: Mapping[str, Any]) -> str:
+    """grpo (scale=none)"""
+    shown = ", ".join(f"{knob}={value}" for knob, value in knobs.items())
+    return f"{name} ({shown})" if shown else name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,11 +131,3 @@ def enumerated(advantages: Callable[[Drawn], F64], bench: Bench) -> tuple[F64, f
         mean += of_task / tasks
         second += float(chance @ np.square(gradients - of_task).sum(axis=1)) / tasks
     return mean, second * bench.size
-
-
-def try_measure(subject: Subject, bench: Bench) -> Figures | str:
-    """As `measure`, or in words why it cannot be measured."""
-    try:
-        return measure(subject, bench)
-    except TurnstileError as error:
-        return str(error)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from turnstile.errors import TurnstileError
 from turnstile.evaluation.lab.judge import Figures
-from turnstile.evaluation.lab.measure import Subject, make_bench, measure
+from turnstile.evaluation.lab.measure import Subject, label, make_bench, measure
 from turnstile.evaluation.lab.process import Process
 from turnstile.evaluation.lab.processes import make
 from turnstile.evaluation.lab.world import list_world, some_policy
 
 JSON = Any
+
+
+class Measured(Protocol):
+    """An estimator or a loss under a name, with its knobs and the invariants that it breaks."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def knobs(self) -> Mapping[str, Any]: ...
+    @property
+    def broken(self) -> Mapping[int, str]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +95,7 @@ def sweeps(*, groups: int = 512) -> dict[str, list[Setting]]:
 
 
 def study(
-    subjects: Sequence[Subject], settings: Iterable[Setting], done: Callable[[Line], None] = lambda line: None
+    subjects: Sequence[Subject], settings: Iterable[Setting], done: Callable[[Line], None] = lambda found: None
 ) -> list[Line]:
     """Every subject in every setting; the same groups for all subjects of a setting. `done` hears of each line."""
     lines = []
@@ -99,30 +111,34 @@ def study(
             branched=setting.branched,
         )
         for each in subjects:
-            began = time.perf_counter()
-            figures, refused = None, ""
-            try:
-                figures = measure(each, bench)
-            except TurnstileError as error:
-                refused = str(error)
-            lines.append(
-                Line(
-                    estimator=each.label,
-                    kind=each.name,
-                    process=setting.process.name,
-                    knobs=dict(setting.process.knobs),
-                    size=setting.size,
-                    groups=setting.groups,
-                    seconds=round(time.perf_counter() - began, 3),
-                    broken=tuple(each.broken),
-                    figures=figures,
-                    refused=refused,
-                    seed=setting.seed,
-                    branched=setting.branched,
-                )
-            )
+            lines.append(line(setting, each, functools.partial(measure, each, bench)))
             done(lines[-1])
     return lines
+
+
+def line(setting: Setting, subject: Measured, figures: Callable[[], Figures], *, drift: float = 0.0) -> Line:
+    """The line of one subject in one setting; where `figures` raises a TurnstileError it says why there are none."""
+    began = time.perf_counter()
+    found, refused = None, ""
+    try:
+        found = figures()
+    except TurnstileError as error:
+        refused = str(error)
+    return Line(
+        estimator=label(subject.name, subject.knobs),
+        kind=subject.name,
+        process=setting.process.name,
+        knobs=dict(setting.process.knobs),
+        size=setting.size,
+        groups=setting.groups,
+        seconds=round(time.perf_counter() - began, 3),
+        broken=tuple(subject.broken),
+        figures=found,
+        refused=refused,
+        seed=setting.seed,
+        drift=drift,
+        branched=setting.branched,
+    )
 
 
 def _word(value: float) -> float | str:
