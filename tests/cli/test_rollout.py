@@ -203,6 +203,13 @@ def test_rescore_says_what_is_wrong(
     assert message in output.error
 
 
+def test_rescore_of_a_run_whose_reward_came_from_python(cli: Cli, finished: Path) -> None:
+    body = json.loads((finished / "resolved.json").read_text())
+    (finished / "resolved.json").write_text(json.dumps({**body, "given": {"reward": "mine.brevity"}}))
+    said = cli("rollout", "rescore", "demo").error
+    assert "reward is a function that Python gave it; name rewards with --recipe" in said
+
+
 def test_rescore_tells_of_a_collapse(finished: Path) -> None:
     # the outcome falls by .01 a step, the commands' reward rises by .02
     group = next(iter(entries(finished, Filter()))).group

@@ -94,12 +94,24 @@ def test_role_baseline_moves_and_is_kept() -> None:
     g = group_of(attempt(0, [1, 1], agents=agents), attempt(1, [1, 1], agents=agents), env="duel")
     scores = [[score({"x": 1.0, "y": -1.0}, [0, 0]), score({"x": 0.0, "y": 0.0}, [0, 0])]]
     found, state = role_baseline([g], scores, {}, {}, decay=0.5)
-    assert state == {"duel/x": 0.25, "duel/y": -0.25}
-    assert by_turn(found) == [[0.75, -0.75], [-0.25, 0.25]]
+    assert state == {"duel/x": 0.375, "duel/y": -0.375}  # two games: 3/4 of the way to their mean
+    assert by_turn(found) == [[1.0, -1.0], [0.0, 0.0]]
     found, later = role_baseline([g], scores, {}, state, decay=0.5)
-    assert later == {"duel/x": 0.375, "duel/y": -0.375}
-    assert state == {"duel/x": 0.25, "duel/y": -0.25}  # what was given is not written to
+    assert later == {"duel/x": 0.46875, "duel/y": -0.46875}
+    assert state == {"duel/x": 0.375, "duel/y": -0.375}  # what was given is not written to
     assert by_turn(found) == [[0.625, -0.625], [-0.375, 0.375]]
+
+
+def test_a_seat_without_an_outcome_is_one_clear_error() -> None:
+    g = group_of(attempt(0, [1], agents=["white"]), attempt(1, [1], agents=["white"]))
+    for estimator in (role_baseline, per_agent):
+        with pytest.raises(TrainingError, match=r"'white' spoke, but has no outcome \(there: agent\)"):
+            estimator([g], [[score(1.0), score(0.0)]], {}, {})
+
+
+def test_tree_of_equal_outcomes_is_exactly_zero() -> None:
+    g = group_of(*(attempt(i, [1, 1]) for i in range(3)))
+    assert by_turn(tree([g], [[score(0.1, [0, 0])] * 3], {}, {})[0]) == [[0.0, 0.0]] * 3
 
 
 def test_reinforce_by_hand() -> None:

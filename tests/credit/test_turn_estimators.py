@@ -16,11 +16,12 @@ from turnstile.credit.gigpo import gigpo
 from turnstile.credit.grpo import grpo
 from turnstile.credit.igpo import igpo
 from turnstile.credit.random_step_group import random_step_group
-from turnstile.credit.reinforce_pp import reinforce_pp
+from turnstile.credit.reinforce_pp import reinforce_pp, token_returns
 from turnstile.credit.rlvmr import rlvmr
 from turnstile.credit.salt import salt
 from turnstile.credit.segments import segments
-from turnstile.credit.turns import states_shared
+from turnstile.credit.turn_return import turn_return
+from turnstile.credit.turns import states_shared, turns_of
 from turnstile.errors import ConfigError, TrainingError
 
 
@@ -40,6 +41,26 @@ def test_reinforce_pp_discounts_from_sampled_token_to_sampled_token() -> None:
     returns = [1.0, 2.0, 2.0, 4.0]
     std = math.sqrt(sum((x - 2.25) ** 2 for x in returns) / 4)
     assert [x for turn in found[0] for x in turn] == pytest.approx([(x - 2.25) / std for x in returns])
+
+
+def test_rewards_that_float32_rounds_differently_are_equal() -> None:
+    # thirty times .1 and ten times .3: as float32 sums they differ by 7e-8
+    g = group_of(attempt(0, [1] * 30), attempt(1, [1] * 10))
+    scores = [[score(1.0, [0.1] * 30), score(1.0, [0.3] * 10)]]
+    first = [turns[0] for turns in by_turn(turn_return([g], scores, {}, {})[0])]
+    assert first == [0.0, 0.0]
+
+
+def test_reinforce_pp_group_baseline_takes_off_rewards_not_discounted_returns() -> None:
+    g = group_of(attempt(0, [2]), attempt(1, [2]))
+    found = nested(reinforce_pp([g], [[score(1.0), score(1.0)]], {}, {}, gamma=0.9, baseline="group")[0])
+    assert found == [[[0.0, 0.0]], [[0.0, 0.0]]]
+
+
+def test_a_turn_without_tokens_is_no_step_of_discount() -> None:
+    g = group_of(attempt(0, [1, 0, 0, 1]))
+    step = turns_of([g], [[score(1.0, [0, 0, 0, 0])]])
+    assert [own.tolist() for own in token_returns(step, 0.5)] == [[0.5], [], [], [1.0]]
 
 
 def test_reinforce_pp_group_baseline() -> None:
@@ -144,10 +165,14 @@ def test_rlvmr_by_hand() -> None:
 def test_broadcast_counts_turns() -> None:
     # outcomes by turn: 1 | 0, 0, 0 -> mean 1/4, std 1/2 with ddof 1
     g = group_of(attempt(0, [1]), attempt(1, [1, 1, 1]))
-    found = by_turn(broadcast([g], [[score(1.0), score(0.0, [0, 0, 0])]], {}, {}, eps=0.0)[0])
+    scores = [[score(1.0), score(0.0, [0, 0, 0])]]
+    assert by_turn(broadcast([g], scores, {}, {})[0]) == by_turn(grpo([g], scores, {}, {}, of="outcome")[0])
+    found = by_turn(broadcast([g], scores, {}, {}, over="turns", eps=0.0)[0])
     assert found[0] == pytest.approx([1.5])
     assert found[1] == pytest.approx([-0.5] * 3)
-    totals = by_turn(broadcast([g], [[score(1.0), score(0.0, [1, 0, 1])]], {}, {}, of="total", scale="none")[0])
+    totals = by_turn(
+        broadcast([g], [[score(1.0), score(0.0, [1, 0, 1])]], {}, {}, over="turns", of="total", scale="none")[0]
+    )
     assert totals[0] == pytest.approx([1 - 7 / 4])
 
 

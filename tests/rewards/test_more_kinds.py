@@ -37,6 +37,7 @@ def test_exact() -> None:
     assert exact(TASK, said("so 41, no: the answer is 42."), pattern=r"is (\d+)") == 1.0
     assert exact(TASK, said("1, then 42"), pattern=r"\d+") == 1.0
     assert exact(TASK, said("none"), pattern=r"\d+") == 0.0
+    assert exact(TASK, said("the answer is 42"), pattern=r"\d*") == 1.0  # the empty match at the end does not count
     assert exact(TASK, said("(empty)"), pattern=r"(\d+)?\(") == 0.0  # a group that took no part
     word = Task(id="t", env="e", data={"answer": "Yes"})
     assert (exact(word, said("YES")), exact(word, said("YES"), ignore_case=False)) == (1.0, 0.0)
@@ -66,6 +67,7 @@ def test_efficiency() -> None:
     trajectory = recorded([{}, {}, {}], resolved=True)
     assert efficiency(TASK, trajectory, signal="resolved", gamma=0.5) == 0.25
     assert efficiency(TASK, recorded([{}], resolved=None), name="resolved") is None
+    assert efficiency(TASK, recorded([{}] * 9, score=-0.5), name="score") == -0.5  # failing longer is no better
 
 
 def verdict(f2p: Any, p2p: Any) -> Trajectory:
@@ -91,8 +93,8 @@ def test_potential_telescopes_to_its_start() -> None:
 def test_bounded() -> None:
     trajectory = recorded([{"p": 0.25}, {"p": 0.75}, {"p": 0.5}])
     delta = bounded(TASK, trajectory, signal="p")
-    assert delta.tolist() == [-0.5, 0.25, 0.5]
-    assert np.cumsum(delta[::-1])[::-1].tolist() == [0.25, 0.75, 0.5]  # what is to come is p_t
+    assert delta.tolist() == [-0.5, 0.75, 0.0]
+    assert np.cumsum(delta[::-1])[::-1].tolist() == [0.25, 0.75, 0.0]  # what is to come is p_t, the outcome aside
     assert bounded(TASK, trajectory, signal="p", form="clip", eta=0.5).tolist() == [-0.25, 0.0, 0.0]
 
 
@@ -146,6 +148,9 @@ def test_reward_machine() -> None:
         (tags, {"rewards": {}}, "needs the signal 'tag'"),
         (novelty, {"form": "frist"}, "did you mean 'first'"),
         (reward_machine, {"states": {"start": {"x": ["y"]}}}, "start.x = ['y'] is not [next state, reward]"),
+        (reward_machine, {"states": {"start": {"x": 5}}}, "start.x = 5 is not [next state, reward]"),
+        (reward_machine, {"states": {"start": ["y", 1]}}, "start.EVENT = ['y', 1] is not [next state, reward]"),
+        (reward_machine, {"states": {"begin": {}}}, "there is no state start = 'start'"),
     ],
 )
 def test_bad_input_is_one_clear_line(function: Any, knobs: dict[str, Any], message: str) -> None:

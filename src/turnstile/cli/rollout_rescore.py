@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from turnstile.build.parts import make_scorer
-from turnstile.build.run_folder import read_recipe
+from turnstile.build.run_folder import read_recipe, read_resolved
 from turnstile.cli.episodes import Filter, entries, filter_options
 from turnstile.cli.runs import find_run
 from turnstile.config import load_recipe
@@ -43,6 +43,8 @@ def rescore_run(
     stays as it is.
     """
     folder = find_run(run)
+    if recipe is None and "reward" in read_resolved(folder).get("given", {}):
+        raise ConfigError("this run's reward is a function that Python gave it; name rewards with --recipe FILE")
     rewards = load_recipe(recipe, overrides) if recipe is not None else read_recipe(folder, overrides)
     found = list(rescore(entries(folder, Filter(task=task, phase=phase, step=step, label=label)), make_scorer(rewards)))
     if not found:

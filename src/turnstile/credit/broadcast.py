@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, State
-from turnstile.credit.stats import Of, Scale, check_knob, normaliser
+from turnstile.credit.stats import Of, Scale, check_knob, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -19,24 +19,29 @@ def broadcast(
     aux: Mapping[str, Any],
     state: State,
     *,
+    over: Literal["trajectories", "turns"] = "trajectories",
     of: Of = "outcome",
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> tuple[Advantages, State]:
-    """A_{i,t} = (R_i - mean) / (std + eps) with mean and deviation over the turns of the group
-    (AgentFlow's Flow-GRPO, arXiv 2510.05592).
+    """A_{i,t} = (R_i - mean) / (std + eps): the outcome of the trajectory for each of its turns (AgentFlow's Flow-GRPO,
+    arXiv 2510.05592).
 
-    Every turn is one sample that carries the outcome of its trajectory, so a trajectory of K turns counts K times in
-    the statistics; in `grpo` it counts once. The two agree where all trajectories are equally long. `of`: the
-    outcome, or the composed total.
+    `over` says what mean and deviation are of: `trajectories`, the group's, each once, as in the paper: then the
+    numbers are those of `grpo`, and it is the turns that are samples, with the weights `turn`; or `turns`, where a
+    trajectory of K turns counts K times. The two agree where all trajectories are equally long. `of`: the outcome, or
+    the composed total.
 
     Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
     """
-    check_knob("broadcast", "of", of, ("total", "outcome"))
+    check_knob("broadcast", "over", over, ("trajectories", "turns"))
+    normalise = normaliser("broadcast", scale, ddof=ddof, eps=eps)
     step = turns_of(groups, scores)
+    if over == "trajectories":
+        return step.to_tokens(relative("broadcast", groups, scores, normalise, of=of)[step.trajectory]), state
+    check_knob("broadcast", "of", of, ("total", "outcome"))
     values = step.outcomes
     if of == "total":
         values = values + np.bincount(step.trajectory, weights=step.rewards)[step.trajectory]
-    normalise = normaliser("broadcast", scale, ddof=ddof, eps=eps)
     return step.to_tokens(step.within(step.group.tolist(), values, normalise)), state

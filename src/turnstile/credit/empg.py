@@ -40,13 +40,14 @@ def empg(
     check_range("empg", 0.0, np.inf, k=k, k_future=k_future, zeta=zeta)
     step = turns_of(groups, scores)
     own = relative("empg", groups, scores, normaliser("empg", scale, ddof=ddof, eps=eps), of=of)[step.trajectory]
-    takes_part = step.counted | step.learning
-    if not step.counted.any():
+    takes_part = (step.counted | step.learning) & step.valued
+    counted = step.counted & step.valued
+    if not counted.any():
         return step.to_tokens(np.zeros_like(own)), state
     entropies: F64 = np.zeros_like(own)
-    entropies[takes_part] = [values.mean() if len(values) else 0.0 for values in step.entropies("empg", takes_part)]
-    low, high = entropies[step.counted].min(), entropies[step.counted].max()
+    entropies[takes_part] = [values.mean() for values in step.entropies("empg", takes_part)]
+    low, high = entropies[counted].min(), entropies[counted].max()
     unsure = (entropies - low) / (high - low) if high - low >= EQUAL else np.zeros_like(entropies)
     weights = np.exp(-k * unsure)
     ahead = np.where(step.last, 0.0, np.exp(-k_future * np.roll(unsure, -1)))
-    return step.to_tokens(centred(own * weights / weights[step.counted].mean() + zeta * ahead, step.counted)), state
+    return step.to_tokens(centred(own * weights / weights[counted].mean() + zeta * ahead, counted)), state

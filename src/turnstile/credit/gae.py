@@ -48,7 +48,7 @@ def gae(
     check_knob("gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
     raw = _by_token(step, step.values("gae", aux), gamma, lam)
-    return step.split(step.over_tokens(raw, scale, eps)), state
+    return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
 
 
 def _turn_gae_targets(
@@ -57,7 +57,8 @@ def _turn_gae_targets(
     step = turns_of(groups, scores)
     values = step.values("turn_gae", aux)
     found = [np.full(len(own), np.nan) for own in values]  # the value of a turn is that of its first token
-    for own, value, advantage in zip(found, _first(values), _by_turn(step, _first(values), gamma, lam), strict=True):
+    first = _ends(values, 0)
+    for own, value, advantage in zip(found, first, _by_turn(step, first, gamma, lam), strict=True):
         own[:1] = value + advantage
     return step.split(_of_counted(step, found))
 
@@ -88,9 +89,9 @@ def turn_gae(
     check_knob("turn_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
     values = step.values("turn_gae", aux)
-    turns = _by_turn(step, _first(values), gamma, lam)
+    turns = _by_turn(step, _ends(values, 0), gamma, lam)
     raw = [np.full(len(own), value) for own, value in zip(values, turns, strict=True)]
-    return step.split(step.over_tokens(raw, scale, eps)), state
+    return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
 
 
 def _bilevel_targets(
@@ -106,8 +107,8 @@ def _bilevel_targets(
 ) -> Advantages:
     step = turns_of(groups, scores)
     values = step.values("bilevel_gae", aux)
-    turns = _by_turn(step, _first(values), gamma, lam)
-    return _targets(step, values, _inside(values, turns, token_gamma, token_lam))
+    turns = _by_turn(step, _ends(values, -1), gamma, lam)
+    return _targets(step, values, _inside(step, values, turns, token_gamma, token_lam))
 
 
 @valued(_bilevel_targets)
@@ -124,11 +125,13 @@ def bilevel_gae(
     scale: Scale = "none",
     eps: float = 1e-8,
 ) -> tuple[Advantages, State]:
-    """`turn_gae` over turns with `gamma` and `lam`, then GAE over the tokens of each turn (RAGEN, arXiv 2504.20073):
-    A_n = delta_n + token_gamma token_lam A_{n+1}, delta_n = token_gamma V_{n+1} - V_n, and at the last token of turn t
-    the advantage of the turn, A_t.
+    """GAE over turns with `gamma` and `lam`, then over the tokens of each turn (VAGEN's bi-level GAE, arXiv
+    2510.16907): A_n = delta_n + token_gamma token_lam A_{n+1}, delta_n = token_gamma V_{n+1} - V_n, and at the last
+    token of turn t the advantage of the turn, A_t.
 
-    Rewards enter through the turns alone. `scale = "std"` normalises over the tokens of the step.
+    The value of a turn is here that before its last token, so that nothing between the first and the last is counted
+    twice; with both lam = 1 and both gamma = 1 this is `gae`. Rewards enter through the turns alone. `scale = "std"`
+    normalises over the tokens of the step.
 
     Needs a critic, which the trainer brings (`[critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
     `aux["values"]` is missing, TrainingError for a reward that is not finite.
@@ -137,49 +140,52 @@ def bilevel_gae(
     check_knob("bilevel_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
     values = step.values("bilevel_gae", aux)
-    raw = _inside(values, _by_turn(step, _first(values), gamma, lam), token_gamma, token_lam)
-    return step.split(step.over_tokens(raw, scale, eps)), state
+    raw = _inside(step, values, _by_turn(step, _ends(values, -1), gamma, lam), token_gamma, token_lam)
+    return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
 
 
 def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float) -> list[F64]:
-    """GAE along the sampled tokens of each trajectory, [T] -> f64[n]."""
+    """GAE along the trained tokens of each trajectory, [T] -> f64[n]; 0 in turns that the critic knows nothing of."""
     found = [np.zeros_like(own) for own in values]
     advantage = ahead = reward = 0.0
     for t in range(len(values) - 1, -1, -1):
         if step.last[t]:
             advantage, ahead, reward = 0.0, 0.0, step.outcomes[t]
-        reward += step.rewards[t]  # that of a turn without tokens falls on the token before it
+        reward += step.rewards[t]  # that of a turn that is passed over falls on the token before it
+        if not step.valued[t]:
+            continue
         for n in range(len(values[t]) - 1, -1, -1):
             advantage = reward + gamma * ahead - values[t][n] + gamma * lam * advantage
             found[t][n], ahead, reward = advantage, values[t][n], 0.0
     return found
 
 
-def _by_turn(step: Turns, first: F64, gamma: float, lam: float) -> F64:
-    """GAE along the turns of each trajectory, f64[T]."""
-    found = np.zeros(len(first))
-    for t in range(len(first) - 1, -1, -1):
-        reward, ahead, later = step.rewards[t], 0.0, 0.0
+def _by_turn(step: Turns, values: F64, gamma: float, lam: float) -> F64:
+    """GAE along the trained turns of each trajectory, f64[T]; 0 for the others, whose rewards fall on those before."""
+    found = np.zeros(len(values))
+    advantage = ahead = reward = 0.0
+    for t in range(len(values) - 1, -1, -1):
         if step.last[t]:
-            reward += step.outcomes[t]
-        else:
-            ahead, later = first[t + 1], found[t + 1]
-        found[t] = reward + gamma * ahead - first[t] + gamma * lam * later
+            advantage, ahead, reward = 0.0, 0.0, step.outcomes[t]
+        reward += step.rewards[t]
+        if step.valued[t]:
+            advantage = reward + gamma * ahead - values[t] + gamma * lam * advantage
+            found[t], ahead, reward = advantage, values[t], 0.0
     return found
 
 
-def _inside(values: Sequence[F64], turns: F64, gamma: float, lam: float) -> list[F64]:
+def _inside(step: Turns, values: Sequence[F64], turns: F64, gamma: float, lam: float) -> list[F64]:
     """Each turn's advantage carried back from its last token to its first, [T] -> f64[n]."""
     found = [np.full(len(own), advantage) for own, advantage in zip(values, turns, strict=True)]
-    for own, advantages in zip(values, found, strict=True):
-        for n in range(len(own) - 2, -1, -1):
+    for own, advantages, known in zip(values, found, step.valued, strict=True):
+        for n in range(len(own) - 2, -1, -1) if known else ():
             advantages[n] = gamma * own[n + 1] - own[n] + gamma * lam * advantages[n + 1]
     return found
 
 
-def _first(values: Sequence[F64]) -> F64:
-    """The value at each turn's beginning, f64[T]; 0 for a turn in which nothing was sampled."""
-    return np.array([own[0] if len(own) else 0.0 for own in values], dtype=np.float64)
+def _ends(values: Sequence[F64], place: int) -> F64:
+    """The value before each turn's first (0) or last (-1) token, f64[T]; 0 for a turn in which nothing was sampled."""
+    return np.array([own[place] if len(own) else 0.0 for own in values], dtype=np.float64)
 
 
 def _targets(step: Turns, values: Sequence[F64], advantages: Sequence[F64]) -> Advantages:
@@ -187,5 +193,6 @@ def _targets(step: Turns, values: Sequence[F64], advantages: Sequence[F64]) -> A
 
 
 def _of_counted(step: Turns, targets: Sequence[F64]) -> list[F64]:
-    """NaN, no target, where a trajectory is out of the baseline."""
-    return [own if counts else np.full(len(own), np.nan) for own, counts in zip(targets, step.counted, strict=True)]
+    """NaN, no target, where a trajectory is out of the baseline or a turn is not trained."""
+    learned = step.counted & step.valued
+    return [own if counts else np.full(len(own), np.nan) for own, counts in zip(targets, learned, strict=True)]

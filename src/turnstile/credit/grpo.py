@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turnstile.credit.base import EQUAL, Advantages, Scores, State, to_tokens
-from turnstile.credit.stats import Of, centred, check_knob, check_scores, members, standardised
+from turnstile.credit.base import Advantages, Scores, State, to_tokens
+from turnstile.credit.stats import Of, centred, check_knob, check_scores, equal, members, standardised
 from turnstile.types import Group
 
 
@@ -41,8 +41,7 @@ def grpo(
     divisor = 1.0
     if scale == "batch_std":
         counted = np.concatenate([group.values[group.counted] for group in rewards]) if rewards else np.zeros(0)
-        some = len(counted) > 1 and np.ptp(counted) >= EQUAL
-        divisor = float(counted.std(ddof=ddof)) + eps if some else 1.0
+        divisor = 1.0 if equal(counted) else float(counted.std(ddof=ddof)) + eps
     advantages: Advantages = []
     for group, m in zip(groups, rewards, strict=True):
         if scale == "group_std":

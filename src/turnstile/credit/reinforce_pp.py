@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, State
-from turnstile.credit.stats import F64, check_knob, check_range
+from turnstile.credit.stats import F64, check_knob, check_range, members
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
 
@@ -27,8 +28,8 @@ def reinforce_pp(
 
     G_n = r + gamma G_{n+1} along the sampled tokens alone: a step reward falls on the last token of its turn, the
     outcome on the last token of all, and what is observed between turns takes no part. `baseline = "group"` first
-    takes the group's mean return off, that of whole trajectories (the paper's REINFORCE++-baseline, for tasks of
-    unlike difficulty). The paper puts the KL to a reference into the reward; here
+    takes the group's mean reward off every outcome (the paper's REINFORCE++-baseline, for tasks of unlike
+    difficulty). The paper puts the KL to a reference into the reward; here
     it is a regulariser (`losses/kl.py`).
 
     Mean and deviation (ddof 0) in float64 over the tokens of trajectories in the baseline; returns within 1e-8 give
@@ -37,14 +38,9 @@ def reinforce_pp(
     check_knob("reinforce_pp", "baseline", baseline, ("none", "group"))
     check_range("reinforce_pp", 0.0, 1.0, gamma=gamma)
     step = turns_of(groups, scores)
-    returns = token_returns(step, gamma)
     if baseline == "group":
-        first = np.array([values[0] if len(values) else 0.0 for values in returns])  # S_i at a trajectory's first turn
-        starts = (step.index == 0) & step.counted
-        for group in range(len(groups)):
-            if starts[step.group == group].any():
-                mean = first[(step.group == group) & starts].mean()
-                returns = [v - mean if g == group else v for v, g in zip(returns, step.group, strict=True)]
+        step = replace(step, outcomes=step.outcomes - _means(groups, scores)[step.group])
+    returns = token_returns(step, gamma)
     return step.split(step.over_tokens(returns, "std", eps)), state
 
 
@@ -53,9 +49,18 @@ def token_returns(step: Turns, gamma: float) -> list[F64]:
     found: list[F64] = []
     ahead = 0.0
     for place in range(len(step.turns) - 1, -1, -1):
-        ahead = step.outcomes[place] if step.last[place] else gamma * ahead
         n = len(step.turns[place].completion.token_ids)
+        if step.last[place]:
+            ahead = step.outcomes[place]
+        elif n:
+            ahead *= gamma
         ahead += step.rewards[place]  # on the last token of the turn
         found.append(ahead * gamma ** np.arange(n - 1, -1, -1, dtype=np.float64))
         ahead *= gamma ** max(n - 1, 0)
     return found[::-1]
+
+
+def _means(groups: Sequence[Group], scores: Scores) -> F64:
+    """The mean total of each group's trajectories that count; 0 where none does."""
+    found = [members(group, group_scores, "total") for group, group_scores in zip(groups, scores, strict=True)]
+    return np.array([m.values[m.counted].mean() if m.counted.any() else 0.0 for m in found], dtype=np.float64)

@@ -16,13 +16,13 @@ from turnstile.types import Group
 def role_baseline(
     groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, *, decay: float = 0.95
 ) -> tuple[Advantages, State]:
-    """A_{i,role} = R_{i,role} - b[env, role], with b <- decay b + (1 - decay) mean R (SPIRAL's role-conditioned
-    advantage estimation, arXiv 2506.24119).
+    """A_{i,role} = R_{i,role} - b[env, role], with b <- decay b + (1 - decay) R after each game (SPIRAL's
+    role-conditioned advantage estimation, arXiv 2506.24119).
 
     The role is the seat that speaks (`Turn.agent`), R its own outcome. The baseline of each environment and role begins
-    at 0, is moved by the mean over the step's trajectories that count, and then taken off, so that the order of
-    trajectories plays no part. It is the estimator's `state` and goes into the checkpoint. Equal rewards give 0 only
-    once the average has reached them.
+    at 0. What is taken off is the one before the step; then it moves as far as n games would move it, by their mean,
+    so that their order plays no part: b <- decay^n b + (1 - decay^n) mean R. It is the estimator's `state` and goes
+    into the checkpoint. Equal rewards give 0 only once the average has reached them.
 
     Float64. Raises TrainingError for a reward that is not finite.
     """
@@ -34,8 +34,9 @@ def role_baseline(
     for role, trajectory, outcome, counts in zip(roles, step.trajectory, outcomes, step.counted, strict=True):
         if counts:
             seen.setdefault(role, {})[int(trajectory)] = float(outcome)
+    values = outcomes - np.array([state.get(role, 0.0) for role in roles], dtype=np.float64)
     baselines = dict(state)
     for role, found in seen.items():
-        baselines[role] = decay * float(baselines.get(role, 0.0)) + (1 - decay) * float(np.mean(list(found.values())))
-    values = outcomes - np.array([baselines.get(role, 0.0) for role in roles], dtype=np.float64)
+        kept = decay ** len(found)
+        baselines[role] = kept * float(state.get(role, 0.0)) + (1 - kept) * float(np.mean(list(found.values())))
     return step.to_tokens(values), baselines

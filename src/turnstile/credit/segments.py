@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, State
-from turnstile.credit.stats import check_range, flat, normaliser
+from turnstile.credit.stats import check_range, equal, members, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -43,14 +43,13 @@ def segments(
     if process > 0.0:
         values = np.clip(step.outcomes + process * step.rewards, low, high)
     result = np.zeros_like(values)
-    first = step.index == 0
-    for group in range(len(groups)):
-        turns = step.group == group
-        outcomes = step.outcomes[turns & first & step.counted]  # one of each trajectory
-        if len(outcomes) < 2:
-            continue
-        even = flat(outcomes, np.ones(len(outcomes), dtype=np.bool_))
-        if even and process == 0.0:
-            continue
-        result[turns] = (values[turns] - outcomes.mean()) / (1.0 if even else outcomes.std(ddof=ddof) + eps)
+    for place, (group, group_scores) in enumerate(zip(groups, scores, strict=True)):
+        m = members(group, group_scores, "outcome")
+        outcomes, turns = m.values[m.counted], step.group == place
+        even = equal(outcomes)
+        if len(outcomes) > 1 and (process > 0.0 or not even):
+            if even:
+                result[turns] = values[turns] - step.outcomes[turns]  # exactly 0 but for process rewards
+            else:
+                result[turns] = (values[turns] - outcomes.mean()) / (outcomes.std(ddof=ddof) + eps)
     return step.to_tokens(result), state

@@ -63,7 +63,12 @@ def centred(values: F64, counted: Flags) -> F64:
 
 def flat(values: F64, counted: Flags) -> bool:
     """Whether the values that count carry no signal: fewer than two, or a range below `EQUAL`."""
-    return int(counted.sum()) < 2 or float(np.ptp(values[counted])) < EQUAL
+    return equal(values[counted])
+
+
+def equal(values: F64) -> bool:
+    """Whether values are all the same: fewer than two, or a range below `EQUAL`."""
+    return len(values) < 2 or float(np.ptp(values)) < EQUAL
 
 
 def standardised(values: F64, counted: Flags, *, ddof: int, eps: float) -> F64:

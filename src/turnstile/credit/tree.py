@@ -9,7 +9,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, State
 from turnstile.credit.lineage import START, common
-from turnstile.credit.stats import F64, Flags, Of, check_knob, check_range, check_scores, members
+from turnstile.credit.stats import F64, Flags, Of, check_knob, check_range, check_scores, flat, members
 from turnstile.types import Group
 
 
@@ -33,8 +33,8 @@ def tree(
     lies behind the last branching gets 0; attempts that never branch are a tree of depth one.
 
     `Trajectory.parent` says where a branch left; `of`: the outcome R_i or the composed total S_i. Float64, over
-    trajectories in the baseline; exactly 0 where fewer than two of them count. Raises TrainingError for a reward that
-    is not finite.
+    trajectories in the baseline; exactly 0 where fewer than two of them count or all are equal. Raises TrainingError
+    for a reward that is not finite.
     """
     check_knob("tree", "of", of, ("total", "outcome"))
     check_range("tree", 0.0, np.inf, local=local, overall=overall)
@@ -43,7 +43,7 @@ def tree(
     for group, group_scores in zip(groups, scores, strict=True):
         m = members(group, group_scores, of)
         shared = common(group)
-        enough = int(m.counted.sum()) > 1
+        enough = not flat(m.values, m.counted)
         for i, trajectory in enumerate(group.trajectories):
             marks = [START, *((t + 1, 0) for t in range(len(trajectory.turns)))]
             below = [np.array([reach >= mark or j == i for j, reach in enumerate(shared[i])]) for mark in marks]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnstile.credit.base import EQUAL, Advantages, Scores
-from turnstile.credit.stats import F64, Flags, Normalise, Scale, check_scores, not_finite
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.stats import F64, Flags, Normalise, Scale, check_scores, equal, not_finite
 from turnstile.errors import ConfigError, TrainingError
 from turnstile.types import Group, Score, Turn
 
@@ -92,16 +92,25 @@ class Turns:
         found = [own.astype(np.float64) for turns in aux["values"] for own in turns]
         if [len(own) for own in found] != [len(turn.completion.token_ids) for turn in self.turns]:
             raise ValueError(f"credit {kind!r}: the values are not [trajectory][turn] -> f32[n] of these groups")
+        if not all(np.isfinite(own).all() for own in found):
+            raise TrainingError(f"credit {kind!r}: the critic's values are not finite; lower critic.lr")
         return found
 
-    def over_tokens(self, values: Sequence[F64], scale: Scale, eps: float) -> list[F64]:
-        """Values of tokens [T] -> f64[n], 0 outside the gradient; with "std" normalised over all tokens that count
-        (ddof 0), and 0 where those are equal."""
-        counted = [own for own, counts in zip(values, self.counted, strict=True) if counts]
+    @property
+    def valued(self) -> Flags:
+        """Turns that are trained, so that a critic learns their values, [T]: something was sampled, and may be
+        learned."""
+        return np.array([turn.trainable and len(turn.completion.token_ids) > 0 for turn in self.turns], dtype=np.bool_)
+
+    def over_tokens(self, values: Sequence[F64], scale: Scale, eps: float, *, among: Flags | None = None) -> list[F64]:
+        """Values of tokens [T] -> f64[n], 0 outside the gradient; with "std" normalised over the tokens of all turns
+        that count (ddof 0), or of those `among` them, and 0 where these are equal."""
+        chosen = self.counted if among is None else self.counted & among
+        counted = [own for own, counts in zip(values, chosen, strict=True) if counts]
         tokens = np.concatenate(counted) if counted else np.zeros(0)
         mean, std = np.float64(0.0), np.float64(1.0)
         if scale == "std":
-            if len(tokens) < 2 or np.ptp(tokens) < EQUAL:
+            if equal(tokens):
                 return [np.zeros_like(own) for own in values]
             mean, std = tokens.mean(), tokens.std() + eps
         return [
@@ -163,23 +172,28 @@ def turns_of(groups: Sequence[Group], scores: Scores) -> Turns:
 
 
 def seat_outcomes(step: Turns, scores: Scores) -> F64:
-    """The outcome of the agent that spoke, [T]; 0 where its trajectory neither counts nor learns."""
+    """The outcome of the agent that spoke, [T]; 0 where its trajectory neither counts nor learns. Raises TrainingError
+    where that agent has none."""
     flat = [score for group_scores in scores for score in group_scores]
     takes_part = step.counted | step.learning
-    return np.array(
-        [
-            flat[trajectory].outcome_of(turn.agent) if part else 0.0
-            for trajectory, turn, part in zip(step.trajectory, step.turns, takes_part, strict=True)
-        ],
-        dtype=np.float64,
-    )
+    found = np.zeros(len(step.turns))
+    for t in np.flatnonzero(takes_part).tolist():
+        by_seat, seat = flat[step.trajectory[t]].outcome or {}, step.turns[t].agent
+        if seat not in by_seat:
+            raise TrainingError(
+                f"task {step.groups[step.group[t]].task.id!r}: {seat!r} spoke, but has no outcome (there: "
+                f"{', '.join(by_seat) or 'none'}); a game of several seats needs a reward for each"
+            )
+        found[t] = by_seat[seat]
+    return found
 
 
 def _rewards(group: Group, index: int, score: Score) -> tuple[F64, float]:
     """Step rewards [K] and outcome of one trajectory; zeros where it neither counts nor learns."""
     if not score.in_baseline and not score.in_gradient:
         return np.zeros(len(score.turn)), 0.0
-    turn = score.turn.astype(np.float64)
+    # the shortest decimal of each float32, so that thirty times .1 and ten times .3 are equal again
+    turn = score.turn.astype(str).astype(np.float64)
     outcome = float(sum(score.outcome.values())) if score.outcome is not None else np.nan
     attempt = group.trajectories[index].attempt
     if not np.isfinite(turn).all():

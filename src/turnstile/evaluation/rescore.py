@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from turnstile.credit.base import EQUAL
+from turnstile.credit.stats import equal
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
 from turnstile.rollout.record import Entry
@@ -49,18 +50,15 @@ def rescore(entries: Iterable[Entry], scorer: Scorer) -> Iterator[Rescored]:
 
 def compare(rescored: Sequence[Rescored]) -> Comparison:
     groups = [item.entry.group for item in rescored]
-    totals = [
-        (_totals(item.entry.scores), _totals(item.scores))
-        for item in rescored
-        if len(_totals(item.entry.scores)) > 1 and len(_totals(item.scores)) > 1
-    ]
+    sides = [(_totals(item.entry.scores), _totals(item.scores)) for item in rescored]
+    sides = [(before, after) for before, after in sides if len(before) > 1 and len(after) > 1]
     return Comparison(
         before=rates(groups, [item.entry.scores for item in rescored]),
         after=rates(groups, [item.scores for item in rescored]),
-        groups=len(totals),
-        flat_before=sum(bool(np.ptp(before) < EQUAL) for before, _ in totals),
-        flat_after=sum(bool(np.ptp(after) < EQUAL) for _, after in totals),
-        another_best=sum(len(a) == len(b) and not set(_best(a)) & set(_best(b)) for a, b in totals),
+        groups=len(sides),
+        flat_before=sum(equal(np.array(list(before.values()))) for before, _ in sides),
+        flat_after=sum(equal(np.array(list(after.values()))) for _, after in sides),
+        another_best=sum(_another_best(before, after) for before, after in sides),
     )
 
 
@@ -96,9 +94,16 @@ def lines(rescored: Iterable[Rescored]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _totals(scores: Sequence[Score]) -> list[float]:
-    return [score.total for score in scores if score.outcome is not None]
+def _totals(scores: Sequence[Score]) -> dict[int, float]:
+    """The total of each attempt that counts, by its place in the group."""
+    return {place: score.total for place, score in enumerate(scores) if score.in_baseline and score.outcome is not None}
 
 
-def _best(totals: Sequence[float]) -> list[int]:
-    return [place for place, total in enumerate(totals) if total >= max(totals) - EQUAL]
+def _another_best(before: Mapping[int, float], after: Mapping[int, float]) -> bool:
+    """Whether no attempt that counts both times is the best of them both times."""
+    both = before.keys() & after.keys()
+
+    def best(totals: Mapping[int, float]) -> set[int]:
+        return {place for place in both if totals[place] >= max(totals[other] for other in both) - EQUAL}
+
+    return bool(both) and not best(before) & best(after)

@@ -15,8 +15,8 @@ def exact(
 ) -> float | None:
     """1 where the last message is the task's answer, `task.data[key]`, else 0; spaces at the ends do not count.
 
-    `pattern` finds the answer in the message: its last match, or that match's first group. None where infrastructure
-    failed. Raises ConfigError where the task has no such answer, and for a pattern that is none.
+    `pattern` finds the answer in the message: its last match that is not empty, or that match's first group. None where
+    infrastructure failed. Raises ConfigError where the task has no such answer, and for a pattern that is none.
     """
     if trajectory.stop is Stop.ERROR:
         return None
@@ -26,7 +26,7 @@ def exact(
         )
     said = trajectory.turns[-1].message.content if trajectory.turns else ""
     if pattern:
-        found = list(compiled("exact", pattern).finditer(said))
+        found = [match for match in compiled("exact", pattern).finditer(said) if match.group()]
         said = (found[-1].group(1) if found[-1].re.groups else found[-1].group()) if found else ""
     said, wanted = (said or "").strip(), str(task.data[key]).strip()
     return float(said.casefold() == wanted.casefold() if ignore_case else said == wanted)

@@ -68,6 +68,7 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
     top = max(term.level for term in terms)
     length = len(trajectory.turns)
     outcome = 0.0
+    stepwise = 0.0  # of what is granted, before it is rounded to float32, so that equal totals are equal
     granted: dict[str, F32] = {}
     withheld: dict[str, F32] = {}
     for term in terms:
@@ -83,11 +84,13 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
         is_open = all(gates.get(higher.name, True) for higher in terms if higher.level > term.level)
         zeros = np.zeros_like(steps)
         granted[term.name], withheld[term.name] = (steps, zeros) if is_open else (zeros, steps)
+        if is_open and length:
+            stepwise += float(weighted.sum())
     turn = sum_terms(granted, length)
     return Score(
         outcome={"agent": outcome},
         turn=turn,
-        total=outcome + float(turn.sum(dtype=np.float64)),
+        total=outcome + stepwise,
         granted=granted,
         withheld=withheld,
         gates=gates,

@@ -66,9 +66,14 @@ def reward_machine(
     Raises ConfigError for a table of another shape, and where a turn did not record the signal.
     """
     for state, events in states.items():
-        for event, move in events.items():
-            if len(move) != 2 or not isinstance(move[0], str) or not isinstance(move[1], int | float):
-                raise ConfigError(f"reward 'reward_machine': {state}.{event} = {move!r} is not [next state, reward]")
+        moves = events.items() if isinstance(events, Mapping) else [("", events)]
+        for event, move in moves:
+            if not event or not _is_move(move):
+                raise ConfigError(
+                    f"reward 'reward_machine': {state}.{event or 'EVENT'} = {move!r} is not [next state, reward]"
+                )
+    if states and start not in states:
+        raise ConfigError(f"reward 'reward_machine': there is no state start = {start!r}; {nearest(start, states)}")
     result = np.zeros(len(trajectory.turns), dtype=np.float32)
     state = start
     for t, turn in enumerate(trajectory.turns):
@@ -76,3 +81,12 @@ def reward_machine(
         if event in states.get(state, {}):
             state, result[t] = states[state][event]
     return result
+
+
+def _is_move(value: object) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and isinstance(value[1], int | float)
+    )

@@ -13,14 +13,14 @@ def overlong(task: Task, trajectory: Trajectory, *, limit: int, buffer: int) -> 
     """The soft overlong penalty (DAPO, arXiv 2503.14476): 0 for up to limit - buffer sampled tokens, then falling
     evenly to -1 at `limit`, and -1 beyond.
 
-    Only what the agent sampled counts, over all turns. None where infrastructure failed. Raises ConfigError unless
-    0 < buffer <= limit.
+    Only tokens that may be trained count, over all turns, not those of other seats. None where infrastructure failed.
+    Raises ConfigError unless 0 < buffer <= limit.
     """
     if not 0 < buffer <= limit:
         raise ConfigError(f"reward 'overlong' wants 0 < buffer <= limit, got {buffer} and {limit}")
     if trajectory.stop is Stop.ERROR:
         return None
-    sampled = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+    sampled = sum(len(turn.completion.token_ids) for turn in trajectory.turns if turn.trainable)
     return float(np.clip((limit - buffer - sampled) / buffer, -1.0, 0.0))
 
 
@@ -40,8 +40,8 @@ def long_trajectory(task: Task, trajectory: Trajectory, *, threshold: int, most:
 def efficiency(
     task: Task, trajectory: Trajectory, *, name: str = "outcome", signal: str = "", gamma: float = 0.97
 ) -> float | None:
-    """gamma^(K-1) times an episode's signal: the same success is worth less after more turns K
-    (the geometric discount of IterResearch, arXiv 2511.07327).
+    """gamma^(K-1) times an episode's signal where that is above 0: the same success is worth less after more turns K,
+    and failing longer is no better (after IterResearch, arXiv 2511.07327, which discounts each round's share so).
 
     `signal` says which one; by default the one called like the term (`name`). None where infrastructure failed or no
     verdict was recorded. Raises ConfigError where the signal is missing, and for gamma outside (0, 1].
@@ -49,4 +49,6 @@ def efficiency(
     if not 0.0 < gamma <= 1.0:
         raise ConfigError(f"reward 'efficiency' wants 0 < gamma <= 1, got {gamma}")
     value = of_signal(task, trajectory, name=name, signal=signal)
-    return None if value is None else float(gamma ** max(len(trajectory.turns) - 1, 0) * value)
+    if value is None or value <= 0.0:
+        return value
+    return float(gamma ** max(len(trajectory.turns) - 1, 0) * value)

@@ -42,15 +42,17 @@ def bounded(
 ) -> F32:
     """A process reward p_t that more steps cannot raise, f32[K] (arXiv 2410.15115).
 
-    `delta`: r_t = p_t - p_{t+1}, and p_K at the last turn, so that what is to come from turn t on is p_t, however many
-    turns there are. `clip`: r_t = min(p_t - eta, 0), so that a turn can only cost. p_t is the number that each turn
-    recorded as `signal` (default: the term's name). Raises ConfigError where a turn lacks it.
+    `delta`: r_t = p_t - p_{t+1}, r_{K-1} = p_{K-1}, and 0 for the last turn, which the outcome judges; so what is to
+    come from a turn t before the last is p_t, however many turns there are. `clip`: r_t = min(p_t - eta, 0), so that a
+    turn can only cost. p_t is the number that each turn recorded as `signal` (default: the term's name). Raises
+    ConfigError where a turn lacks it.
     """
     if form not in ("delta", "clip"):
         raise ConfigError(f"reward 'bounded': form = {form!r} is not known; known: delta, clip")
     found = of_turns(task, trajectory, name=name, signal=signal)
     if form == "clip":
         return np.asarray(np.minimum(found - eta, 0.0), dtype=np.float32)
+    found[-1:] = 0.0
     return np.asarray(found - np.append(found[1:], np.float32(0.0)), dtype=np.float32)
 
 
@@ -70,6 +72,8 @@ def centred(
     against = episode_signal(trajectory, reference, "centred")
     if value is None or against is None:
         return None
+    if not np.size(against):
+        raise ConfigError(f"reward 'centred': the signal {reference!r} holds no reference reward")
     return float(np.mean(0.5 * (1.0 + np.tanh((float(value) - np.atleast_1d(np.asarray(against, np.float64))) / 2))))
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import layer_norm
 from turnstile.batching.forest import plant
 from turnstile.batching.rows import by_turn, rows_of
 from turnstile.credit.base import Advantages, Targets
+from turnstile.errors import TrainingError
 from turnstile.models.attention import forward_forest
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Score, Trajectory
@@ -46,7 +47,7 @@ class Critic:
         owners = _rows(groups, empty)
         self._seen = self._look([row for rows in owners for row in rows])
         with torch.no_grad():
-            found = iter([self._head(seen)[:, 0].cpu().numpy() for seen in self._seen])
+            found = iter([self._value(seen).cpu().numpy() for seen in self._seen])
         result: Advantages = []
         for trajectory, rows in zip(_all(groups), owners, strict=True):
             arrays = [np.zeros(len(row.token_ids), np.float32) for row in rows]
@@ -66,20 +67,28 @@ class Critic:
             return {}
         wanted = torch.from_numpy(np.concatenate([row.advantages[row.loss_mask] for row in rows]))
         known = ~torch.isnan(wanted)
-        features, wanted = (
-            torch.cat(seen)[known.to(self._head.weight.device)],
-            wanted[known].to(self._head.weight.device),
-        )
-        if not len(wanted):
+        count = int(known.sum())
+        if not count:
             return {}
+        budget = self._learner.plan.budget
+        pieces = list(zip(torch.cat(seen)[known].split(budget), wanted[known].split(budget), strict=True))
         with torch.no_grad():
-            metrics = _metrics(self._head(features)[:, 0], wanted)
+            metrics = _metrics(torch.cat([self._value(features) for features, _ in pieces]).cpu(), wanted[known])
         for _ in range(self._epochs):
-            loss = (self._head(features)[:, 0] - wanted).square().mean()
             self._optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            for features, targets in pieces:
+                error = self._value(features) - targets.to(self._head.weight.device)
+                (error.square().sum() / count).backward()
+            gradients = [parameter.grad for parameter in self._head.parameters()]
+            if not all(g is not None and bool(torch.isfinite(g).all()) for g in gradients):
+                raise TrainingError("the critic's gradient is not finite: its targets are too large; scale the rewards")
             self._optimizer.step()
         return metrics
+
+    def _value(self, features: Tensor) -> Tensor:
+        """Values [N] of hidden states [N, H], wherever these are kept."""
+        value: Tensor = self._head(features.to(self._head.weight.device))[:, 0]
+        return value
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON; floats come back bit by bit."""
@@ -100,7 +109,8 @@ class Critic:
                 }
 
     def _look(self, rows: Sequence[Row]) -> list[Tensor]:
-        """Last hidden states f32[N, H] before the trained tokens of each row, each of them normalised."""
+        """Last hidden states f32[N, H] before the trained tokens of each row, each of them normalised; in main memory,
+        so that they take none of the device's while the policy learns."""
         if not rows:
             return []
         model = self._learner.model
@@ -111,8 +121,9 @@ class Critic:
             for batch in plant(rows, nothing, budget=plan.budget, device=model.device, share=share):
                 hidden = forward_forest(model, batch)[batch.source].float()
                 hidden = layer_norm(hidden, hidden.shape[-1:])
-                for row in batch.row.unique().tolist():
-                    found[row] = hidden[batch.row == row]
+                hidden, owner = hidden.cpu(), batch.row.cpu()
+                for row in owner.unique().tolist():
+                    found[row] = hidden[owner == row]
         return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from turnstile.batching.rows import rows_of
 from turnstile.credit.base import Advantages
+from turnstile.errors import TrainingError
 from turnstile.types import Group, Row, Score
 
 
@@ -37,6 +38,7 @@ def prepare(
     credit = iter(advantages)
     for place, (group, group_scores) in enumerate(zip(groups, scores, strict=True)):
         own = [next(credit) for _ in group.trajectories]
+        _check(group, own)
         made = [
             row
             for trajectory, score, turns in zip(group.trajectories, group_scores, own, strict=True)
@@ -50,6 +52,15 @@ def prepare(
             rows.append(made)
             kept.append(place)
     return Prepared(rows, kept, flat)
+
+
+def _check(group: Group, advantages: Advantages) -> None:
+    for trajectory, turns in zip(group.trajectories, advantages, strict=True):
+        if not all(np.isfinite(values).all() for values in turns):
+            raise TrainingError(
+                f"task {group.task.id!r}, attempt {trajectory.attempt}: the estimator gave advantages that are not "
+                "finite (float32 ends at 3e38); scale the rewards"
+            )
 
 
 def split(prepared: Prepared, parts: int) -> list[list[Row]]:
