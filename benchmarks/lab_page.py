@@ -213,8 +213,8 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
     return (
         "## What pays where\n\nProgress: the mean over three policies, and from the lowest to the highest, of each "
         "kind at its best knobs. Learning: the area under the curve over the exact gradient's; as many kinds as the "
-        "last column says have an interval that reaches into the quickest one's. What has an exact critic stands apart, "
-        "since no run has one.\n\n" + to_markdown(Grid(title="", columns=head, rows=tuple(rows), note=""))
+        "last column says have an interval that reaches into the quickest one's. What has an exact critic stands "
+        "apart, since no run has one.\n\n" + to_markdown(Grid(title="", columns=head, rows=tuple(rows), note=""))
     )
 
 
