@@ -7,12 +7,14 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from turnstile.credit.base import targets_of
 from turnstile.evaluation.lab.curves import Race, race_of
 from turnstile.evaluation.lab.figures import draw_races, draw_study, draw_sweeps, to_png
 from turnstile.evaluation.lab.judge import SIGNIFICANT
 from turnstile.evaluation.lab.processes import PROCESSES
 from turnstile.evaluation.lab.study import Line, line_of
 from turnstile.evaluation.lab.table import Grid, details, directions, learning, number, progress, to_markdown
+from turnstile.lookup import resolve
 
 MARK = "<!-- below: written by benchmarks/lab.py -->"
 DRAWN = ("rloo", "grpo", "reinforce", "turn_return", "gigpo", "salt", "empg", "per_agent", "reinforce_pp", "gae")
@@ -141,7 +143,7 @@ def short(kept: Mapping[str, Body]) -> list[str]:
         )
     learners = [each for each in races.values() if each.process == "two_seat" and each.interval[0] > 0]
     if learners and gain("rloo", "two_seat") == 0:
-        names = " and ".join(f"`{each.estimator}` ({each.share:.2f})" for each in learners)
+        names = ", ".join(f"`{each.estimator}` ({each.share:.2f})" for each in learners)
         found.append(
             f"**Two seats of a game whose outcomes cancel**: only {names} learn. What adds the seats up finds no "
             "gradient."
@@ -174,13 +176,19 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
     for process in PROCESSES:
         means = progress_of(lines, process)
         best: dict[str, tuple[float, str]] = {}
+        critics: dict[str, tuple[float, str]] = {}
         for (kind, name), found in means.items():
-            if fmean(found) > max(0.0, best.get(kind, (0.0, ""))[0]):
+            among = critics if has_critic(kind) else best
+            if fmean(found) > max(0.0, among.get(kind, (0.0, ""))[0]):
                 text = f"`{name}` {number(fmean(found), 2)} ({number(min(found), 2)} to {number(max(found), 2)})"
-                best[kind] = (fmean(found), text)
+                among[kind] = (fmean(found), text)
         plain = means.get(("rloo", "rloo"), [0.0])
         raced = sorted(
-            (each for each in races if each.process == process and not each.refused and each.share > 0),
+            (
+                each
+                for each in races
+                if each.process == process and each.areas and each.share > 0 and not has_critic(each.estimator)
+            ),
             key=lambda each: -each.share,
         )
         level = [each for each in raced if each.interval[1] >= raced[0].interval[0]]
@@ -189,17 +197,30 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
                 process,
                 "<br>".join(text for _, text in sorted(best.values(), reverse=True)[:BEST]),
                 number(fmean(plain), 2),
+                max(critics.values(), default=(0.0, "none"))[1],
                 "<br>".join(f"`{each.estimator}` {each.share:.2f}" for each in raced[:BEST]),
                 f"{len(level)} of {len(raced)}",
             )
         )
-    head = ("problem", "most progress of 64 episodes", "`rloo`", "learn quickest", "not told apart from the quickest")
+    head = (
+        "problem",
+        "most progress of 64 episodes",
+        "`rloo`",
+        "with an exact critic",
+        "learn quickest",
+        "not told apart from the quickest",
+    )
     return (
         "## What pays where\n\nProgress: the mean over three policies, and from the lowest to the highest, of each "
         "kind at its best knobs. Learning: the area under the curve over the exact gradient's; as many kinds as the "
-        "last column says have an interval that reaches into the quickest one's.\n\n"
-        + to_markdown(Grid(title="", columns=head, rows=tuple(rows), note=""))
+        "last column says have an interval that reaches into the quickest one's. What has an exact critic stands "
+        "apart, since no run has one.\n\n" + to_markdown(Grid(title="", columns=head, rows=tuple(rows), note=""))
     )
+
+
+def has_critic(name: str) -> bool:
+    """Whether the estimator of that kind or label takes the word of a critic."""
+    return targets_of(resolve("credit", name.partition(" (")[0])) is not None
 
 
 def progress_of(lines: Sequence[Line], process: str) -> dict[tuple[str, str], list[float]]:
