@@ -39,7 +39,7 @@ def factor(schedule: Schedule, step: int, warmup: int, total: int) -> float:
 def adamw(
     parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.AdamW:
-    """AdamW, in one pass over weights, gradients and moments where torch has a kernel for that; elsewhere each operation
+    """AdamW, in one pass over weights, gradients and moments where torch has a kernel for it; elsewhere each operation
     of its formula makes another copy of the network."""
     chosen = list(parameters)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in chosen)
