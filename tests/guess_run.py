@@ -23,6 +23,7 @@ from turnstile.trainer import checkpoint
 from turnstile.types import Task
 
 GROUPS, ATTEMPTS = 2, 4
+CONCURRENT = 5  # episodes
 
 
 def recipe(inputs: Path, **train: Any) -> Recipe:
@@ -42,7 +43,7 @@ def recipe(inputs: Path, **train: Any) -> Recipe:
             "sampling": {"max_tokens": 4, "top_k": 12},
             "env": {"kind": "guess"},
             "tasks": {"train": str(inputs / "train.jsonl"), "heldout": str(inputs / "heldout.jsonl")},
-            "episode": {"turns": 5, "concurrent": 5},
+            "episode": {"turns": 5, "concurrent": CONCURRENT},
             "rewards": {
                 "terms": [
                     {"kind": "signal", "name": "resolved", "level": 1},
