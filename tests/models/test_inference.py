@@ -14,7 +14,7 @@ from turnstile.models.logprobs import project
 from turnstile.models.trunk import captured
 
 TOKENS, POSITIONS = torch.arange(3, 20), torch.arange(17)
-LIKE_LLAMA = {"llama", "qwen2", "qwen3", "mistral"}
+LIKE_LLAMA = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 
 
 @torch.no_grad()
