@@ -2,8 +2,8 @@
 
 An update lowers the entropy by the covariance of log-probability and advantage, and a few tokens carry nearly all of
 it (arXiv 2505.22617). At one token that is c = (log pi - mean log pi) * (A - mean A), means over the step's tokens;
-those of weight 0 have no part in it. That both losses choose over all tokens of an update, and the defaults, were
-checked against the authors' code as verl carries it.
+those of weight 0 have no part in it. That Clip-Cov chooses over all tokens of an update, and its defaults, were
+checked against the authors' code as verl carries it; KL-Cov follows its description in the paper.
 """
 
 from __future__ import annotations
