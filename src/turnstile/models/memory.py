@@ -1,8 +1,7 @@
 """Memory that is kept when it was used once.
 
 glibc gives a large block back to the system when it is freed, and takes it anew, page by page and filled with zeros,
-when the next tensor of that size is made: on a CPU that was a fifth of a
-training step, where it was profiled.
+when the next tensor of that size is made. On a CPU that was a fifth of a training step, where it was profiled.
 """
 
 from __future__ import annotations
