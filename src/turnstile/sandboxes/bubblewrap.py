@@ -9,6 +9,7 @@ owns should code find a way out of its mount namespace; use an ordinary user, or
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import sys
@@ -19,9 +20,11 @@ from pathlib import Path
 import turnstile
 from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.base import Limits, Template
-from turnstile.sandboxes.folder import FolderSandbox, Home, both_names, copy_whole, on_shelf, remove_tree
+from turnstile.sandboxes.folder import FolderSandbox, Home, both_names, copy_whole, on_shelf, remove_tree, short_machine
 from turnstile.sandboxes.forkserver import ForkServer
 from turnstile.sandboxes.spares import Spares
+
+_log = logging.getLogger(__name__)
 
 SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store"),
@@ -90,6 +93,7 @@ class BubblewrapSandboxes:
         self._home = Home(root)
         self._spares: Spares[Path | None, Cell] = Spares(spare)
         self._open: dict[FolderSandbox, ForkServer] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._finalizer = weakref.finalize(self, self._home.remove)
 
     async def start(self, template: Template, *, deps: Path | None = None) -> FolderSandbox:
@@ -97,10 +101,9 @@ class BubblewrapSandboxes:
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")
         shown = on_shelf(deps, self._shelf)
-        gone = self._spares.ask(shown)
+        for cell in self._spares.ask(shown):
+            self._end_behind(cell)
         folder, server = self._spares.take(shown) or self._cell(shown)
-        for _ in range(self._spares.missing):
-            self._spares.put(shown, self._cell(shown))
         sandbox = FolderSandbox(
             folder,
             server,
@@ -111,8 +114,7 @@ class BubblewrapSandboxes:
         )
         self._open[sandbox] = server
         try:
-            for cell in gone:
-                await end(*cell)
+            self._refill(shown)
             await copy_whole(template, sandbox.root)
         except BaseException:
             await sandbox.close()
@@ -123,21 +125,40 @@ class BubblewrapSandboxes:
         """End every command and remove every file."""
         for sandbox in tuple(self._open):
             await sandbox.close()
-        for _, server in self._spares.empty():
-            await server.close()
+        for cell in self._spares.empty():
+            self._end_behind(cell)
+        await asyncio.gather(*self._ending)
         await asyncio.to_thread(self._finalizer)
+
+    def _refill(self, deps: Path | None) -> None:
+        """Fill the places of the spares that are free. One that cannot be had now is missed by nobody yet."""
+        try:
+            for _ in range(self._spares.missing):
+                self._spares.put(deps, self._cell(deps))
+        except SandboxError as error:
+            _log.warning("no spare sandbox could be started: %s", error)
+
+    def _end_behind(self, cell: Cell) -> None:
+        task = asyncio.ensure_future(end_spare(*cell))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def _cell(self, deps: Path | None) -> Cell:
         """A folder and a fork server that sees it and `deps`, and of this provider's folders nothing else."""
         folder = self._home.new_sandbox()
         work = folder / "work"
-        work.mkdir()
         wrapper = [self._bwrap, "--die-with-parent", "--new-session", "--unshare-all", "--cap-drop", "ALL"]
         wrapper += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *bound(SYSTEM), *bound(self._readable)]
         wrapper += bound(() if deps is None else both_names([deps]))
         wrapper += ["--bind", str(work), str(work), "--chdir", "/", "--"]
         server = ForkServer(scratch="/tmp", preload=self._preload, workers=self._workers, wrapper=wrapper)
-        server.start()
+        try:
+            with short_machine(folder):
+                work.mkdir()
+            server.start()
+        except BaseException:
+            remove_tree(folder)
+            raise
         return folder, server
 
     async def _discard(self, sandbox: FolderSandbox) -> None:
@@ -148,3 +169,11 @@ async def end(folder: Path, server: ForkServer) -> None:
     """End a fork server, and remove its folder."""
     await server.close()
     await asyncio.to_thread(remove_tree, folder)
+
+
+async def end_spare(folder: Path, server: ForkServer) -> None:
+    """`end` for what nobody waits for: a folder that cannot be removed now goes with the provider's home."""
+    try:
+        await end(folder, server)
+    except OSError as error:
+        _log.warning("the folder of a spare sandbox stays for now: %s", error)
