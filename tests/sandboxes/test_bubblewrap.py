@@ -10,7 +10,7 @@ import pytest
 from turnstile.build.parts import make_world
 from turnstile.config import make_recipe
 from turnstile.errors import ConfigError, SandboxError
-from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes, Cell
+from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes, Cell, unused_packages
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.tasks.swe.packages.source import deps_home
 
@@ -92,6 +92,19 @@ async def test_of_the_package_cache_only_its_own_dependencies_can_be_read(
         assert "ANSWER" not in seen.stdout
     finally:
         await world.close()
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(not any(map(os.listdir, unused_packages())), reason="no other packages than those in use")
+async def test_what_a_virtual_environments_base_has_installed_is_not_shown(tmp_path: Path, template: Path) -> None:
+    provider = BubblewrapSandboxes(root=tmp_path / "home", spare=0)
+    sandbox = await provider.start(template)
+    for folder in unused_packages():
+        assert (await sandbox.exec(["ls", "-A", folder])).stdout == ""
+        assert (await sandbox.exec(["touch", f"{folder}/mine"])).exit_code != 0
+    done = await sandbox.exec(["python3", "-c", "import ensurepip, sqlite3, ssl, numpy, turnstile"])
+    assert done.exit_code == 0, done.stderr
+    await provider.close()
 
 
 class Failing(BubblewrapSandboxes):

@@ -2,13 +2,15 @@
 
 Inside, there are the system's folders, this Python and Turnstile, to be read and not written, the sandbox's own
 folder and its dependencies', a private /tmp and nothing else of this machine's files; there is no network, and only
-the sandbox's own processes. Run as root, bubblewrap keeps root's user id, so it is no boundary against files that root
-owns should code find a way out of its mount namespace; use an ordinary user, or a container, where that matters.
+the sandbox's own processes. Of a virtual environment's base there is what it uses, and not the packages. Run as root,
+bubblewrap keeps root's user id, so it is no boundary against files that root owns should code find a way out of its
+mount namespace; use an ordinary user, or a container, where that matters.
 """
 
 from __future__ import annotations
 
 import asyncio
+import glob
 import logging
 import os
 import shutil
@@ -20,7 +22,16 @@ from pathlib import Path
 import turnstile
 from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.base import Limits, Template
-from turnstile.sandboxes.folder import FolderSandbox, Home, both_names, copy_whole, on_shelf, remove_tree, short_machine
+from turnstile.sandboxes.folder import (
+    FolderSandbox,
+    Home,
+    both_names,
+    copy_whole,
+    is_inside,
+    on_shelf,
+    remove_tree,
+    short_machine,
+)
 from turnstile.sandboxes.forkserver import ForkServer
 from turnstile.sandboxes.spares import Spares
 
@@ -59,6 +70,23 @@ def bound(paths: Sequence[str]) -> list[str]:
     return found
 
 
+def unused_packages() -> list[str]:
+    """Folders of packages of the Python that a virtual environment was made with, where this Python does not use them:
+    what is installed there is no part of a task, and may be what one is made of. The system's own are its programs'."""
+    if sys.base_prefix == "/usr":
+        return []
+    used = {os.path.realpath(place) for place in sys.path}
+    bases = map(glob.escape, both_names([Path(sys.base_prefix)]))
+    found = [path for base in bases for path in glob.glob(base + "/lib/python3*/site-packages")]
+    unused = [path for path in found if not any(is_inside(os.path.realpath(path), place) for place in used)]
+    return [path for path in unused if not os.path.islink(path)]  # what a link leads to is its own name's
+
+
+def emptied(folders: Sequence[str]) -> list[str]:
+    """Arguments that show folders empty."""
+    return [word for path in folders for word in ("--tmpfs", path, "--remount-ro", path)]
+
+
 class BubblewrapSandboxes:
     """Private copies of a template, each with namespaces and a fork server of its own.
 
@@ -87,8 +115,9 @@ class BubblewrapSandboxes:
         for path in readable:
             if not Path(path).exists():
                 raise ConfigError(f"sandbox.readable names {str(path)!r}, which is not there")
-        needed = (Path(sys.prefix), Path(sys.base_prefix), Path(turnstile.__file__).parent, *map(Path, readable))
-        self._readable = both_names(needed)
+        python = both_names((Path(sys.prefix), Path(sys.base_prefix)))
+        needed = both_names((Path(turnstile.__file__).parent, *map(Path, readable)))
+        self._shown = [*bound(SYSTEM), *bound(python), *emptied(unused_packages()), *bound(needed)]
         self._shelf = None if shelf is None else Path(shelf)
         self._home = Home(root)
         self._spares: Spares[Path | None, Cell] = Spares(spare)
@@ -148,7 +177,7 @@ class BubblewrapSandboxes:
         folder = self._home.new_sandbox()
         work = folder / "work"
         wrapper = [self._bwrap, "--die-with-parent", "--new-session", "--unshare-all", "--cap-drop", "ALL"]
-        wrapper += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *bound(SYSTEM), *bound(self._readable)]
+        wrapper += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *self._shown]
         wrapper += bound(() if deps is None else both_names([deps]))
         wrapper += ["--bind", str(work), str(work), "--chdir", "/", "--"]
         server = ForkServer(scratch="/tmp", preload=self._preload, workers=self._workers, wrapper=wrapper)
