@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from turnstile.errors import ConfigError
-from turnstile.sandboxes.archive import add, pack_modules, pack_tree, unpack_tree
+from turnstile.sandboxes.archive import BLOCK, HEADER, TooLargeError, add, pack_modules, pack_tree, unpack_tree
 from turnstile.sandboxes.containers.runner.frames import HEAD
 
 Entry = tuple[Mapping[str, Any], bytes]
@@ -90,6 +90,42 @@ def test_an_archive_that_leaves_its_folder_is_refused(entries: list[Entry], tmp_
 def test_what_is_no_archive_is_refused(text: bytes, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="archive"):
         unpack_tree(io.BytesIO(text), tmp_path)
+
+
+class Counted(io.BytesIO):
+    """Knows how much of it was read."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.taken = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.taken += len(data)
+        return data
+
+
+def test_what_is_long_before_its_data_is_not_even_read(tmp_path: Path) -> None:
+    long = Counted(archive(({"kind": "folder", "name": "in", "more": "x" * HEADER}, b"")).getvalue())
+    with pytest.raises(ValueError, match="no archive of a template: an entry begins with 65"):
+        unpack_tree(long, tmp_path)
+    assert long.taken == HEAD.size
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_stands_before_the_data_counts(tmp_path: Path) -> None:
+    padded = archive(({"kind": "folder", "name": "in", "more": "x" * 5 * BLOCK}, b""))
+    with pytest.raises(TooLargeError):
+        unpack_tree(padded, tmp_path, most=5 * BLOCK)
+    padded.seek(0)
+    assert unpack_tree(padded, tmp_path, most=6 * BLOCK) == 6 * BLOCK
+
+
+def test_the_longest_names_are_taken(tmp_path: Path) -> None:
+    to = "/".join(["\udce9" * 255] * 15)
+    named = archive(link("\udce9" * 255, to))
+    unpack_tree(named, tmp_path)
+    assert [os.readlink(path) for path in tmp_path.iterdir()] == [to]
 
 
 def entries(archive: bytes) -> Iterator[tuple[str, str, bytes]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -8,8 +9,8 @@ import pytest
 
 from turnstile.build.parts import make_world
 from turnstile.config import make_recipe
-from turnstile.errors import ConfigError
-from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
+from turnstile.errors import ConfigError, SandboxError
+from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes, Cell, unused_packages
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.tasks.swe.packages.source import deps_home
 
@@ -91,6 +92,78 @@ async def test_of_the_package_cache_only_its_own_dependencies_can_be_read(
         assert "ANSWER" not in seen.stdout
     finally:
         await world.close()
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(not any(map(os.listdir, unused_packages())), reason="no other packages than those in use")
+async def test_what_a_virtual_environments_base_has_installed_is_not_shown(tmp_path: Path, template: Path) -> None:
+    provider = BubblewrapSandboxes(root=tmp_path / "home", spare=0)
+    sandbox = await provider.start(template)
+    for folder in unused_packages():
+        assert (await sandbox.exec(["ls", "-A", folder])).stdout == ""
+        assert (await sandbox.exec(["touch", f"{folder}/mine"])).exit_code != 0
+    done = await sandbox.exec(["python3", "-c", "import ensurepip, sqlite3, ssl, numpy, turnstile"])
+    assert done.exit_code == 0, done.stderr
+    await provider.close()
+
+
+class Failing(BubblewrapSandboxes):
+    """Its `at`-th cell cannot be made; those that were are in `made`."""
+
+    def __init__(self, at: int, home: Path) -> None:
+        super().__init__(root=home, spare=2)
+        self.at = at
+        self.made: list[Cell] = []
+
+    def _cell(self, deps: Path | None) -> Cell:
+        if len(self.made) + 1 == self.at:
+            self._bwrap = "/there/is/no/bwrap"
+        self.made.append(super()._cell(deps))
+        return self.made[-1]
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("at", [2, 3])
+async def test_a_spare_that_cannot_be_had_is_missed_by_nobody(
+    at: int, tmp_path: Path, template: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = Failing(at, tmp_path / "home")
+    sandbox = await provider.start(template)
+    assert "no spare sandbox could be started: the fork server cannot be started" in caplog.text
+    assert (await sandbox.exec(["true"])).exit_code == 0
+    left = sorted(path.name for path in provider._home.path.glob("sandbox-*"))
+    assert left == [f"sandbox-{number}" for number in range(at - 1)]
+    await provider.close()
+    assert [server.pid for _, server in provider.made] == [None] * (at - 1)
+
+
+@needs_bubblewrap
+async def test_nothing_is_left_of_spares_that_made_room_for_one_that_failed(tmp_path: Path, template: Path) -> None:
+    shelf = tmp_path / "shelf"
+    (shelf / "other").mkdir(parents=True)
+    provider = Failing(4, tmp_path / "home")
+    provider._shelf = shelf
+    await (await provider.start(template)).close()
+    with pytest.raises(SandboxError, match="the fork server cannot be started"):
+        await provider.start(template, deps=shelf / "other")
+    await asyncio.gather(*provider._ending)
+    assert [server.pid is None for _, server in provider.made] == [True, True, False]
+    await provider.close()
+    assert [server.pid for _, server in provider.made] == [None] * 3
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+@needs_bubblewrap
+async def test_another_packages_sandboxes_are_soon_ready_too(tmp_path: Path, template: Path) -> None:
+    shelf = tmp_path / "shelf"
+    for name in "ab":
+        (shelf / name).mkdir(parents=True)
+    provider = Failing(0, tmp_path / "home")
+    provider._shelf = shelf
+    for name in "abababab":
+        await (await provider.start(template, deps=shelf / name)).close()
+    await provider.close()
+    assert len(provider.made) == 8 + 3  # two spares are left, and one made room
 
 
 def test_missing_bubblewrap_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.pool import Pool
-from turnstile.sandboxes.spares import REMEMBERED
 
 
 class Part:
@@ -114,18 +113,16 @@ async def test_a_member_without_spares_takes_a_place_but_none_of_the_spares() ->
 
 async def test_spares_are_of_the_kind_that_is_asked_for() -> None:
     maker = Maker()
-    pool = Pool(maker, warm=1, most=2 * REMEMBERED, starts=1)
+    pool = Pool(maker, warm=2, most=8, starts=1)
     await pool.take("a")
-    await until_ready(pool, 1)
-    spare = maker.made[1]
-    for _ in range(REMEMBERED - 1):
-        assert (await pool.take("b")).kind == "b"
-    assert pool.ready == 1
-    assert not spare.ended
-    await pool.take("b")  # nobody has asked for the other kind for so long
-    await until_ready(pool, 1)
-    assert spare.ended
-    assert await pool.take("b") is maker.made[-1]
+    await until_ready(pool, 2)
+    first, second = maker.made[1:3]
+    assert (await pool.take("b")).kind == "b"
+    await until_ready(pool, 2)
+    assert (first.ended, second.ended) == (True, False)
+    spare = maker.made[-1]
+    assert await pool.take("b") is spare
+    assert await pool.take("a") is second
     await pool.close()
 
 

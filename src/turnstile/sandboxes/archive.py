@@ -18,6 +18,7 @@ from turnstile.sandboxes.folder import CHECKED_HASH, is_inside, may_be_stale, wa
 
 IN_MEMORY = 16 << 20  # bytes; larger archives are kept in a temporary file
 BLOCK = 4096  # bytes; what an entry takes at least, and by which a file grows
+HEADER = 64 << 10  # bytes; a name and a link's target, as long as a system takes them, need 49,000 as JSON
 
 
 class TooLargeError(ValueError):
@@ -95,7 +96,7 @@ def add(made: IO[bytes], entry: dict[str, Any], data: bytes = b"") -> None:
 
 def unpack_tree(archive: IO[bytes], folder: Path, *, most: int | None = None) -> int:
     """Put what an archive holds into `folder`, which is empty, and nothing anywhere else: the bytes that it takes on a
-    disk, with a block for each entry and the last block of each file full.
+    disk, with a block or more for each entry and the last block of each file full.
 
     Raises ValueError for an archive that would, or that is none, and TooLargeError before it takes more than `most`.
     Links are made last, so no file goes through one.
@@ -105,7 +106,9 @@ def unpack_tree(archive: IO[bytes], folder: Path, *, most: int | None = None) ->
     taken = 0
     while head := archive.read(HEAD.size):
         size, data_size = HEAD.unpack(head) if len(head) == HEAD.size else (0, 0)
-        taken += BLOCK * (1 + -(-data_size // BLOCK))
+        if size > HEADER:
+            raise ValueError(f"this is no archive of a template: an entry begins with {size} bytes of JSON")
+        taken += BLOCK * (max(1, -(-size // BLOCK)) + -(-data_size // BLOCK))
         if most is not None and taken > most:
             raise TooLargeError("it takes more room than it may")
         try:

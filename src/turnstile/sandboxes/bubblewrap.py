@@ -2,13 +2,16 @@
 
 Inside, there are the system's folders, this Python and Turnstile, to be read and not written, the sandbox's own
 folder and its dependencies', a private /tmp and nothing else of this machine's files; there is no network, and only
-the sandbox's own processes. Run as root, bubblewrap keeps root's user id, so it is no boundary against files that root
-owns should code find a way out of its mount namespace; use an ordinary user, or a container, where that matters.
+the sandbox's own processes. Of a virtual environment's base there is what it uses, and not the packages. Run as root,
+bubblewrap keeps root's user id, so it is no boundary against files that root owns should code find a way out of its
+mount namespace; use an ordinary user, or a container, where that matters.
 """
 
 from __future__ import annotations
 
 import asyncio
+import glob
+import logging
 import os
 import shutil
 import sys
@@ -19,9 +22,20 @@ from pathlib import Path
 import turnstile
 from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.base import Limits, Template
-from turnstile.sandboxes.folder import FolderSandbox, Home, both_names, copy_whole, on_shelf, remove_tree
+from turnstile.sandboxes.folder import (
+    FolderSandbox,
+    Home,
+    both_names,
+    copy_whole,
+    is_inside,
+    on_shelf,
+    remove_tree,
+    short_machine,
+)
 from turnstile.sandboxes.forkserver import ForkServer
 from turnstile.sandboxes.spares import Spares
+
+_log = logging.getLogger(__name__)
 
 SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store"),
@@ -56,6 +70,23 @@ def bound(paths: Sequence[str]) -> list[str]:
     return found
 
 
+def unused_packages() -> list[str]:
+    """Folders of packages of the Python that a virtual environment was made with, where this Python does not use them:
+    what is installed there is no part of a task, and may be what one is made of. The system's own are its programs'."""
+    if sys.base_prefix == "/usr":
+        return []
+    used = {os.path.realpath(place) for place in sys.path}
+    bases = map(glob.escape, both_names([Path(sys.base_prefix)]))
+    found = [path for base in bases for path in glob.glob(base + "/lib/python3*/site-packages")]
+    unused = [path for path in found if not any(is_inside(os.path.realpath(path), place) for place in used)]
+    return [path for path in unused if not os.path.islink(path)]  # what a link leads to is its own name's
+
+
+def emptied(folders: Sequence[str]) -> list[str]:
+    """Arguments that show folders empty."""
+    return [word for path in folders for word in ("--tmpfs", path, "--remount-ro", path)]
+
+
 class BubblewrapSandboxes:
     """Private copies of a template, each with namespaces and a fork server of its own.
 
@@ -84,12 +115,14 @@ class BubblewrapSandboxes:
         for path in readable:
             if not Path(path).exists():
                 raise ConfigError(f"sandbox.readable names {str(path)!r}, which is not there")
-        needed = (Path(sys.prefix), Path(sys.base_prefix), Path(turnstile.__file__).parent, *map(Path, readable))
-        self._readable = both_names(needed)
+        python = both_names((Path(sys.prefix), Path(sys.base_prefix)))
+        needed = both_names((Path(turnstile.__file__).parent, *map(Path, readable)))
+        self._shown = [*bound(SYSTEM), *bound(python), *emptied(unused_packages()), *bound(needed)]
         self._shelf = None if shelf is None else Path(shelf)
         self._home = Home(root)
         self._spares: Spares[Path | None, Cell] = Spares(spare)
         self._open: dict[FolderSandbox, ForkServer] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._finalizer = weakref.finalize(self, self._home.remove)
 
     async def start(self, template: Template, *, deps: Path | None = None) -> FolderSandbox:
@@ -97,10 +130,9 @@ class BubblewrapSandboxes:
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")
         shown = on_shelf(deps, self._shelf)
-        gone = self._spares.ask(shown)
+        for cell in self._spares.ask(shown):
+            self._end_behind(cell)
         folder, server = self._spares.take(shown) or self._cell(shown)
-        for _ in range(self._spares.missing):
-            self._spares.put(shown, self._cell(shown))
         sandbox = FolderSandbox(
             folder,
             server,
@@ -111,8 +143,7 @@ class BubblewrapSandboxes:
         )
         self._open[sandbox] = server
         try:
-            for cell in gone:
-                await end(*cell)
+            self._refill(shown)
             await copy_whole(template, sandbox.root)
         except BaseException:
             await sandbox.close()
@@ -123,21 +154,40 @@ class BubblewrapSandboxes:
         """End every command and remove every file."""
         for sandbox in tuple(self._open):
             await sandbox.close()
-        for _, server in self._spares.empty():
-            await server.close()
+        for cell in self._spares.empty():
+            self._end_behind(cell)
+        await asyncio.gather(*self._ending)
         await asyncio.to_thread(self._finalizer)
+
+    def _refill(self, deps: Path | None) -> None:
+        """Fill the places of the spares that are free. One that cannot be had now is missed by nobody yet."""
+        try:
+            for _ in range(self._spares.missing):
+                self._spares.put(deps, self._cell(deps))
+        except SandboxError as error:
+            _log.warning("no spare sandbox could be started: %s", error)
+
+    def _end_behind(self, cell: Cell) -> None:
+        task = asyncio.ensure_future(end_spare(*cell))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def _cell(self, deps: Path | None) -> Cell:
         """A folder and a fork server that sees it and `deps`, and of this provider's folders nothing else."""
         folder = self._home.new_sandbox()
         work = folder / "work"
-        work.mkdir()
         wrapper = [self._bwrap, "--die-with-parent", "--new-session", "--unshare-all", "--cap-drop", "ALL"]
-        wrapper += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *bound(SYSTEM), *bound(self._readable)]
+        wrapper += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", *self._shown]
         wrapper += bound(() if deps is None else both_names([deps]))
         wrapper += ["--bind", str(work), str(work), "--chdir", "/", "--"]
         server = ForkServer(scratch="/tmp", preload=self._preload, workers=self._workers, wrapper=wrapper)
-        server.start()
+        try:
+            with short_machine(folder):
+                work.mkdir()
+            server.start()
+        except BaseException:
+            remove_tree(folder)
+            raise
         return folder, server
 
     async def _discard(self, sandbox: FolderSandbox) -> None:
@@ -148,3 +198,11 @@ async def end(folder: Path, server: ForkServer) -> None:
     """End a fork server, and remove its folder."""
     await server.close()
     await asyncio.to_thread(remove_tree, folder)
+
+
+async def end_spare(folder: Path, server: ForkServer) -> None:
+    """`end` for what nobody waits for: a folder that cannot be removed now goes with the provider's home."""
+    try:
+        await end(folder, server)
+    except OSError as error:
+        _log.warning("the folder of a spare sandbox stays for now: %s", error)

@@ -138,7 +138,10 @@ class ForkServer:
             self._log = None
 
     def start(self) -> None:
-        """Start the server if none is running, without waiting until it has imported its modules."""
+        """Start the server if none is running, without waiting until it has imported its modules.
+
+        Raises SandboxError where it was closed or the machine starts no process.
+        """
         if self._closed:
             raise SandboxError("the fork server was closed")
         if self._process is not None and self._process.poll() is None:
@@ -158,6 +161,10 @@ class ForkServer:
                 cwd="/",
                 start_new_session=True,  # an interrupt at the terminal is for the trainer, which then closes us
             )
+        except OSError as error:
+            ours.close()
+            log.close()
+            raise SandboxError(f"the fork server cannot be started: {error}") from None
         finally:
             theirs.close()
         self._control = ours

@@ -170,6 +170,27 @@ async def test_what_is_carried_is_put_into_a_copy_of_a_snapshot_anew(containers:
     assert (await copy.exec(["ls", "/sandbox/carried"])).stdout == "json\n"
 
 
+async def test_a_snapshot_starts_whatever_was_left_among_what_is_carried(containers: Make, template: Path) -> None:
+    provider = containers(read_only=False, carry=["json"])
+    sandbox = await provider.start(template)
+    script = "cd /sandbox/carried; mkdir -p x/y z; touch x/y/file; ln -s /tmp z/link; chmod 0 x/y x z json ."
+    assert (await sandbox.exec(["sh", "-c", script])).exit_code == 0
+    copy = await provider.start(await sandbox.snapshot())
+    assert (await copy.exec(["python3", "-m", "json.tool", "--help"])).exit_code == 0
+    assert (await copy.exec(["ls", "/sandbox/carried"])).stdout == "json\n"
+
+
+async def test_a_snapshot_that_cannot_start_is_no_fault_of_the_recipe(containers: Make, template: Path) -> None:
+    provider = containers(read_only=False, carry=["json"])
+    sandbox = await provider.start(template)
+    script = "chmod 700 /sandbox; mv /sandbox/carried /tmp/gone; echo no folder > /sandbox/carried"
+    done = await sandbox.exec(["sh", "-c", script])
+    assert done.exit_code == 0, done.stderr
+    provider._pool._tries = 1
+    with pytest.raises(SandboxError, match=r"the snapshot .* cannot be started: .*exists"):
+        await provider.start(await sandbox.snapshot())
+
+
 async def test_volumes_go_with_their_container(engine: Dockerd, containers: Make, template: Path) -> None:
     with engine.client() as client:
         made = client.create_container(image=IMAGE, command=["true"])["Id"]

@@ -133,8 +133,7 @@ class ContainerSandbox:
         try:
             if not self.container.spec.read_only:
                 name = await self.container.commit()
-                if self._carries:
-                    self._provider.carrying.add(name)
+                self._provider.snapshots[name] = self._carries
                 return Image(name=name, root=self.root)
             target = self._provider.home.new_snapshot()
             with target.open("wb") as file:
@@ -258,7 +257,7 @@ class ContainerSandboxes:
     ) -> None:
         base = named(image, dockerfile, rootfs)
         self._carried = pack_modules(carry) if carry else b""
-        self.carrying: set[str] = set()  # images of snapshots that hold what is carried
+        self.snapshots: dict[str, bool] = {}  # images of snapshots, and whether they hold what is carried
         self.daemon = Daemon(daemon, threads=starts + 2)
         self.images = Images(self.daemon)
         try:
@@ -329,7 +328,7 @@ class ContainerSandboxes:
         if isinstance(template, Image):
             await self.daemon.call(self._get, template.name)
             spec = replace(spec, image=template.name, read_only=False, tmpfs=())
-            made = Made(spec=spec, root=template.root, carries=template.name in self.carrying)
+            made = Made(spec=spec, root=template.root, carries=self.snapshots.get(template.name, False))
             return self._opened(await self._pool.take(made, spares=False), made)
         archive = await asyncio.to_thread(self._archive, template)
         with archive:
@@ -410,7 +409,10 @@ class ContainerSandboxes:
                 await container.ask({"op": "unpack", "root": CARRIED}, io.BytesIO(self._carried), seconds=FILES)
         except BaseException as error:
             await container.end()
-            if isinstance(error, OSError) or (isinstance(error, ContainerDiedError) and container.said):
+            if spec.image in self.snapshots:
+                if isinstance(error, OSError):  # as whoever had its sandbox left the files: no fault of a recipe
+                    raise SandboxError(f"the snapshot {spec.image} cannot be started: {error}") from None
+            elif isinstance(error, OSError) or (isinstance(error, ContainerDiedError) and container.said):
                 raise ConfigError(f"the image {spec.image} cannot be used as a sandbox: {error}") from None
             raise
         return container

@@ -16,6 +16,8 @@ from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.archive import TooLargeError, unpack_tree
 from turnstile.sandboxes.folder import Home, remove_tree, short_machine
 
+SLOWEST = 256 << 10  # bytes a second
+
 
 class UnknownUploadError(Exception):
     """There is no template with this digest here, or no more."""
@@ -23,11 +25,14 @@ class UnknownUploadError(Exception):
 
 class Uploads:
     """At most `most_mb` of templates, as they lie unpacked; the ones that were not used for longest make room for
-    others. One that comes is twice there for a while, packed and unpacked."""
+    others. One that comes is twice there for a while, packed in the temporary folder and unpacked; `at_once` come at a
+    time, others wait. One that falls behind `SLOWEST` by more than `stall` seconds is given up."""
 
-    def __init__(self, *, most_mb: int, root: Path | None = None) -> None:
+    def __init__(self, *, most_mb: int, root: Path | None = None, at_once: int = 4, stall: float = 60.0) -> None:
         self._home = Home(root)
         self._most = most_mb << 20
+        self._coming = asyncio.Semaphore(at_once)
+        self._stall = stall
         self._there: OrderedDict[str, tuple[Path, int]] = OrderedDict()  # digest -> folder and bytes; oldest use first
         self._held: Counter[str] = Counter()
         self._clearing = asyncio.Lock()
@@ -39,17 +44,18 @@ class Uploads:
     async def receive(self, digest: str, parts: AsyncIterator[bytes]) -> None:
         """Keep the archive with this digest (SHA-256, in hexadecimal digits).
 
-        Raises ConfigError when it is too large, SandboxError when it has another digest or there is no room for it, and
-        ValueError for what is no archive.
+        Raises ConfigError when it is too large, SandboxError when it has another digest, comes too slowly or there is
+        no room for it, and ValueError for what is no archive.
         """
-        with tempfile.TemporaryFile(dir=self._home.path) as archive:
-            await self._spool(digest, parts, archive)
-            folder = self._home.new_snapshot()
-            try:
-                size = await asyncio.to_thread(_unpack, archive, folder, self._most)
-            except BaseException:
-                await asyncio.to_thread(remove_tree, folder)
-                raise
+        async with self._coming:
+            with tempfile.TemporaryFile() as archive:  # not at home, which may be memory
+                await self._spool(digest, parts, archive)
+                folder = self._home.new_snapshot()
+                try:
+                    size = await asyncio.to_thread(_unpack, archive, folder, self._most)
+                except BaseException:
+                    await asyncio.to_thread(remove_tree, folder)
+                    raise
         if digest in self._there:  # somebody else was quicker
             await asyncio.to_thread(remove_tree, folder)
             return
@@ -73,12 +79,22 @@ class Uploads:
 
     async def _spool(self, digest: str, parts: AsyncIterator[bytes], archive: IO[bytes]) -> None:
         found, size = hashlib.sha256(), 0
-        async for data in parts:
+        begun = asyncio.get_running_loop().time()
+        while True:
+            try:
+                async with asyncio.timeout_at(begun + self._stall + size / SLOWEST):
+                    data = await anext(parts, None)
+            except TimeoutError:
+                raise SandboxError(
+                    f"template {digest[:12]} comes too slowly: {size >> 20} MiB, and then nothing for too long"
+                ) from None
+            if data is None:
+                break
             found.update(data)
             size += len(data)
             if size > self._most:
                 raise too_large(self._most)
-            with short_machine(self._home.path):
+            with short_machine(Path(tempfile.gettempdir())):
                 await asyncio.to_thread(archive.write, data)
         if found.hexdigest() != digest:
             raise SandboxError(f"what was sent as template {digest[:12]} has the digest {found.hexdigest()[:12]}")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from turnstile.tasks.swe.bugs.make import Progress, make
 from turnstile.tasks.swe.grading.gate import check
 from turnstile.tasks.swe.grading.grader import Grader
 from turnstile.tasks.swe.grading.testrun import PRELOAD
-from turnstile.tasks.swe.packages.exposed import exposed
+from turnstile.tasks.swe.packages.exposed import _LOOK, exposed
 from turnstile.tasks.swe.packages.source import deps_home, fetch
 from turnstile.tasks.swe.problems.cases import ProblemCases
 from turnstile.tasks.swe.problems.problems import Problems
@@ -83,6 +87,31 @@ async def test_what_another_package_needs_is_not_shown(source_of: Any, walled: B
     sandbox = await walled.start(package.tree, deps=package.deps)
     seen = await sandbox.exec(["find", str(deps_home()), "-name", "helper.py"])
     assert seen.stdout.split() == [str(package.deps / "helper.py")]
+
+
+async def test_what_a_wheel_carries_can_be_read(source_of: Any, walled: BubblewrapSandboxes) -> None:
+    package = fetch(source_of())
+    for wheel, name in (("installer/_bundled/pip-1.whl", "pip/_vendor/"), ("a-1.whl", "")):
+        path = package.deps / wheel
+        path.parent.mkdir(exist_ok=True, parents=True)
+        with zipfile.ZipFile(path, "w") as made:
+            made.writestr(f"{name}tiny/__init__.py", "")
+        assert await exposed(package, walled) == {"src/tiny/__init__.py": f"{path}/{name}tiny/__init__.py"}
+        path.unlink()
+    (package.deps / "broken.whl").write_bytes(b"")
+    assert await exposed(package, walled) == {"src/tiny/__init__.py": None}
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_what_a_virtual_environments_base_has_can_be_read(folder: str, tmp_path: Path) -> None:
+    there = tmp_path / "base [x]" / "lib" / "python3.11" / folder / "tiny.py"
+    there.parent.mkdir(parents=True)
+    there.write_text("")
+    look = f"import sys; sys.base_prefix = {str(tmp_path / 'base [x]')!r}\n{_LOOK}"
+    done = subprocess.run(
+        [sys.executable, "-c", look, "src", "src/tiny.py", "src/none.py"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {"src/tiny.py": str(there), "src/none.py": None}
 
 
 async def test_what_is_hidden_is_played(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:

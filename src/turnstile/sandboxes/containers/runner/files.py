@@ -33,7 +33,14 @@ def begin(request: dict[str, Any]) -> None:
 
 
 def remove_inside(folder: str) -> None:
-    """What a snapshot brought along, and is to be put here anew."""
+    """What a snapshot brought along, and is to be put here anew; also from folders that nobody may enter."""
+    if os.path.isdir(folder) and not os.path.islink(folder):
+        os.chmod(folder, 0o700)
+    for top, folders, _ in os.walk(folder):
+        for name in folders:
+            path = os.path.join(top, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
     for top, folders, files in os.walk(folder, topdown=False):
         for name in files:
             os.unlink(os.path.join(top, name))

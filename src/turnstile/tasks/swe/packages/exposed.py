@@ -1,7 +1,7 @@
 """Whether code in a sandbox can read a package as it should be, beside the copy with the fault.
 
 A package is there to be read where the sandbox's Python has it too: in its own folder of packages, in another Python's,
-or as what some package carries along.
+also the one that a virtual environment was made with, or as what some package carries along, wheels included.
 """
 
 from __future__ import annotations
@@ -15,17 +15,30 @@ from turnstile.tasks.swe.packages.source import Package
 
 LIMITS = Limits(seconds=120.0, cpu_seconds=60.0, output_chars=10_000_000)
 _LOOK = """
-import glob, json, os, sys
+import glob, json, os, sys, zipfile
 root, files = sys.argv[1], sys.argv[2:]
 places = [place for place in sys.path if place]
-for top in ("/usr", "/usr/local", "/opt/*"):
-    places += glob.glob(top + "/lib/python3*/site-packages") + glob.glob(top + "/lib/python3*/dist-packages")
-for place in list(places):
+wheels = ["/usr/share/python-wheels/*.whl"]
+for top in ("/usr", "/usr/local", "/opt/*", glob.escape(sys.base_prefix)):
+    for inner in ("site-packages", "dist-packages"):
+        places += glob.glob(top + "/lib/python3*/" + inner)
+    wheels.append(top + "/lib/python3*/ensurepip/_bundled/*.whl")
+for place in map(glob.escape, list(places)):
     places += glob.glob(place + "/*/_vendor")
+    wheels += [place + "/*.whl", place + "/*/_bundled/*.whl", place + "/virtualenv/seed/wheels/embed/*.whl"]
+carried = {}
+for wheel in sorted({path for pattern in wheels for path in glob.glob(pattern)}):
+    try:
+        names = zipfile.ZipFile(wheel).namelist()
+    except (OSError, zipfile.BadZipFile):
+        continue  # nobody else can read it either
+    for name in names:
+        carried.setdefault(name.rpartition("/_vendor/")[2], wheel + "/" + name)
 found = {}
 for file in files:
     inner = os.path.relpath(file, root)
-    found[file] = next(filter(os.path.isfile, (os.path.join(place, inner) for place in places)), None)
+    there = filter(os.path.isfile, (os.path.join(place, inner) for place in places))
+    found[file] = next(there, None) or carried.get(inner)
 sys.stdout.write(json.dumps(found))
 """
 
