@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plugged import Run, run
+from plugged import CANARY, Run, run
 
 PACKAGE = """
     def mean(values):
@@ -201,3 +201,60 @@ def test_why_a_file_was_not_read_is_told(tmp_path: Path) -> None:
     (unread,) = found.named("collect")
     assert unread["id"] == "tests/test_b.py"
     assert "nothing_like_it" in unread["message"]
+
+
+MOCKS = {
+    "mocks/__init__.py": "",
+    "mocks/plugin.py": """
+        import unittest.mock
+
+        def assert_not_called(self, *args):
+            assert self.call_count == 0
+
+        def pytest_configure(config):
+            unittest.mock.NonCallableMock.assert_not_called = assert_not_called
+    """,
+    "mocks-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: mocks\nVersion: 1.0\n",
+    "mocks-1.0.dist-info/entry_points.txt": "[pytest11]\nmocks = mocks.plugin\n",
+}
+
+
+def test_what_a_plugin_of_the_image_replaces_late_is_as_it_should_be(tmp_path: Path) -> None:
+    tests = """
+        from unittest.mock import Mock
+
+        def test_mock():
+            assert Mock.assert_not_called.__module__ == "mocks.plugin"
+    """
+    found = of_pytest(tmp_path, {"tests/test_a.py": tests}, installed=MOCKS)
+    assert (found.outcomes, found.named("tampered")) == ({"test_mock": "PASSED"}, [])
+
+
+PASSING = """
+    import pytest
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(item, call):
+        report = (yield).get_result()
+        report.outcome, report.longrepr = "passed", None
+        item.session.testsfailed = 1
+"""
+EARLY = {
+    "conftest.py": "pytest_plugins = ['calc.passing']\n",
+    "calc/__init__.py": "",
+    "calc/passing.py": PASSING,
+    "tests/test_a.py": "def test_bad(): assert False\n",
+}
+
+
+def test_what_must_fail_fails_by_itself(tmp_path: Path) -> None:
+    found = of_pytest(tmp_path, FILES)
+    assert {each["message"] for each in found.named("test") if CANARY in each["id"]} == {
+        "AssertionError: this test is to fail"
+    }
+
+
+def test_a_hook_that_passes_everything_passes_what_must_fail(tmp_path: Path) -> None:
+    """So that the run is not believed, whoever the hook is of."""
+    found = of_pytest(tmp_path, EARLY)
+    assert (found.outcomes, found.planted) == ({"test_bad": "PASSED"}, ["PASSED"])

@@ -79,7 +79,8 @@ class Report(Channel):
         self.unsound: Any = set()
         self.count = 0
         self.files: Any = set()
-        self.sealed = codes(SEALED)
+        self.packages: Any = set(SEALED)
+        self.sealed = codes(self.packages)
         self.emit(event="begin")
 
     def is_stranger(self, plugin: Any) -> bool:
@@ -105,7 +106,8 @@ class Report(Channel):
         function = getattr(item, "function", None)
         name = getattr(item, "originalname", None) or item.name.partition("[")[0]
         own = str(getattr(item, "path", None) or item.fspath)
-        if function is not None and self.origins.altered(function, name, own):
+        ours = self.canary in item.nodeid  # in no file
+        if function is not None and not ours and self.origins.altered(function, name, own):
             self.unsound.add(item.nodeid)
             self.messages[item.nodeid] = "the test that ran is not the one in its file"
         elif hasattr(report, "wasxfail") and not self.expected.of(item):
@@ -136,7 +138,7 @@ class Report(Channel):
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: Any, exitstatus: int) -> None:
-        changed = replaced(self.sealed, codes(SEALED))
+        changed = replaced(self.sealed, codes(self.packages))
         plugins = session.config.pluginmanager.get_plugins()
         strangers = ["the plugin " + repr(plugin) for plugin in plugins if self.is_stranger(plugin)]
         if changed or strangers:
@@ -157,9 +159,13 @@ def pytest_addoption(parser: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
-    """What the plugins of the image have replaced by now, before any conftest file is imported, is as it should be."""
+    """What the plugins of the image have replaced by now, before any conftest file is imported, is as it should be; and
+    so is what they put in the place of something later, as pytest-mock does, if it is a function of their own."""
     if REPORT is not None:
-        for name, code in codes(SEALED).items():
+        for plugin in early_config.pluginmanager.get_plugins():
+            home = plugin.__name__ if isinstance(plugin, types.ModuleType) else type(plugin).__module__
+            REPORT.packages.add(home.partition(".")[0])
+        for name, code in codes(REPORT.packages).items():
             if not REPORT.origins.is_under_test(code.co_filename):
                 REPORT.sealed[name] = code
 
