@@ -108,11 +108,12 @@ async def test_tests_and_settings_do_not_count(problem: Problem) -> None:
         "echo 'def test_biggest(): pass' > tests/test_calc.py",
         "echo 'collect_ignore = []' > conftest.py",
         "printf '[pytest]\\naddopts = -k nothing\\n' > pytest.ini",
+        "printf '[pytest]\\naddopts = [\"-k\", \"nothing\"]\\n' > pytest.toml; cp pytest.toml .pytest.toml",
         "mkdir unittest; echo > unittest/__init__.py",
     )
     left_out = await problem.ignored(change.files)
     assert sorted(left_out) == sorted(change.files)
-    assert len(left_out) == 5
+    assert len(left_out) == 7
     verdict = await problem.grade(change)
     assert (verdict.resolved, verdict.ignored) == (False, left_out)
     assert verdict.failed == ("tests/test_mean.py::test_mean",)
