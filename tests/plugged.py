@@ -51,17 +51,19 @@ def run(
     files: Mapping[str, str],
     *arguments: str,
     before: Mapping[str, str | None] | None = None,
+    repaired: Sequence[str] = (),
     installed: Mapping[str, str] | None = None,
 ) -> Run:
-    """Runs `python -m ARGUMENTS` in a repository of these files; `before` is what some of them were, and `installed`
-    lies in a folder outside it from which modules are imported."""
+    """Runs `python -m ARGUMENTS` in a repository of these files; `before` is what some of them were, `repaired` are
+    those that the repair touches, and `installed` lies in a folder outside it from which modules are imported."""
     repository, plugin, library = folder / "repository", folder / "plugin", folder / "library"
     for place, texts in ((repository, files), (library, installed or {})):
         for path, text in texts.items():
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             (place / path).write_text(textwrap.dedent(text).lstrip("\n"))
     earlier = {path: text and textwrap.dedent(text).lstrip("\n") for path, text in (before or {}).items()}
-    request = {"key": KEY, "canary": CANARY, "root": str(repository), "own": [], "before": earlier}
+    request = {"key": KEY, "canary": CANARY, "root": str(repository), "own": [], "before": earlier,
+               "repaired": repaired}  # fmt: skip
     for path, data in plugin_files(runner, "report_x", request).items():
         (plugin / path).parent.mkdir(parents=True, exist_ok=True)
         (plugin / path).write_bytes(data)

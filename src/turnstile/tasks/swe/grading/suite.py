@@ -86,7 +86,8 @@ async def run_suite(
         name = f"report_{secrets.token_hex(4)}"
         texts = {path: data and data.decode("latin-1") for path, data in (before or {}).items() if path.endswith(".py")}
         own = await _modules(sandbox, instance)
-        request = {"key": key, "canary": canary, "root": instance.workdir, "own": own, "before": texts}
+        request = {"key": key, "canary": canary, "root": instance.workdir, "own": own, "before": texts,
+                   "repaired": touched(instance.patch)}  # fmt: skip
         for path, data in plugin_files(runner, name, request).items():
             await sandbox.write(f"{_FOLDER}/{path}", data)
         variables = plugin_environment(runner, name, instance.workdir)
