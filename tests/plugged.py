@@ -53,11 +53,12 @@ def run(
     before: Mapping[str, str | None] | None = None,
     repaired: Sequence[str] = (),
     installed: Mapping[str, str] | None = None,
+    library: str = "library",
 ) -> Run:
     """Runs `python -m ARGUMENTS` in a repository of these files; `before` is what some of them were, `repaired` are
-    those that the repair touches, and `installed` lies in a folder outside it from which modules are imported."""
-    repository, plugin, library = folder / "repository", folder / "plugin", folder / "library"
-    for place, texts in ((repository, files), (library, installed or {})):
+    those that the repair touches, and `installed` lies in the folder `library` from which modules are imported."""
+    repository, plugin = folder / "repository", folder / "plugin"
+    for place, texts in ((repository, files), (folder / library, installed or {})):
         for path, text in texts.items():
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             (place / path).write_text(textwrap.dedent(text).lstrip("\n"))
@@ -68,7 +69,8 @@ def run(
         (plugin / path).parent.mkdir(parents=True, exist_ok=True)
         (plugin / path).write_bytes(data)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
-    environment |= plugin_environment(runner, "report_x", str(repository)) | {"PYTHONPATH": f"{plugin}{os.pathsep}{library}"}
+    environment |= plugin_environment(runner, "report_x", str(repository))
+    environment["PYTHONPATH"] = f"{plugin}{os.pathsep}{folder / library}"
     done = subprocess.run(
         [PYTHON, "-m", *arguments], cwd=repository, env=environment, capture_output=True, text=True, check=False
     )

@@ -219,14 +219,15 @@ MOCKS = {
 }
 
 
-def test_what_a_plugin_of_the_image_replaces_late_is_as_it_should_be(tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["library", "repository/.venv"])
+def test_what_a_plugin_of_the_image_replaces_late_is_as_it_should_be(tmp_path: Path, library: str) -> None:
     tests = """
         from unittest.mock import Mock
 
         def test_mock():
             assert Mock.assert_not_called.__module__ == "mocks.plugin"
     """
-    found = of_pytest(tmp_path, {"tests/test_a.py": tests}, installed=MOCKS)
+    found = of_pytest(tmp_path, {"tests/test_a.py": tests}, installed=MOCKS, library=library)
     assert (found.outcomes, found.named("tampered")) == ({"test_mock": "PASSED"}, [])
 
 

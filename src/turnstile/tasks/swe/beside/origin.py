@@ -15,7 +15,7 @@ import types
 import warnings
 from typing import Any
 
-from .testfiles import can_change_tests, python_files
+from .testfiles import ENVIRONMENTS, can_change_tests, python_files
 
 _MANY = 50  # functions under one another
 
@@ -43,10 +43,14 @@ class Origins:
             if path not in repaired or not can_change_tests(path):
                 self.sources[real(self.root + path)] = (text or "").encode("latin-1")
 
+    def is_inside(self, file: str) -> bool:
+        """Whether a file is of the repository, and not of a library that was installed into a folder of it."""
+        return file.startswith(self.root) and ENVIRONMENTS.isdisjoint(file[len(self.root) :].split(os.sep))
+
     def is_under_test(self, file: str) -> bool:
         """Whether a file is of the repository and no test."""
         file = real(file)
-        return file.startswith(self.root) and not is_of_tests(file[len(self.root) :])
+        return self.is_inside(file) and not is_of_tests(file[len(self.root) :])
 
     def is_written(self, code: Any, file: str) -> bool:
         """Whether a file held such a function."""
@@ -57,7 +61,7 @@ class Origins:
     def is_test_code(self, code: Any, file: str, own: str) -> bool:
         """Whether a function is of a file of tests, and not one that only says so. One that could not be read at the
         beginning, as it is outside the repository or was made since, is believed of its own tests."""
-        if file != own and (not file.startswith(self.root) or self.is_under_test(file)):
+        if file != own and (not self.is_inside(file) or self.is_under_test(file)):
             return False
         return self.is_written(code, file) if file in self.sources else file == own
 
@@ -75,7 +79,7 @@ class Origins:
                 file = real(code.co_filename)
                 if self.is_test_code(code, file, real(own)):
                     return False
-                if not file.startswith(self.root):
+                if not self.is_inside(file):
                     if outermost and (code.co_name == name or cells):
                         return False
                 elif code.co_name == name and self.is_under_test(file) and self.is_written(code, file):
