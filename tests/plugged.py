@@ -51,19 +51,26 @@ def run(
     files: Mapping[str, str],
     *arguments: str,
     before: Mapping[str, str | None] | None = None,
+    repaired: Sequence[str] = (),
+    installed: Mapping[str, str] | None = None,
+    library: str = "library",
 ) -> Run:
-    """Runs `python -m ARGUMENTS` in a repository of these files; `before` is what some of them were."""
+    """Runs `python -m ARGUMENTS` in a repository of these files; `before` is what some of them were, `repaired` are
+    those that the repair touches, and `installed` lies in the folder `library` from which modules are imported."""
     repository, plugin = folder / "repository", folder / "plugin"
-    for path, text in files.items():
-        (repository / path).parent.mkdir(parents=True, exist_ok=True)
-        (repository / path).write_text(textwrap.dedent(text).lstrip("\n"))
-    texts = {path: text and textwrap.dedent(text).lstrip("\n") for path, text in (before or {}).items()}
-    request = {"key": KEY, "canary": CANARY, "root": str(repository), "own": [], "before": texts}
+    for place, texts in ((repository, files), (folder / library, installed or {})):
+        for path, text in texts.items():
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+            (place / path).write_text(textwrap.dedent(text).lstrip("\n"))
+    earlier = {path: text and textwrap.dedent(text).lstrip("\n") for path, text in (before or {}).items()}
+    request = {"key": KEY, "canary": CANARY, "root": str(repository), "own": [], "before": earlier,
+               "repaired": repaired}  # fmt: skip
     for path, data in plugin_files(runner, "report_x", request).items():
         (plugin / path).parent.mkdir(parents=True, exist_ok=True)
         (plugin / path).write_bytes(data)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
-    environment |= plugin_environment(runner, "report_x", str(repository)) | {"PYTHONPATH": str(plugin)}
+    environment |= plugin_environment(runner, "report_x", str(repository))
+    environment["PYTHONPATH"] = f"{plugin}{os.pathsep}{folder / library}"
     done = subprocess.run(
         [PYTHON, "-m", *arguments], cwd=repository, env=environment, capture_output=True, text=True, check=False
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plugged import Run, run
+from plugged import CANARY, Run, run
 
 PACKAGE = """
     def mean(values):
@@ -201,3 +201,161 @@ def test_why_a_file_was_not_read_is_told(tmp_path: Path) -> None:
     (unread,) = found.named("collect")
     assert unread["id"] == "tests/test_b.py"
     assert "nothing_like_it" in unread["message"]
+
+
+MOCKS = {
+    "mocks/__init__.py": "",
+    "mocks/plugin.py": """
+        import unittest.mock
+
+        def assert_not_called(self, *args):
+            assert self.call_count == 0
+
+        def pytest_configure(config):
+            unittest.mock.NonCallableMock.assert_not_called = assert_not_called
+    """,
+    "mocks-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: mocks\nVersion: 1.0\n",
+    "mocks-1.0.dist-info/entry_points.txt": "[pytest11]\nmocks = mocks.plugin\n",
+}
+
+
+@pytest.mark.parametrize("library", ["library", "repository/.venv"])
+def test_what_a_plugin_of_the_image_replaces_late_is_as_it_should_be(tmp_path: Path, library: str) -> None:
+    tests = """
+        from unittest.mock import Mock
+
+        def test_mock():
+            assert Mock.assert_not_called.__module__ == "mocks.plugin"
+    """
+    found = of_pytest(tmp_path, {"tests/test_a.py": tests}, installed=MOCKS, library=library)
+    assert (found.outcomes, found.named("tampered")) == ({"test_mock": "PASSED"}, [])
+
+
+PASSING = """
+    import pytest
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(item, call):
+        report = (yield).get_result()
+        report.outcome, report.longrepr = "passed", None
+        item.session.testsfailed = 1
+"""
+EARLY = {
+    "conftest.py": "pytest_plugins = ['calc.passing']\n",
+    "calc/__init__.py": "",
+    "calc/passing.py": PASSING,
+    "tests/test_a.py": "def test_bad(): assert False\n",
+}
+
+
+def test_what_must_fail_fails_by_itself(tmp_path: Path) -> None:
+    found = of_pytest(tmp_path, FILES)
+    assert {each["message"] for each in found.named("test") if CANARY in each["id"]} == {
+        "AssertionError: this test is to fail"
+    }
+
+
+def test_a_hook_that_passes_everything_passes_what_must_fail(tmp_path: Path) -> None:
+    """So that the run is not believed, whoever the hook is of."""
+    found = of_pytest(tmp_path, EARLY)
+    assert (found.outcomes, found.planted) == ({"test_bad": "PASSED"}, ["PASSED"])
+
+
+@pytest.mark.parametrize("named", ["conftest.py", "pytest.ini"])
+def test_a_plugin_of_the_package_that_the_change_brings_along_is_none(tmp_path: Path, named: str) -> None:
+    files = dict(EARLY)
+    if named == "pytest.ini":
+        files["pytest.ini"] = "[pytest]\naddopts = -p calc.passing\n"
+        del files["conftest.py"]
+    (told,) = of_pytest(tmp_path / "changed", files, before={"calc/passing.py": ""}).named("tampered")
+    assert "calc.passing" in told["what"]
+    assert of_pytest(tmp_path / "unchanged", files).named("tampered") == []
+    found = of_pytest(tmp_path / "repaired", files, before={"calc/passing.py": ""}, repaired=["calc/passing.py"])
+    assert found.named("tampered") == []
+
+
+def test_code_that_only_says_that_it_is_of_a_test_file_is_no_test(tmp_path: Path) -> None:
+    package = """
+        import sys
+
+        def empty_tests():
+            for module in list(sys.modules.values()):
+                for name, test in list(getattr(module, "__dict__", {}).items()):
+                    if name in ("test_a", "test_b"):
+                        def nothing(): pass
+                        test.__code__ = nothing.__code__.replace(co_filename=test.__code__.co_filename, co_name=name)
+    """
+    tests = "from calc import empty_tests\n\ndef test_a():\n    empty_tests()\n\ndef test_b(): assert False\n"
+    found = of_pytest(tmp_path, {"calc/__init__.py": package, "tests/test_a.py": tests})
+    assert found.outcomes == {"test_a": "FAILED", "test_b": "FAILED"}
+    assert found.messages["test_b"] == "the test that ran is not the one in its file"
+
+
+def test_tests_are_known_however_pytest_rewrites_them(tmp_path: Path) -> None:
+    tests = """
+        import functools
+        import pytest
+
+        def quietly(test):
+            @functools.wraps(test)
+            def wrapper(*args, **kwargs):
+                return test(*args, **kwargs)
+            return wrapper
+
+        @quietly
+        @pytest.mark.parametrize("one", [1])
+        def test_a(one):
+            words = "\\d", -0.0, {1, 2}, frozenset()
+            assert [word for word in words if word] and one == 1, "said"
+
+        class TestB:
+            __hidden = 1
+
+            def test_b(self):
+                assert self.__hidden == 1 and (lambda: True)()
+
+        def made():
+            def test_c():
+                assert made
+            return test_c
+
+        test_c = made()
+    """
+    settings = "[pytest]\nenable_assertion_pass_hook = true\nfilterwarnings = error\n    default::SyntaxWarning\n"
+    settings += "    default::DeprecationWarning\n"
+    found = of_pytest(tmp_path, {"pytest.ini": settings, "tests/test_a.py": tests})
+    assert found.outcomes == {"test_a[1]": "PASSED", "test_b": "PASSED", "test_c": "PASSED"}
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "report.outcomes = Lies()",
+        "report.emit = lambda **event: None",
+        "report.origins.altered = lambda *rest: False",
+        "report.outcomes['tests/test_a.py::test_other'] = 'PASSED'",
+        "type(report).pytest_runtest_logreport.__code__ = (lambda self, report: None).__code__",
+    ],
+)
+def test_a_report_that_is_found_in_memory_is_not_changed(tmp_path: Path, cheat: str) -> None:
+    package = f"""
+        import gc
+
+        class Lies(dict):
+            def __getitem__(self, test):
+                return "PASSED"
+
+        def change():
+            for found in gc.get_objects():
+                if type(found).__name__ == "Report" and hasattr(found, "canary"):
+                    report = found
+                    {cheat}
+    """
+    tests = "from calc import change\n\ndef test_bad():\n    change()\n    assert False\n"
+    found = of_pytest(tmp_path, {"calc/__init__.py": package, "tests/test_a.py": tests})
+    assert len(found.named("tampered")) == 1
+
+
+def test_the_report_is_no_module_that_tests_find(tmp_path: Path) -> None:
+    tests = "import sys\n\ndef test_it():\n    assert not [n for n in sys.modules if n.startswith('report_x')]\n"
+    assert of_pytest(tmp_path, {"tests/test_a.py": tests}).outcomes == {"test_it": "PASSED"}

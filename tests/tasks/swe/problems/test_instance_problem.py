@@ -108,11 +108,12 @@ async def test_tests_and_settings_do_not_count(problem: Problem) -> None:
         "echo 'def test_biggest(): pass' > tests/test_calc.py",
         "echo 'collect_ignore = []' > conftest.py",
         "printf '[pytest]\\naddopts = -k nothing\\n' > pytest.ini",
+        'printf \'[pytest]\\naddopts = ["-k", "nothing"]\\n\' > pytest.toml; cp pytest.toml .pytest.toml',
         "mkdir unittest; echo > unittest/__init__.py",
     )
     left_out = await problem.ignored(change.files)
     assert sorted(left_out) == sorted(change.files)
-    assert len(left_out) == 5
+    assert len(left_out) == 7
     verdict = await problem.grade(change)
     assert (verdict.resolved, verdict.ignored) == (False, left_out)
     assert verdict.failed == ("tests/test_mean.py::test_mean",)
@@ -470,3 +471,6 @@ async def test_a_task_of_harbor(problems: Problems, instance: Instance, tmp_path
     (tmp_path / "tests" / "test.sh").write_text("exit 3\n")
     with pytest.raises(VerifierError, match=r"wrote no number to /logs/verifier/reward.txt \(exit code 3\)"):
         await problem.grade(Change(), repeat=1)
+    (tmp_path / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\nkill -TERM $$\n")
+    verdict = await problem.grade(Change(), repeat=2)
+    assert (verdict.resolved, verdict.problem) == (False, "its test.sh was ended by a signal (exit code 143)")

@@ -47,10 +47,10 @@ def request() -> Any:
     return asked
 
 
-def codes(packages: Any) -> Any:
-    """The code of every function of these packages that is loaded, by module, class and name."""
+def codes(packages: Any, modules: Any = None) -> Any:
+    """The code of every function of these packages that is loaded, or in `modules`, by module, class and name."""
     found: Any = {}
-    for place, module in list(sys.modules.items()):
+    for place, module in list((sys.modules if modules is None else modules).items()):
         if module is None or place.partition(".")[0] not in packages:
             continue
         for name, value in list(vars(module).items()):

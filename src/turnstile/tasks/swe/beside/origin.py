@@ -12,32 +12,58 @@ import importlib
 import inspect
 import os
 import types
+import warnings
 from typing import Any
 
-from .testfiles import can_change_tests, python_files
+from .testfiles import ENVIRONMENTS, can_change_tests, python_files
 
 _MANY = 50  # functions under one another
 
 
-class Origins:
-    """The sources of the code under test, read when this is made. `before` holds, as latin-1 text, what the files
-    that the change touches were, None for one that was not there."""
+real = functools.lru_cache(maxsize=None)(os.path.realpath)
+is_of_tests = functools.lru_cache(maxsize=None)(can_change_tests)
 
-    def __init__(self, root: str, before: Any) -> None:
+
+class Origins:
+    """The sources of the repository, read when this is made. `before` holds, as latin-1 text, what the files that the
+    change touches were, None for one that was not there. `repaired` are those that the known repair touches: where it
+    touches tests, they count as they are."""
+
+    def __init__(self, root: str, before: Any, repaired: Any = ()) -> None:
         self.root = root + os.sep
         self.sources: Any = {}
         self.known: Any = {}
+        self.shapes: Any = {}
+        self.settings: Any = None
+        self.repaired = {real(self.root + path) for path in repaired}
         for file in python_files(root):
-            if not can_change_tests(os.path.relpath(file, root)):
-                with open(file, "rb") as opened:
-                    self.sources[os.path.realpath(file)] = opened.read()
+            with open(file, "rb") as opened:
+                self.sources[real(file)] = opened.read()
         for path, text in before.items():
-            self.sources[os.path.realpath(self.root + path)] = (text or "").encode("latin-1")
+            if path not in repaired or not can_change_tests(path):
+                self.sources[real(self.root + path)] = (text or "").encode("latin-1")
+
+    def is_inside(self, file: str) -> bool:
+        """Whether a file is of the repository, and not of a library that was installed into a folder of it."""
+        return file.startswith(self.root) and ENVIRONMENTS.isdisjoint(file[len(self.root) :].split(os.sep))
 
     def is_under_test(self, file: str) -> bool:
         """Whether a file is of the repository and no test."""
-        file = os.path.realpath(file)
-        return file.startswith(self.root) and not can_change_tests(file[len(self.root) :])
+        file = real(file)
+        return self.is_inside(file) and not is_of_tests(file[len(self.root) :])
+
+    def is_written(self, code: Any, file: str) -> bool:
+        """Whether a file held such a function."""
+        if id(code) not in self.shapes:
+            self.shapes[id(code)] = code, shape(code)  # the code is kept, so that no other has its id
+        return self.shapes[id(code)][1] in self.written(file)
+
+    def is_test_code(self, code: Any, file: str, own: str) -> bool:
+        """Whether a function is of a file of tests, and not one that only says so. One that could not be read at the
+        beginning, as it is outside the repository or was made since, is believed of its own tests."""
+        if file != own and (not self.is_inside(file) or self.is_under_test(file)):
+            return False
+        return self.is_written(code, file) if file in self.sources else file == own
 
     def altered(self, function: Any, name: str, own: str = "") -> bool:
         """Whether the test of that name is a function of the code under test, or one of a library that is no test of
@@ -50,13 +76,13 @@ class Origins:
             cells = getattr(each, "__closure__", None) or ()
             if isinstance(code, types.CodeType):
                 seen += 1
-                file = os.path.realpath(code.co_filename)
-                if file == os.path.realpath(own) or (file.startswith(self.root) and not self.is_under_test(file)):
+                file = real(code.co_filename)
+                if self.is_test_code(code, file, real(own)):
                     return False
-                if not file.startswith(self.root):
+                if not self.is_inside(file):
                     if outermost and (code.co_name == name or cells):
                         return False
-                elif code.co_name == name and shape(code) in self.written(file):
+                elif code.co_name == name and self.is_under_test(file) and self.is_written(code, file):
                     return False
                 else:
                     outermost = False
@@ -73,13 +99,15 @@ class Origins:
         """The shapes of the functions that a file held, as they are and as pytest rewrites them."""
         if file not in self.known:
             self.known[file] = set()
-            for code in compiled(self.sources.get(file, b""), file):
-                self.known[file].update(map(shape, functions(code)))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # pytest has shown them, and may take them for errors
+                for code in compiled(self.sources.get(file, b""), file, self.settings):
+                    self.known[file].update(map(shape, functions(code)))
         return self.known[file]
 
 
-def compiled(source: bytes, file: str) -> Any:
-    """A module's code, plain and with rewritten assertions, where pytest is."""
+def compiled(source: bytes, file: str, settings: Any) -> Any:
+    """A module's code, plain and with assertions rewritten as pytest's settings have it, where pytest is."""
     try:
         yield compile(source, file, "exec", dont_inherit=True)
         tree = ast.parse(source, filename=file)
@@ -90,7 +118,7 @@ def compiled(source: bytes, file: str) -> Any:
     except ImportError:
         return
     if "source" in inspect.signature(rewrite_asserts).parameters:
-        rewrite_asserts(tree, source, file)
+        rewrite_asserts(tree, source, file, settings)
     else:  # of before 5, which writes the place into the code
         rewrite_asserts(tree, importlib.import_module("py").path.local(file))
     yield compile(tree, file, "exec", dont_inherit=True)

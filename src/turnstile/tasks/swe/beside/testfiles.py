@@ -11,6 +11,8 @@ WHOLE_SUITES = frozenset({"test.py", "tests.py"})
 STARTUP = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
 INSTALLED = (".dist-info", ".egg-info")
 """How folders end that say what is installed: they can name plugins of the test runner."""
+ENVIRONMENTS = frozenset({".venv", ".tox", ".nox"})
+"""Folders of libraries that can lie in a repository; no change reaches into them."""
 HOOKS = frozenset({"pytest_collection_modifyitems", "pytest_itemcollected", "pytest_runtest_setup"})
 """Functions of a conftest file that can mark any test."""
 

@@ -29,7 +29,7 @@ class Report(Channel):
     def __init__(self, asked: Any) -> None:
         super().__init__(asked["key"])
         self.canary = asked["canary"]
-        self.origins = Origins(asked["root"], asked["before"])
+        self.origins = Origins(asked["root"], asked["before"], asked["repaired"])
         self.expected = Expected(asked["root"], test_files(asked["root"]))
         self.result: Any = None
         self.outcomes: Any = {}

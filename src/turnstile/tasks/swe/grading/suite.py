@@ -34,6 +34,8 @@ RUNNERS: Mapping[str, str] = {"pytest": "pytest", "r2e-gym": "pytest", "unittest
 _FOLDER = "tmp/turnstile-report"
 _PLUGINS: Mapping[str, ModuleType] = {"pytest": report, "unittest": unittests}
 _ERROR = re.compile(r"^(?:E +)?((?:\w+\.)*\w*(?:Error|Exception|Failure|Warning|Interrupt|Exit)\b.*)$")
+_MODULES = (".py", ".pyi", ".pyx", ".so")
+_SIGNALLED = 128  # and above are exit codes of what a signal ended
 _NEAR = 60  # lines after a test's name in which its error is looked for
 
 
@@ -68,7 +70,9 @@ def plugin_files(runner: str, name: str, request: Mapping[str, Any]) -> dict[str
 def plugin_environment(runner: str, name: str, repository: str) -> dict[str, str]:
     """The environment that has the plugin `name` loaded, but for PYTHONPATH."""
     own = {startup.REPOSITORY: repository, startup.RUNNER: runner, startup.PLUGIN: name}
-    return own | ({"PYTEST_PLUGINS": name} if runner == "pytest" else {})
+    if runner != "pytest":
+        return own
+    return own | {"PYTEST_PLUGINS": name, "PYTEST_XDIST_AUTO_NUM_WORKERS": "0"}  # it reports on its own process alone
 
 
 async def run_suite(
@@ -86,7 +90,8 @@ async def run_suite(
         name = f"report_{secrets.token_hex(4)}"
         texts = {path: data and data.decode("latin-1") for path, data in (before or {}).items() if path.endswith(".py")}
         own = await _modules(sandbox, instance)
-        request = {"key": key, "canary": canary, "root": instance.workdir, "own": own, "before": texts}
+        request = {"key": key, "canary": canary, "root": instance.workdir, "own": own, "before": texts,
+                   "repaired": touched(instance.patch)}  # fmt: skip
         for path, data in plugin_files(runner, name, request).items():
             await sandbox.write(f"{_FOLDER}/{path}", data)
         variables = plugin_environment(runner, name, instance.workdir)
@@ -111,19 +116,28 @@ async def run_suite(
 
 
 async def _modules(sandbox: Sandbox, instance: Instance) -> list[str]:
-    """The names in the repository's paths, with its tests' patch; none where it has no history to tell them."""
+    """The names of the repository's modules, with its tests' patch; none where it has no history to tell them."""
     command = ["git", "-c", "safe.directory=*", "-C", instance.workdir, "ls-tree", "-r", "-z", "--name-only", "HEAD"]
     listed = await sandbox.exec(command, limits=replace(SUITE_LIMITS, output_chars=REPORT_CHARS))
     if listed.exit_code != 0:
         return []
     paths = [*listed.stdout.split("\0"), *touched(instance.test_patch)]
-    return sorted({part.partition(".")[0] for path in paths for part in path.split("/")} - {""})
+    return importable(paths)
+
+
+def importable(paths: Iterable[str]) -> list[str]:
+    """The names of the modules in these paths, and of the folders that hold them."""
+    parts = {part for path in paths if path.endswith(_MODULES) for part in path.split("/")}
+    return sorted({part.partition(".")[0] for part in parts} - {""})
 
 
 async def _rewarded(sandbox: Sandbox, instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
-    """The number that a test script of others has written."""
+    """The number that a test script of others has written, and 0 where it was ended before it was through: code under
+    test can write there too, and end it then."""
     if found.timed_out:
         return replace(found, reward=0.0)
+    if done.exit_code < 0 or done.exit_code >= _SIGNALLED:
+        return replace(found, reward=0.0, problem=f"its test.sh was ended by a signal (exit code {done.exit_code})")
     try:
         text = (await sandbox.read(REWARD)).decode("utf-8", "replace").strip()
         return replace(found, reward=float(text))

@@ -20,7 +20,9 @@ from turnstile.tasks.swe.problems.diff import touched
 from turnstile.tasks.swe.problems.image import TESTS, Prepared, apply_patch, carry, inner, prepare_image, run
 from turnstile.tasks.swe.tree import can_change_tests, hides_a_library
 
-SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml"})
+SETTINGS = frozenset(
+    {"pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml"}
+)
 """Where pytest looks for its settings, which can choose what counts as a test."""
 
 
