@@ -153,7 +153,7 @@ async def test_an_episode_gets_over_a_server_that_took_its_image_along(server: S
     playing = player(lambda: Breaking(problems=problems), says("submit"), retries=2)
     (group,) = await playing.groups([task], 1, label="lost", seed=0)
     (trajectory,) = group.trajectories
-    assert (opened, trajectory.stop) == (3, Stop.DONE)  # in use, then started from what is gone, then made again
+    assert (opened, trajectory.stop) == (3, Stop.SUBMITTED)  # in use, then started from what is gone, then made again
     assert trajectory.signals["resolved"] is False
     await problems.close()
     await provider.close()
