@@ -38,6 +38,17 @@ BRANCHING = ("rloo", "grpo", "branch", "tree", "tree (overall=0.0)")
 Body = dict[str, Any]
 
 
+def _one_a_line(body: Body) -> str:
+    """A file of lists as JSON, one item a line, so that a change of one figure is a change of one line."""
+    parts = (
+        f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, items)) + "\n]"
+        if isinstance(items, list)
+        else f"{json.dumps(name)}: {json.dumps(items)}"
+        for name, items in body.items()
+    )
+    return "{" + ",\n".join(parts) + "}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="parts to measure")
@@ -49,7 +60,7 @@ def main() -> None:
         if not args.tables and (args.only is None or name in args.only):
             began = time.monotonic()
             body = {**part(), "seconds": round(time.monotonic() - began, 1)}
-            (KEPT / f"{name}.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+            (KEPT / f"{name}.json").write_text(_one_a_line(body), encoding="utf-8")
             print(f"{name}: {body['seconds']} s", flush=True)
     kept = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(KEPT.glob("*.json"))}
     for name, drawn in plots(kept).items():
