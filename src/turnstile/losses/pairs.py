@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.base import EQUAL
 from turnstile.losses.ratio import LIMIT
 from turnstile.losses.units import sum_within
-
-EQUAL = 1e-8
-"""Scores nearer than this are the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
