@@ -4,6 +4,7 @@
 #   PYTHON=python3.12          the interpreter the environment is made with (3.11 or newer)
 #   TORCH='torch==2.13.0'      the torch to install, as pip takes it; default: the CPU build where there is one.
 #                              A torch that is in .venv already is kept.
+#   WORKERS=2                  processes that the tests are shared among
 #   ARGS=...                   passed on: make demo ARGS=--quick, make test ARGS='-k grpo'
 
 SHELL := /bin/bash
@@ -12,6 +13,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 TORCH ?=
+WORKERS ?= 2
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,7 +26,7 @@ SOURCES := src tests recipes benchmarks docs
 .PHONY: help setup demo test faults check format docs results bench-peers clean
 
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile
+	@sed -n '1,9s/^# \{0,1\}//p' Makefile
 	@echo "targets: setup demo test faults check format docs results bench-peers clean"
 
 setup: $(READY)
@@ -58,7 +60,7 @@ demo: setup
 	@$(BIN)/turnstile train recipes/$(DEMO).toml --run $(DEMO) $(filter-out --quick,$(ARGS))
 
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # What breaks under an episode, on a real container engine that the tests start themselves (root, dockerd).
 faults: setup

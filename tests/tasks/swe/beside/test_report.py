@@ -170,6 +170,75 @@ def test_what_replaces_a_test_of_a_test_file_is_none(tmp_path: Path) -> None:
     assert found.messages["test_mean"] == "the test that ran is not the one in its file"
 
 
+LIBRARY = {
+    "kit/__init__.py": """
+        import functools
+
+        class Shipped:
+            def test_shipped(self):
+                assert self.number == 1
+
+        def quietly(test):
+            @functools.wraps(test)
+            def wrapper(*args):
+                return test(*args)
+            return wrapper
+
+        def idle(test):
+            def wrapper(*args):
+                return None if test else None
+            return wrapper
+    """
+}
+OF_LIBRARY = """
+    import calc
+    from kit import Shipped, idle, quietly
+
+    class TestShipped(Shipped):
+        number = 1
+
+    @quietly
+    def test_wrapped():
+        assert calc.mean([2]) == 2
+
+    def test_plain():
+        assert calc.mean([2]) == 2
+
+    calc.mean([])
+"""
+
+
+def test_tests_that_a_library_ships_or_wraps_are_tests(tmp_path: Path) -> None:
+    package = "def mean(values): return 2\n"
+    found = of_pytest(tmp_path, {"calc/__init__.py": package, "tests/test_calc.py": OF_LIBRARY}, installed=LIBRARY)
+    assert found.outcomes == {"test_shipped": "PASSED", "test_wrapped": "PASSED", "test_plain": "PASSED"}
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        # what says that it is of a file that is nowhere, or of a library's
+        "def test_plain(): pass\n"
+        "test_plain.__code__ = test_plain.__code__.replace(co_filename='/nowhere/test_plain.py')",
+        "import kit\ndef test_plain(): pass\n"
+        "test_plain.__code__ = test_plain.__code__.replace(co_filename=kit.__file__)",
+        # a function of a library that does nothing, and one of the change that only holds the test
+        "import kit\ntest_plain = kit.idle(print)",
+        "import kit\ntest_plain = kit.quietly(lambda *rest: None)",
+        "def over(test):\n    def test_plain(): test\n    return test_plain\ntest_plain = over(tests['test_plain'])",
+    ],
+)
+def test_what_hides_behind_a_library_or_a_decorator_is_no_test(tmp_path: Path, cheat: str) -> None:
+    body = "\n".join(f"    {line}" for line in cheat.splitlines())
+    package = "import sys\n\ndef mean(values):\n    tests = sys._getframe(1).f_globals\n"
+    package += f"    if values: return 0\n{body}\n    tests['test_plain'] = test_plain\n"
+    files = {"calc/__init__.py": package, "tests/test_calc.py": OF_LIBRARY}
+    before = {"calc/__init__.py": "def mean(values): return 2\n"}
+    found = of_pytest(tmp_path, files, installed=LIBRARY, before=before)
+    assert found.outcomes == {"test_shipped": "PASSED", "test_wrapped": "FAILED", "test_plain": "FAILED"}
+    assert found.messages["test_plain"] == "the test that ran is not the one in its file"
+
+
 def test_why_a_test_failed_is_told(tmp_path: Path) -> None:
     files = {
         "tests/test_a.py": """

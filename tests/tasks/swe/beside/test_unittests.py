@@ -111,6 +111,36 @@ def test_cheats_are_told(tmp_path: Path, change: str, told: str) -> None:
         assert found.messages["test_mean"] == "the test that ran is not the one in its file"
 
 
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "report.outcomes = {'test_mean (tests.test_calc.Case)': 'PASSED'}",
+        "report.emit = lambda **event: None",
+        "report.origins.altered = lambda *rest: False",
+        "report.outcomes.update({test: 'PASSED' for test in report.outcomes})",
+        "type(report).note.__code__ = (lambda self, result, test, outcome, error=None: None).__code__",
+    ],
+)
+def test_a_report_that_is_found_in_memory_is_not_changed(tmp_path: Path, cheat: str) -> None:
+    change = f"""
+    import gc
+
+    def mean(values):
+        for found in gc.get_objects():
+            if type(found).__name__ == "Report" and hasattr(found, "canary"):
+                report = found
+                {cheat}
+        return 0
+    """
+    found = of_unittest(tmp_path, change)
+    assert len(found.named("tampered")) == 1
+
+
+def test_the_report_is_no_module_that_tests_find(tmp_path: Path) -> None:
+    change = "\n    import sys\n    def mean(values): return len([n for n in sys.modules if 'report_x' in n]) + 3\n"
+    assert of_unittest(tmp_path, change).outcomes["test_mean"] == "PASSED"
+
+
 def test_an_expected_failure_is_one_that_the_tests_expect(tmp_path: Path) -> None:
     change = """
     import sys

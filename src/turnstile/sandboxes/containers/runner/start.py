@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HANDLED = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]
 """What Python ignores, and commands shall not."""
+OWN = dict(os.environ)  # which reads and decodes every variable anew
 can_spawn = hasattr(os, "posix_spawn")  # from Python 3.8 on, and see `launch`
 
 
@@ -76,21 +77,19 @@ def find(program: str, path: str) -> str:
     """The file that a shell would run. Raises OSError where there is none."""
     if "/" in program:
         return program
-    reason = errno.ENOENT
-    for folder in path.split(os.pathsep):
-        file = os.path.join(folder, program)
+    files = [f"{folder or '.'}/{program}" for folder in path.split(os.pathsep)]
+    for file in files:
         if os.access(file, os.X_OK) and not os.path.isdir(file):
             return file
-        if os.path.exists(file):
-            reason = errno.EACCES
+    reason = errno.EACCES if any(map(os.path.exists, files)) else errno.ENOENT
     raise OSError(reason, os.strerror(reason))
 
 
 def environment(given: dict[str, str]) -> dict[str, str]:
     """The image's environment with what a command is given; of import paths the image's stays, after the given."""
-    found = {**os.environ, **given}
-    if "PYTHONPATH" in given and os.environ.get("PYTHONPATH"):
-        found["PYTHONPATH"] = ":".join((given["PYTHONPATH"], os.environ["PYTHONPATH"]))
+    found = {**OWN, **given}
+    if "PYTHONPATH" in given and OWN.get("PYTHONPATH"):
+        found["PYTHONPATH"] = ":".join((given["PYTHONPATH"], OWN["PYTHONPATH"]))
     return found
 
 

@@ -61,6 +61,26 @@ def codes(packages: Any, modules: Any = None) -> Any:
     return {name: code for name, code in found.items() if isinstance(code, types.CodeType)}
 
 
+def keeper(objects: Any) -> Any:
+    """A function that gives these objects the attributes back that they have now, and returns the names of those that
+    had been changed. What it goes by is where no attribute leads."""
+    whole = [(each, dict(vars(each))) for each in objects]
+
+    def restore() -> Any:
+        changed = []
+        for each, attributes in whole:
+            now = dict(vars(each))
+            vars(each).update(attributes)
+            for name in now:
+                if now[name] is not attributes.get(name):
+                    changed.append("the report's " + name)
+                    if name not in attributes:
+                        del vars(each)[name]
+        return changed
+
+    return restore
+
+
 def replaced(before: Any, now: Any) -> Any:
     """Names of functions whose code is none of those there were before: runners put some in the place of others."""
     own = set(map(id, before.values()))

@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import os
+import time
 import types
 import warnings
 from typing import Any
@@ -35,6 +36,7 @@ class Origins:
         self.known: Any = {}
         self.shapes: Any = {}
         self.settings: Any = None
+        self.began = time.time()
         self.repaired = {real(self.root + path) for path in repaired}
         for file in python_files(root):
             with open(file, "rb") as opened:
@@ -66,8 +68,9 @@ class Origins:
         return self.is_written(code, file) if file in self.sources else file == own
 
     def altered(self, function: Any, name: str, own: str = "") -> bool:
-        """Whether the test of that name is a function of the code under test, or one of a library that is no test of
-        that name. `own` is a file of tests whatever it is called. Decorators, of whoever they are, may lie over it."""
+        """Whether the test of that name is no function of a test file, nor one that the package or a library ships
+        under that name. `own` is a file of tests whatever it is called. Decorators may lie over it, but none that the
+        change brings along."""
         pending: Any = [(function, True)]
         seen = 0
         while pending and seen < _MANY:
@@ -79,13 +82,12 @@ class Origins:
                 file = real(code.co_filename)
                 if self.is_test_code(code, file, real(own)):
                     return False
-                if not self.is_inside(file):
-                    if outermost and (code.co_name == name or cells):
-                        return False
-                elif code.co_name == name and self.is_under_test(file) and self.is_written(code, file):
+                of_package = self.is_under_test(file)
+                outermost = outermost and not self.is_inside(file)
+                if code.co_name == name and (of_package or outermost) and self.is_written(code, file):
                     return False
-                else:
-                    outermost = False
+                if of_package and os.path.isfile(file) and not self.is_written(code, file):
+                    return True
             inner = [getattr(each, "__wrapped__", None), each.func if isinstance(each, functools.partial) else None]
             for cell in cells:
                 try:
@@ -95,13 +97,22 @@ class Origins:
             pending += [(found, outermost) for found in inner if found is not None]
         return seen > 0
 
+    def source(self, file: str) -> bytes:
+        """What a file held at the beginning. One of a library is read now, if nothing has changed it since."""
+        if file in self.sources:
+            return self.sources[file]  # type: ignore[no-any-return]
+        if self.is_inside(file) or not os.path.isfile(file) or os.stat(file).st_ctime >= self.began:
+            return b""
+        with open(file, "rb") as opened:
+            return opened.read()
+
     def written(self, file: str) -> Any:
         """The shapes of the functions that a file held, as they are and as pytest rewrites them."""
         if file not in self.known:
             self.known[file] = set()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # pytest has shown them, and may take them for errors
-                for code in compiled(self.sources.get(file, b""), file, self.settings):
+                for code in compiled(self.source(file), file, self.settings):
                     self.known[file].update(map(shape, functions(code)))
         return self.known[file]
 

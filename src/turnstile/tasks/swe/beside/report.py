@@ -19,7 +19,7 @@ import pytest
 from _pytest import config as settings  # a name that begins with pytest would be taken for a hook
 from _pytest.unittest import TestCaseFunction
 
-from .channel import LONGEST, Channel, codes, first_line, replaced, request
+from .channel import LONGEST, Channel, codes, first_line, keeper, replaced, request
 from .imports import guard
 from .origin import Origins, real
 from .testfiles import Expected, test_files
@@ -165,20 +165,12 @@ class Report(Channel):
         """A plugin that ends the report, and knows what it was made of and what it noted where no attribute leads."""
         noted: Any = {}
         self.note = noted.__setitem__
-        whole = [(each, dict(vars(each))) for each in (self, self.origins, self.expected)]
+        restore = keeper((self, self.origins, self.expected))
         outcomes, told = self.outcomes, self.told
 
         @pytest.hookimpl(trylast=True)
         def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
-            changed = []
-            for each, attributes in whole:
-                now = dict(vars(each))
-                vars(each).update(attributes)
-                for name in now:
-                    if now[name] is not attributes.get(name):
-                        changed.append("the report's " + name)
-                        if name not in attributes:
-                            del vars(each)[name]
+            changed = restore()
             if outcomes != noted or not told <= set(noted):
                 changed.append("the report's outcomes")
             changed += replaced(self.sealed, self.functions())

@@ -12,7 +12,7 @@ import sys
 import unittest
 from typing import Any
 
-from .channel import Channel, codes, first_line, replaced, request
+from .channel import Channel, codes, first_line, keeper, replaced, request
 from .imports import guard
 from .origin import Origins
 from .testfiles import Expected, test_files
@@ -31,15 +31,17 @@ class Report(Channel):
         self.canary = asked["canary"]
         self.origins = Origins(asked["root"], asked["before"], asked["repaired"])
         self.expected = Expected(asked["root"], test_files(asked["root"]))
-        self.result: Any = None
+        self.running: Any = []
         self.outcomes: Any = {}
         self.messages: Any = {}
-        self.count = 0
-        self.sealed: Any = {}
+        self.parts = {name: each for name, each in sys.modules.items() if name.partition(".")[0] == __name__}
+        self.noted: Any = None
+        self.changes: Any = None
         self.emit(event="begin")
 
     def watch(self) -> None:
-        """Puts functions of its own around those that run tests and take their outcomes."""
+        """Puts functions of its own around those that run tests and take their outcomes, and knows what it was made of
+        and what it noted where no attribute leads."""
         for name, outcome in OUTCOMES.items():
             setattr(unittest.TestResult, name, self.noting(getattr(unittest.TestResult, name), outcome))
         part = unittest.TestResult.addSubTest
@@ -52,11 +54,24 @@ class Report(Channel):
         run = unittest.TextTestRunner.run
 
         def run_all(runner: Any, test: Any) -> Any:
-            return run(runner, test) if self.result is not None else self.run(runner, run, test)
+            return run(runner, test) if self.running else self.run(runner, run, test)
 
         setattr(unittest.TestResult, "addSubTest", add_subtest)  # noqa: B010
         setattr(unittest.TextTestRunner, "run", run_all)  # noqa: B010
-        self.sealed = codes(SEALED)
+        noted: Any = {}
+        self.noted = noted.__setitem__
+        sealed = self.functions()
+
+        def changes() -> Any:
+            found = restore() + replaced(sealed, self.functions())
+            return found if self.outcomes == noted else [*found, "the report's outcomes"]
+
+        self.changes = changes
+        restore = keeper((self, self.origins, self.expected))
+
+    def functions(self) -> Any:
+        """The code of what is sealed, of the report itself too."""
+        return codes((*SEALED, __name__), {**sys.modules, **self.parts})
 
     def noting(self, add: Any, outcome: str) -> Any:
         def added(result: Any, test: Any, *rest: Any) -> None:
@@ -66,7 +81,7 @@ class Report(Channel):
         return added
 
     def note(self, result: Any, test: Any, outcome: str, error: Any = None) -> None:
-        if result is not self.result or not hasattr(test, "id") or type(test).__name__ == "_SubTest":
+        if result not in self.running or not hasattr(test, "id") or type(test).__name__ == "_SubTest":
             return
         name = str(test).partition("\n")[0]
         if self.is_altered(test):
@@ -77,6 +92,7 @@ class Report(Channel):
             self.messages.setdefault(name, first_line(error[1]))
         if self.outcomes.get(name) not in BAD:
             self.outcomes[name] = outcome
+            self.noted(name, outcome)
 
     def is_altered(self, test: Any) -> bool:
         name = getattr(test, "_testMethodName", None)
@@ -92,11 +108,11 @@ class Report(Channel):
         return self.expected.says({os.path.realpath(file_of(kind)) for kind in kinds}, names)
 
     def run(self, runner: Any, run: Any, test: Any) -> Any:
-        make = runner._makeResult
+        make, changes = runner._makeResult, self.changes
 
         def made() -> Any:
-            self.result = make()
-            return self.result
+            self.running.append(make())
+            return self.running[0]
 
         def method(case: unittest.TestCase) -> None:
             case.fail("this test is to fail")
@@ -104,7 +120,7 @@ class Report(Channel):
         runner._makeResult = made
         case = type(self.canary, (unittest.TestCase,), {self.canary: method})
         result = run(runner, unittest.TestSuite([test, case(self.canary)]))
-        changed = replaced(self.sealed, codes(SEALED))
+        changed = changes()
         if changed:
             self.emit(event="tampered", what=changed[0])
         for name, outcome in self.outcomes.items():
