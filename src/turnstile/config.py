@@ -96,6 +96,11 @@ class EpisodeConfig(Section):
     concurrent: int = Field(64, ge=1)  # episodes at once
 
 
+class RolloutConfig(Section):
+    ahead: int = Field(0, ge=0)  # steps that episodes are played ahead of training, in another process (0: in turn)
+    slack: float = Field(0.0, ge=0)  # stop an episode at so many times its task's longest so far (0: never)
+
+
 class EndsConfig(Section):
     """What becomes of an episode by how it ended: graded, scored 0 or half, masked from the gradient, dropped."""
 
@@ -199,6 +204,7 @@ class Recipe(Section):
     env: Kind = Kind(kind="swe")
     tasks: TasksConfig = TasksConfig()
     episode: EpisodeConfig = EpisodeConfig()
+    rollout: RolloutConfig = RolloutConfig()
     ends: EndsConfig = EndsConfig()
     rewards: RewardsConfig = RewardsConfig()
     credit: Kind = Kind(kind="grpo")

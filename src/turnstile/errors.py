@@ -36,6 +36,10 @@ class TrainingError(TurnstileError):
     """Training cannot go on (for example too many steps with gradients that are not finite)."""
 
 
+class ReplayError(TurnstileError):
+    """A run cannot be trained again from its record."""
+
+
 class InfrastructureError(TurnstileError):
     """Something under the episode broke: not the agent's fault, so never a reward of zero.
 

@@ -265,6 +265,33 @@ async def test_publish_in_the_middle_of_a_turn(words):
     np.testing.assert_allclose(found.logprobs, before[:3] + after[3:], atol=1e-5)
 
 
+async def test_weights_are_loaded_between_two_tokens(words):
+    """Also where nothing is sampled; and each token is of the weights whose version it has."""
+    model = network()
+    networks = [stock(model), stock(network(seed=1)), stock(network(seed=2))]
+    engine = TransformersEngine(model, words)
+
+    def load(version: int) -> int:
+        model.load_state_dict(networks[version].state_dict())
+        return version
+
+    assert await engine.update(lambda: load(1)) == 1
+    prompt = numbers(6, seed=4)
+    long = asyncio.create_task(once(engine, prompt, sampling(1, 30)))
+    await once(engine, prompt, sampling(2, 3), "short")
+    with pytest.raises(OSError, match="no such weights"):
+        await engine.update(lambda: (_ for _ in ()).throw(OSError("no such weights")))
+    assert await engine.update(lambda: load(2)) == 2
+    found = await long
+    versions = found.versions.tolist()
+    first = versions.index(2)
+    assert 3 <= first < 30
+    assert versions == [1] * first + [2] * (30 - first)
+    before, _ = expected(plain_logits(networks[1], prompt, found), found)
+    after, _ = expected(plain_logits(networks[2], prompt, found), found)
+    np.testing.assert_allclose(found.logprobs, before[:first] + after[first:], atol=1e-5)
+
+
 async def test_little_memory_costs_time_and_nothing_else(words):
     model = network()
     engine = TransformersEngine(model, words, memory_mb=0)

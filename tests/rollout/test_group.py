@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import traceback
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from helpers import tiny_llama
 from plays import LOOKS, FakeEnv, hang, once_then, player, says, scripted, tasks
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.errors import ConfigError, EngineError, SandboxError
+from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Limits
 from turnstile.types import Group, Stop, Trajectory
 
@@ -287,3 +289,26 @@ async def test_the_same_seed_plays_the_same(deterministic: bool, bytes_: Any) ->
     first = await play(1)
     assert first == await play(1) == await play(1, concurrent=3)
     assert first != await play(2)
+
+
+async def test_a_straggler_gets_what_its_task_has_taken() -> None:
+    """Ten times the longest of the first four; and those that were stopped count for the next."""
+    deadlines = Deadlines(10)
+    task, other = tasks(2)
+    known = player(FakeEnv, deadlines=deadlines)
+    assert deadlines.seconds(task) == math.inf
+    (first,) = await known.groups([task], 4, label="a", seed=0)
+    longest = max(t.times["total"] - t.times["measure"] for t in first.trajectories)
+    assert deadlines.seconds(task) == pytest.approx(10 * longest)
+    assert deadlines.seconds(other) == math.inf
+    hanging = player(lambda: FakeEnv({"step": hang}), deadlines=deadlines)
+    (second,) = await hanging.groups([task], 2, label="b", seed=0)
+    assert [t.stop for t in second.trajectories] == [Stop.TIMEOUT, Stop.TIMEOUT]
+    assert deadlines.seconds(task) >= 100 * longest
+
+
+async def test_what_failed_says_nothing_of_how_long_it_takes() -> None:
+    deadlines = Deadlines(10)
+    broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), deadlines=deadlines, retries=0)
+    await broken.groups(tasks(1), 4, label="a", seed=0)
+    assert deadlines.seconds(tasks(1)[0]) == math.inf

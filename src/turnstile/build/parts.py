@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.agents.base import Scaffold
@@ -21,14 +22,15 @@ from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
 from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
-from turnstile.losses.base import TokenLoss
-from turnstile.losses.factors import weighted
+from turnstile.losses.base import TokenLoss, needs_of
+from turnstile.losses.factors import PROXIMAL, weighted
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.load import load_model, load_tokenizer
 from turnstile.models.memory import keep_freed_memory
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.ends import Ends
+from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Limits
 from turnstile.rollout.group import Player
 from turnstile.tasks.base import load_tasks
@@ -90,6 +92,8 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
     bind("parser", recipe.agent.parser)
     for kind in recipe.trackers:
         bind("tracker", kind, given=("run",))
+    if recipe.rollout.slack and recipe.engine.deterministic:
+        raise ConfigError("rollout.slack goes by the clock, so with it no run repeats; drop it or engine.deterministic")
     if recipe.sampling.temperature == 0:
         raise ConfigError("sampling.temperature = 0 leaves nothing to learn from; train with one above 0")
 
@@ -191,6 +195,7 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
         retries=episode.retries,
         concurrent=episode.concurrent,
         deterministic=recipe.engine.deterministic,
+        deadlines=Deadlines(recipe.rollout.slack) if recipe.rollout.slack else None,
     )
 
 
@@ -199,21 +204,21 @@ EVALUATION = "eval"
 
 
 def for_evaluation(recipe: Recipe, player: Player) -> Player:
-    """The same player at the temperature of `[eval]`."""
-    if recipe.eval.temperature is None:
-        return player
-    return replace(player, sampling=replace(player.sampling, temperature=recipe.eval.temperature))
+    """The same player at the temperature of `[eval]`, and without deadlines that depend on what was played before."""
+    temperature = player.sampling.temperature if recipe.eval.temperature is None else recipe.eval.temperature
+    return replace(player, deadlines=None, sampling=replace(player.sampling, temperature=temperature))
+
+
+def trainable(recipe: Recipe, agent: Agent) -> list[nn.Parameter]:
+    """What of the network learns; adapters are put in where they do."""
+    model = recipe.model
+    return choose_trainable(
+        agent.model, model.train, top_layers=model.top_layers, lora_rank=model.lora_rank, lora_alpha=model.lora_alpha
+    )
 
 
 def make_learner(recipe: Recipe, agent: Agent) -> Learner:
     """The learner of RL."""
-    parameters = choose_trainable(
-        agent.model,
-        recipe.model.train,
-        top_layers=recipe.model.top_layers,
-        lora_rank=recipe.model.lora_rank,
-        lora_alpha=recipe.model.lora_alpha,
-    )
     train = recipe.train
     plan = Plan(
         lr=train.lr,
@@ -226,7 +231,7 @@ def make_learner(recipe: Recipe, agent: Agent) -> Learner:
         budget=train.budget,
         checkpointing=train.checkpointing,
     )
-    return Learner(agent.model, parameters, plan)
+    return Learner(agent.model, trainable(recipe, agent), plan)
 
 
 def make_objective(recipe: Recipe) -> Objective:
@@ -239,9 +244,13 @@ def make_objective(recipe: Recipe) -> Objective:
             raise ConfigError(f"regularizers: {kind.kind!r} needs coef, a number")
         bare = Kind.model_validate({"kind": kind.kind, **knobs})
         regularizers.append((float(coefficient), bind("loss", bare, given=("logprobs", "batch"))))
-    factors = [bind("factor", kind, given=("batch",)) for kind in recipe.factors]
+    loss = bind("loss", recipe.loss, given=("logprobs", "batch"))
+    kinds = recipe.factors
+    if recipe.rollout.ahead and not kinds and PROXIMAL not in needs_of(loss).extras:
+        kinds = (Kind(kind="tis"),)  # what was played ahead is of older weights
+    factors = [bind("factor", kind, given=("batch",)) for kind in kinds]
     objective = Objective(
-        loss=weighted(bind("loss", recipe.loss, given=("logprobs", "batch")), factors),
+        loss=weighted(loss, factors),
         weigh=bind("weights", recipe.weights, given=("rows",)),
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),

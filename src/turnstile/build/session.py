@@ -64,6 +64,7 @@ class Run:
             groups = await player.groups(
                 tasks, samples, label=f"eval/{name}", seed=self.recipe.seed, stream=EVALUATION, done=done
             )
+        self.agent.engine.take_stats()  # they are of no step
         self.finish(name, groups, step)
 
     async def compare(self, name: str, kind: Kind, tasks: Sequence[Task]) -> None:

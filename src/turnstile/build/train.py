@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from turnstile.build.check import refuse_failed
 from turnstile.build.kinds import bind
 from turnstile.build.parts import (
+    World,
     check_kinds,
     make_agent,
     make_annotators,
@@ -28,12 +29,16 @@ from turnstile.build.report import report
 from turnstile.build.run_folder import FINAL, WARM, drop_results, open_run, read_results
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
-from turnstile.build.warmstart import baselines_and_warm_start, read_talks
+from turnstile.build.warmstart import baselines_and_warm_start, learn_recorded, read_talks
+from turnstile.build.worker import Setup
 from turnstile.config import Recipe
 from turnstile.credit.base import Estimator, targets_of
 from turnstile.envs.base import Env
-from turnstile.errors import ConfigError
+from turnstile.errors import ConfigError, ReplayError
+from turnstile.rollout.ahead import Ahead
 from turnstile.rollout.record import Recorder
+from turnstile.rollout.source import GroupSource, InTurn, Replay
+from turnstile.rollout.workers import Worker
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
 from turnstile.trainer import checkpoint
@@ -41,6 +46,7 @@ from turnstile.trainer.critic import Critic
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
+from turnstile.trainer.publish import WeightFiles
 from turnstile.types import Task
 
 
@@ -54,20 +60,24 @@ def train(
     reward: Callable[..., Any] | None = None,
     tasks: Sequence[Task] | None = None,
     heldout: Sequence[Task] | None = None,
+    replay: Path | None = None,
 ) -> dict[str, Any]:
     """Runs a recipe in the folder `run`, going on where an earlier call stopped.
 
     `overfit` trains and evaluates on that one task. `env` and `reward` take the place of the recipe's: any
     callable that makes an environment, any function `(task, trajectory) -> float`; `tasks` and `heldout` that of
-    its task files. Returns the run's summary:
+    its task files. `replay` is a run of the same recipe that is trained again from its record, without an environment
+    and without evaluations. Returns the run's summary:
     `results` (evaluation name -> list of EpisodeResult), `report` (path), `run`, `step`.
     """
     pair = _tasks(recipe, overfit, tasks, heldout)
     refuse_failed(recipe, *pair)
     check_kinds(recipe, env)
-    parts = {"overfit": overfit, "reward": reward}
+    if replay is not None:
+        pair = (pair[0], [])  # nothing is played, so nothing is evaluated
+    parts = {"overfit": overfit, "reward": reward, "replay": replay}
     given = {name: getattr(part, "__qualname__", str(part)) for name, part in parts.items() if part is not None}
-    return asyncio.run(_train(recipe, run, fresh, given, pair, env, reward))
+    return asyncio.run(_train(recipe, run, fresh, given, pair, env, reward, replay))
 
 
 async def _train(
@@ -78,6 +88,7 @@ async def _train(
     tasks: tuple[list[Task], list[Task]],
     env: Callable[..., Env] | None,
     reward: Callable[..., Any] | None,
+    replay: Path | None,
 ) -> dict[str, Any]:
     """Everything a recipe can get wrong is found before the model is loaded."""
     train_tasks, heldout = tasks
@@ -90,7 +101,7 @@ async def _train(
     async with AsyncExitStack() as stack:
         tracker = make_trackers(recipe, folder)
         stack.callback(tracker.close)
-        world = make_world(recipe, env)
+        world = make_world(recipe, env) if replay is None else World(make_env=_no_env)
         stack.push_async_callback(world.close)
         agent = make_agent(recipe)
         run = Run(
@@ -108,19 +119,27 @@ async def _train(
         kept = _Kept(run, make_learner(recipe, agent), estimator)
         if not kept.restore():
             tracker.resume_at(0)
-            await baselines_and_warm_start(run, kept.learner, talks)
+            if replay is None:
+                await baselines_and_warm_start(run, kept.learner, talks)
+            else:
+                learn_recorded(run, kept.learner, replay)
             kept.save(kept.progress)
         samples = recipe.eval.samples
         if recipe.eval.before and recipe.warmstart.wanted:
             await run.evaluate(WARM, heldout, samples=samples)
         with run.timed("reinforcement learning"):
-            parts = _parts(run, kept, estimator, objective)
+            source = await stack.enter_async_context(_source(run, kept, env, replay))
+            parts = _parts(run, kept, source, estimator, objective)
             progress = await train_loop(parts, _settings(recipe), kept.progress)
         if progress.step:
             await run.evaluate(FINAL, heldout, samples=samples, step=progress.step)
         path = report(folder, recipe, train_tasks)
         tracker.say(f"report: {path}")
     return {"results": read_results(folder), "report": path, "run": folder, "step": progress.step}
+
+
+def _no_env() -> Env:
+    raise ReplayError("a replay plays no episode")
 
 
 class _Kept:
@@ -134,6 +153,9 @@ class _Kept:
             self.critic = Critic(learner, targets, lr=run.recipe.critic.lr, epochs=run.recipe.critic.epochs)
         self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
         self.alarms: dict[str, Alarm] = standard_alarms()
+        self.tasks_at: Callable[[], Mapping[str, Any]] = (
+            self.sampler.state
+        )  # behind the last step that was given its groups
         self.progress = Progress()
         self._folder = run.folder / "checkpoints"
 
@@ -143,7 +165,7 @@ class _Kept:
         self.run.tracker.sync()
         state = {
             "credit": dict(progress.credit),
-            "sampler": self.sampler.state(),
+            "sampler": dict(self.tasks_at()),
             "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
         }
         if self.critic is not None:
@@ -182,21 +204,60 @@ def _is_later(evaluation: str, step: int, steps: int) -> bool:
     return step < (int(numbered[1]) if numbered else steps if evaluation == FINAL else 0)
 
 
-def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) -> Parts:
+@asynccontextmanager
+async def _source(
+    run: Run, kept: _Kept, env: Callable[..., Env] | None, replay: Path | None
+) -> AsyncIterator[GroupSource]:
+    """Where the groups come from: a record, this process in turn with training, or another one ahead of it."""
+    recipe, engine = run.recipe, run.agent.engine
+    train = recipe.train
+    if replay is not None:
+        yield Replay(run=replay, sampler=kept.sampler, groups=train.groups)
+        return
+    if not recipe.rollout.ahead:
+        yield InTurn(
+            player=run.player,
+            sampler=kept.sampler,
+            engine=engine,
+            groups=train.groups,
+            attempts=train.attempts,
+            seed=recipe.seed,
+        )
+        return
+    files = WeightFiles(run.folder / "weights", kept.learner)
+    source = Ahead(
+        start=lambda: Worker(Setup(recipe=recipe, env=env)),
+        write=files.write,
+        engine=engine,
+        sampler=kept.sampler,
+        groups=train.groups,
+        attempts=train.attempts,
+        seed=recipe.seed,
+        ahead=recipe.rollout.ahead,
+        last=train.steps,
+        say=lambda line: run.tracker.say(line, level="warning"),
+    )
+    kept.tasks_at = source.state
+    try:
+        yield source
+    finally:
+        await source.close()
+        files.remove()
+
+
+def _parts(run: Run, kept: _Kept, source: GroupSource, estimator: Estimator, objective: Objective) -> Parts:
     async def evaluate(step: int) -> None:
         await run.evaluate(f"step-{step:04d}", run.heldout, samples=run.recipe.eval.samples, step=step)
 
     return Parts(
-        player=run.player,
-        sampler=kept.sampler,
+        source=source,
         scorer=run.scorer,
         estimator=estimator,
         learner=kept.learner,
         objective=objective,
-        trunk=_trunk(run, kept.learner),
+        trunk=None if isinstance(source, Replay) else _trunk(run, kept.learner),
         annotators=make_annotators(run.recipe, objective, kept.learner, run.folder, step=kept.progress.step),
         critic=kept.critic,
-        engine=run.agent.engine,
         tracker=run.tracker,
         recorder=run.recorder,
         alarms=kept.alarms,
@@ -206,10 +267,10 @@ def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) ->
 
 
 def _trunk(run: Run, learner: Learner) -> Trunk | None:
-    """Lets the engine keep what the frozen layers gave. Not where a run must repeat bit by bit: the engine
-    computes tokens in other company than the trainer does, which shows in the last bit."""
+    """Lets the engine keep what the frozen layers gave. Not where another engine samples, nor where a run must repeat
+    bit by bit: the engine computes tokens in other company than the trainer does, which shows in the last bit."""
     engine = run.agent.engine
-    if run.recipe.engine.deterministic or not learner.frozen:
+    if run.recipe.engine.deterministic or run.recipe.rollout.ahead or not learner.frozen:
         return None
     engine.keep_trunk(learner.frozen)
     return lambda row: engine.trunk(row.origin[0], row.token_ids)
@@ -219,9 +280,6 @@ def _settings(recipe: Recipe) -> Settings:
     train = recipe.train
     return Settings(
         steps=train.steps,
-        groups=train.groups,
-        attempts=train.attempts,
-        seed=recipe.seed,
         epochs=train.epochs,
         minibatches=train.minibatches,
         drop_flat=train.drop_flat_groups,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from turnstile.build.run_folder import UNTOUCHED
 from turnstile.build.scripts import demonstrate
 from turnstile.build.session import Run, counter
 from turnstile.config import Kind, Recipe
-from turnstile.errors import TaskError
+from turnstile.errors import ReplayError, TaskError
+from turnstile.rollout.record import read_record
 from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.tasks.conversations.play import Played, play
 from turnstile.tasks.conversations.source import read_conversations
@@ -39,6 +41,20 @@ async def baselines_and_warm_start(run: Run, learner: Learner, talks: Sequence[C
         return
     with run.timed("demonstrations"):
         demos = [*await _demonstrations(run), *_conversations(run, talks)]
+    with run.timed("warm start"):
+        _learn_demos(run, learner, demos)
+
+
+def learn_recorded(run: Run, learner: Learner, recorded: Path) -> None:
+    """The warm start of another run, from its record."""
+    if not run.recipe.warmstart.wanted:
+        return
+    demos: list[Trajectory] = []
+    for entry in read_record(recorded, phase="warmstart"):
+        run.recorder.write(0, "warmstart", entry.group, entry.scores, label=entry.label)
+        demos += entry.group.trajectories
+    if not demos:
+        raise ReplayError(f"run {str(recorded)!r} has recorded no demonstrations, and its recipe wants some")
     with run.timed("warm start"):
         _learn_demos(run, learner, demos)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,14 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from turnstile.build.dry_run import dry_run
+from turnstile.build.run_folder import read_recipe
 from turnstile.build.train import train as train_run
 from turnstile.cli.results import print_results
-from turnstile.cli.runs import run_folder
+from turnstile.cli.runs import find_run, run_folder
 from turnstile.config import load_recipe
+from turnstile.errors import ConfigError
+from turnstile.rollout.source import parted
 
 
 @click.command(short_help="Train a model as a recipe says, or go on with a run.")
-@click.argument("recipe", type=click.Path())
+@click.argument("recipe", required=False, type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--run", "name", metavar="NAME", help="Put the run in runs/NAME; default: the recipe's name.")
 @click.option("--out", metavar="DIR", help="Put the run in this folder.")
@@ -26,20 +30,32 @@ from turnstile.config import load_recipe
 @click.option(
     "--overfit", metavar="TASK", help="Train on this one task only: it must be learnt, or something is broken."
 )
+@click.option("--replay", metavar="RUN", help="Train RUN again from its record; give no RECIPE.")
 @click.option("--dry-run", "dry", is_flag=True, help="Estimate time and memory, and train nothing.")
 def train(
-    recipe: str,
+    recipe: str | None,
     overrides: tuple[str, ...],
     name: str | None,
     out: str | None,
     fresh: bool,
     overfit: str | None,
+    replay: str | None,
     dry: bool,
 ) -> None:
     """Trains as RECIPE (a TOML file) says. KEY=VALUE changes one key of it, like train.steps=4.
 
     A run that was interrupted goes on from its last checkpoint when the same command is given again.
+
+    --replay plays nothing: the recorded episodes of a run give the same updates again, with every token of the record
+    where it was, and so the same weights where the machine and its threads are the same.
     """
+    if replay is not None:
+        if recipe is not None:
+            raise ConfigError("--replay takes the recipe of the run that it names; give no other")
+        _replay(find_run(replay), name, out, fresh)
+        return
+    if recipe is None:
+        raise ConfigError("give a recipe (a TOML file), or --replay RUN")
     loaded = load_recipe(recipe, overrides)
     if dry:
         _print("dry run", dry_run(loaded))
@@ -50,6 +66,16 @@ def train(
     summary = train_run(loaded, run=folder, fresh=fresh, overfit=overfit)
     print_results(summary["results"])
     click.echo(f"run: {folder}; read an episode with: turnstile rollout show {folder} --best")
+
+
+def _replay(original: Path, name: str | None, out: str | None, fresh: bool) -> None:
+    recipe = read_recipe(original)
+    folder = run_folder(name or (None if out else f"{original.resolve().name}-replay"), out, recipe)
+    train_run(recipe, run=folder, fresh=fresh, replay=original)
+    parting = parted(original, folder)
+    click.echo(f"run: {folder}; {parting or f'every step as in {original}, to the last bit'}")
+    if parting:
+        raise SystemExit(1)
 
 
 def _print(title: str, found: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -78,6 +78,7 @@ class TransformersEngine:
         self._serial = itertools.count()
         self._clock = itertools.count(1)
         self._driver: asyncio.Task[None] | None = None
+        self._loads: list[tuple[Callable[[], int], asyncio.Future[int]]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")  # the same one: it keeps its own OpenMP team
         self.stats: dict[str, float] = dict.fromkeys(STATS, 0.0)
 
@@ -103,8 +104,7 @@ class TransformersEngine:
         request = Request(own, prompt_ids.tolist(), sampling, future, own.cursor.copy(), constraint)
         self.stats["tokens_asked"] += len(prompt_ids)
         self._running.append(request)
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.get_running_loop().create_task(self._drive())
+        self._wake()
         try:
             return await future
         finally:
@@ -141,6 +141,27 @@ class TransformersEngine:
         self._forget()
         self._inference.forget()
 
+    async def update(self, load: Callable[[], int]) -> int:
+        """Has `load` change the weights in place between two tokens, and publishes the version that it returns."""
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._loads.append((load, done))
+        self._wake()
+        return await done
+
+    async def _load(self) -> None:
+        """Loads the weights that wait for it. Who brought them is told what went wrong."""
+        while self._loads:
+            load, done = self._loads.pop(0)
+            try:
+                version = await asyncio.get_running_loop().run_in_executor(self._thread, load)
+                self.publish(version)
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(version)
+
     def take_stats(self) -> dict[str, float]:
         """What was done since the last call: tokens and seconds."""
         taken, self.stats = self.stats, dict.fromkeys(STATS, 0.0)
@@ -150,15 +171,23 @@ class TransformersEngine:
         self._groups.clear()
         self._memory.clear(keep=keep)
 
+    def _wake(self) -> None:
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+
     async def _drive(self) -> None:
-        """Steps for as long as there is something to decode.
+        """Steps for as long as there is something to decode, and new weights between two of them.
 
         Only the computing is done in a thread. A step knows the places it uses, so that sessions may close and
         weights be published while it goes on; places are taken again only between steps.
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, int)  # a loop that ended in mid-step has left that step to finish
-        while batch := self._running[: self._max_batch]:
+        while self._running or self._loads:
+            await self._load()
+            batch = self._running[: self._max_batch]
+            if not batch:
+                continue
             try:
                 started = time.monotonic()
                 step = self._plan(batch)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env
 from turnstile.errors import InfrastructureError
+from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Attempt, Limits, play
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory
 
@@ -34,6 +35,8 @@ class Player:
     retries: int = 2
     concurrent: int = 64
     deterministic: bool = False
+    deadlines: Deadlines | None = None  # sooner than those of `limits`
+    places: asyncio.Semaphore | None = None  # of several calls together, in place of `concurrent` for each
 
     async def groups(
         self,
@@ -55,17 +58,23 @@ class Player:
             for task, group in zip(tasks, ids, strict=True)
             for number in range(attempts)
         ]
-        try:
-            played = await (self._waves(jobs, done) if self.deterministic else self._flow(jobs, done))
-        except BaseExceptionGroup as several:  # the first fault stopped all episodes, and is what there is to say
-            raise several.exceptions[0] from several
+        played = await self.play(jobs, done)
         return [
             Group(id=group, task=task, trajectories=tuple(played[i * attempts : (i + 1) * attempts]))
             for i, (task, group) in enumerate(zip(tasks, ids, strict=True))
         ]
 
+    async def play(
+        self, jobs: Sequence[tuple[Task, Attempt]], done: Callable[[Trajectory], None] = lambda _: None
+    ) -> list[Trajectory]:
+        """One episode for each of `jobs`, in their order; `done` and faults as of `groups`."""
+        try:
+            return await (self._waves(jobs, done) if self.deterministic else self._flow(jobs, done))
+        except BaseExceptionGroup as several:  # the first fault stopped all episodes, and is what there is to say
+            raise several.exceptions[0] from several
+
     async def _flow(self, jobs: Sequence[tuple[Task, Attempt]], done: Callable[[Trajectory], None]) -> list[Trajectory]:
-        places = asyncio.Semaphore(self.concurrent)
+        places = self.places or asyncio.Semaphore(self.concurrent)
 
         async def one(task: Task, attempt: Attempt) -> Trajectory:
             async with places:
@@ -106,7 +115,7 @@ class Player:
                         session=session,
                         scaffold=self.scaffold,
                         sampling=self.sampling,
-                        limits=self.limits,
+                        limits=self._limits(task),
                     )
                 finally:
                     await _close(env)
@@ -118,8 +127,14 @@ class Player:
             raise
         finally:
             self.engine.close(session)
+        if self.deadlines is not None:
+            self.deadlines.note(trajectory)
         done(trajectory)
         return trajectory
+
+    def _limits(self, task: Task) -> Limits:
+        soonest = float("inf") if self.deadlines is None else self.deadlines.seconds(task)
+        return replace(self.limits, seconds=soonest) if soonest < (self.limits.seconds or float("inf")) else self.limits
 
 
 async def _close(env: Env) -> None:

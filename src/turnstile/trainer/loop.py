@@ -9,17 +9,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from turnstile.credit.base import Estimator, State
 from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
-from turnstile.rollout.group import Player
 from turnstile.rollout.record import Recorder
+from turnstile.rollout.source import GroupSource, Tell, staleness
 from turnstile.rollout.tree import tree_tokens
-from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
 from turnstile.trainer.critic import Critic
@@ -27,15 +26,7 @@ from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import Annotator
 from turnstile.trainer.step import Trained, per_group, update
-from turnstile.types import Group, Score, Stop, Trajectory
-
-
-class Publisher(Protocol):
-    """The engine's side that the trainer sees: new weights, and what sampling cost."""
-
-    def publish(self, version: int) -> None: ...
-
-    def take_stats(self) -> dict[str, float]: ...
+from turnstile.types import Group, Score, Stop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +34,6 @@ class Settings:
     """The numbers of a run. 0 for the `every`s means never."""
 
     steps: int
-    groups: int
-    attempts: int
-    seed: int = 0
     epochs: int = 1
     minibatches: int = 1
     drop_flat: bool = True
@@ -65,8 +53,7 @@ class Progress:
 class Parts:
     """What a training loop is made of; `build` puts them together."""
 
-    player: Player
-    sampler: TaskSampler
+    source: GroupSource
     scorer: Scorer
     estimator: Estimator
     learner: Learner
@@ -74,7 +61,6 @@ class Parts:
     trunk: Trunk | None  # what the engine knows of the frozen layers
     annotators: Sequence[Annotator]  # for losses that hold on to another policy
     critic: Critic | None  # for estimators that need values
-    engine: Publisher
     tracker: Tracker
     recorder: Recorder
     alarms: Mapping[str, Alarm]
@@ -90,12 +76,11 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
     parts.tracker.progress("training", progress.step, settings.steps)
     while progress.step < settings.steps:
         progress.step += 1
-        parts.engine.take_stats()  # what an evaluation sampled in between is not of this step
         started = time.monotonic()
-        tasks = parts.sampler.next(settings.groups)
-        groups = await _play(parts, settings, progress.step, tasks)
+        groups = await parts.source.next(progress.step, _teller(parts.tracker, progress.step))
         played = time.monotonic()
         _tell_failures(parts, progress.step, groups)
+        _tell_stopped(parts, progress.step, groups)
 
         scores = parts.scorer(groups)
         aux = {} if parts.critic is None else {"values": parts.critic.values(groups)}
@@ -114,7 +99,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             trunk=parts.trunk,
         )
         learned = {} if parts.critic is None else parts.critic.learn(groups, scores, aux)
-        parts.engine.publish(progress.step)
+        parts.source.publish(progress.step)
         for annotator in parts.annotators:
             annotator.stepped(progress.step)
 
@@ -123,7 +108,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         ):
             parts.recorder.write(progress.step, "train", group, own, advantage, {"weight": weight, "logprob": logprob})
         metrics = _metrics(parts, groups, scores, trained, flat=prepared.flat)
-        metrics |= learned
+        metrics |= learned | staleness(groups, progress.step - 1)
         metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
         parts.tracker.log(progress.step, metrics)
         for alarm in parts.alarms.values():
@@ -138,16 +123,8 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
     return progress
 
 
-async def _play(parts: Parts, settings: Settings, step: int, tasks: list[Any]) -> list[Group]:
-    total, done = len(tasks) * settings.attempts, 0
-
-    def count(_: Trajectory) -> None:
-        nonlocal done
-        done += 1
-        parts.tracker.progress(f"step {step}, episodes", done, total)
-
-    label = f"train/{step}"
-    return await parts.player.groups(tasks, settings.attempts, label=label, seed=settings.seed, done=count)
+def _teller(tracker: Tracker, step: int) -> Tell:
+    return lambda done, total: tracker.progress(f"step {step}, episodes", done, total)
 
 
 _NAMED = 3  # tasks that are named for each kind of failure
@@ -176,6 +153,15 @@ def _tell_failures(parts: Parts, step: int, groups: list[Group]) -> None:
     parts.tracker.say(line, level="warning")
 
 
+def _tell_stopped(parts: Parts, step: int, groups: list[Group]) -> None:
+    """Episodes that the clock has stopped are listed: what they would have come to, nobody knows."""
+    stopped = Counter(t.task_id for group in groups for t in group.trajectories if t.stop is Stop.TIMEOUT)
+    if stopped:
+        named = ", ".join(f"{task} {count}" for task, count in stopped.most_common(_NAMED))
+        more = ", ..." if len(stopped) > _NAMED else ""
+        parts.tracker.say(f"step {step}: the clock stopped {stopped.total()} episodes: {named}{more}", level="warning")
+
+
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
@@ -184,7 +170,7 @@ def _metrics(
     parts: Parts, groups: list[Group], scores: list[list[Score]], trained: Trained, *, flat: int
 ) -> dict[str, float]:
     """Everything a step reports, by slash-separated names."""
-    engine = parts.engine.take_stats()
+    engine = Counter(parts.source.take_stats())
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     sampled = engine["tokens_sampled"]
     return {

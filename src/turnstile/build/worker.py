@@ -1,0 +1,122 @@
+"""The process that plays episodes ahead of training: `python -m turnstile.build.worker DESCRIPTOR`.
+
+It makes its own model, engine and environments from the recipe, plays what it is asked for and tells each episode as
+it ends. When its end of the line closes, training is gone or done: it puts everything away and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from turnstile.build.parts import Agent, make_agent, make_player, make_world, trainable
+from turnstile.config import Recipe
+from turnstile.envs.base import Env
+from turnstile.rollout.group import Player
+from turnstile.rollout.workers import Fault, Line, Play, Played, Weights
+from turnstile.types import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What the parts are made of; `env` takes the place of the recipe's."""
+
+    recipe: Recipe
+    env: Callable[..., Env] | None = None
+
+
+async def serve(line: Line, setup: Setup) -> None:
+    """Plays until the line closes. A fault in an episode ends it."""
+    world = make_world(setup.recipe, setup.env)
+    try:
+        agent = make_agent(setup.recipe)
+        trainable(setup.recipe, agent)  # adds the adapters of a run that trains such
+        player = make_player(setup.recipe, world, agent.scaffold, agent.engine, agent.context)
+        await _Desk(line, agent, player).work()
+    finally:
+        await world.close()
+
+
+class _Desk:
+    """Takes the messages in, and has them done side by side."""
+
+    def __init__(self, line: Line, agent: Agent, player: Player) -> None:
+        self._line = line
+        self._agent = agent
+        self._player = replace(player, deterministic=False, places=asyncio.Semaphore(player.concurrent))
+
+    async def work(self) -> None:
+        loading: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            playing = []
+            while (message := await self._line.receive()) is not None:
+                if isinstance(message, Weights):
+                    loading = tasks.create_task(self._load(message, loading))
+                elif isinstance(message, Play):
+                    playing.append(tasks.create_task(self._play(message, loading)))
+            for task in playing:
+                task.cancel()
+
+    async def _load(self, weights: Weights, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        await self._agent.engine.update(lambda: load(self._agent.model, weights))
+
+    async def _play(self, asked: Play, loading: asyncio.Task[None] | None) -> None:
+        if loading is not None:
+            await loading  # nothing is sampled with weights older than those that it was asked for with
+        await self._player.play(asked.jobs, self._tell)
+
+    def _tell(self, trajectory: Trajectory) -> None:
+        self._line.send(Played(trajectory, self._agent.engine.take_stats()))
+
+
+@torch.no_grad()
+def load(model: PreTrainedModel, weights: Weights) -> int:
+    """The file's parameters into the model, in place."""
+    parameters = dict(model.named_parameters())
+    for name, value in load_file(weights.file).items():
+        parameters[name].copy_(value)
+    return weights.version
+
+
+def main(descriptor: int) -> None:
+    asyncio.run(_main(descriptor))
+
+
+async def _main(descriptor: int) -> None:
+    line = Line(socket.socket(fileno=descriptor))
+    setup = await line.receive()
+    if setup is None:
+        return
+    try:
+        await serve(line, setup)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        _report(line, error)
+        raise SystemExit(1) from None
+
+
+def _report(line: Line, error: BaseException) -> None:
+    """Tells training what ended this process: the first fault of those that one brought about."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    where = "in the process that plays episodes"
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # one that does not survive the way is told in words
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    line.send(Fault(error, where))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,155 @@
+"""Groups that another process plays ahead of training: generation goes on while the trainer computes.
+
+The groups of step s are asked for as soon as weights of version s - 1 - `ahead` are out, so none of their tokens is of
+older ones; new weights are taken over between two tokens, also in the middle of a turn. A step takes the groups that
+were asked for it and no others, however long they take: nothing that is finished is thrown away, and slow tasks are
+trained on as often as quick ones. At most (1 + `ahead`) steps' episodes are under way or waiting, which is all that
+ever queues up. With `ahead` = 0 this is playing and training in turn, in two processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turnstile.errors import EngineError, TrainingError
+from turnstile.rollout.episode import Attempt
+from turnstile.rollout.source import Publisher, Tell, label
+from turnstile.rollout.workers import Play, Weights, Worker
+from turnstile.tasks.base import TaskSampler
+from turnstile.types import Group, Task, Trajectory
+
+DEATHS = 3  # of workers in a row that finished no episode
+
+
+@dataclass(kw_only=True, slots=True)
+class _Batch:
+    """What one step was given to play, what of it has come, and where the tasks stand behind it."""
+
+    jobs: dict[tuple[str, int], tuple[Task, Attempt]]
+    tasks: dict[str, Task]
+    state: Mapping[str, Any]
+    played: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[tuple[Task, Attempt]]:
+        return [job for key, job in self.jobs.items() if key not in self.played]
+
+    def groups(self, attempts: int) -> list[Group]:
+        return [
+            Group(id=name, task=task, trajectories=tuple(self.played[name, number] for number in range(attempts)))
+            for name, task in self.tasks.items()
+        ]
+
+
+class Ahead:
+    """Obeys `rollout.source.GroupSource`.
+
+    `start` makes a worker, `write` puts the weights of a version into a file for it; `engine` is the trainer's own, for
+    evaluations. `say` is told when a worker died: another goes on with what was not finished, each attempt from its
+    first turn and with its own seed.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: Callable[[], Worker],
+        write: Callable[[int], Path],
+        engine: Publisher,
+        sampler: TaskSampler,
+        groups: int,
+        attempts: int,
+        seed: int,
+        ahead: int,
+        last: int,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._start, self._write, self._engine, self._sampler, self._say = start, write, engine, sampler, say
+        self._groups, self._attempts, self._seed, self._ahead, self._last = groups, attempts, seed, ahead, last
+        self._worker: Worker | None = None
+        self._weights: Weights | None = None
+        self._batches: dict[int, _Batch] = {}
+        self._given: Mapping[str, Any] = sampler.state()
+        self._stats: dict[str, float] = {}
+        self._deaths = 0
+
+    async def next(self, step: int, tell: Tell) -> list[Group]:
+        """Raises TrainingError when worker after worker dies, and the fault of an episode."""
+        if self._weights is None:
+            self.publish(step - 1)
+        batch = self._batches[step]
+        tell(len(batch.played), len(batch.jobs))
+        while batch.missing:
+            await self._take()
+            tell(len(batch.played), len(batch.jobs))
+        self._given = batch.state
+        return self._batches.pop(step).groups(self._attempts)
+
+    def publish(self, version: int) -> None:
+        """Hands the weights over, and asks for the groups that they are new enough for."""
+        self._engine.publish(version)
+        self._weights = Weights(version, self._write(version))
+        if self._worker is None:
+            self._worker = self._start()
+        self._worker.send(self._weights)
+        newest = max(self._batches, default=version)
+        for step in range(newest + 1, min(self._last, version + 1 + self._ahead) + 1):
+            self._batches[step] = self._draw(step)
+            self._worker.send(Play(self._batches[step].missing))
+
+    def state(self) -> Mapping[str, Any]:
+        return self._given
+
+    def take_stats(self) -> dict[str, float]:
+        taken, self._stats = self._stats, {}
+        return taken
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            await self._worker.close()
+
+    def _draw(self, step: int) -> _Batch:
+        tasks = {
+            f"{label(step)}/{place}/{task.id}": task for place, task in enumerate(self._sampler.next(self._groups))
+        }
+        jobs = {
+            (name, number): (task, Attempt(group=name, number=number, seed=self._seed))
+            for name, task in tasks.items()
+            for number in range(self._attempts)
+        }
+        return _Batch(jobs=jobs, tasks=tasks, state=self._sampler.state())
+
+    async def _take(self) -> None:
+        """Waits for the next episode, of whatever step."""
+        assert self._worker is not None
+        try:
+            found = await self._worker.receive()
+        except EngineError as error:
+            await self._again(error)
+            return
+        self._deaths = 0
+        for name, value in found.stats.items():
+            self._stats[name] = self._stats.get(name, 0.0) + value
+        key = found.trajectory.group, found.trajectory.attempt
+        for batch in self._batches.values():
+            if key in batch.jobs:
+                batch.played[key] = found.trajectory
+
+    async def _again(self, error: EngineError) -> None:
+        assert self._worker is not None
+        assert self._weights is not None
+        self._deaths += 1
+        if self._deaths >= DEATHS:
+            raise TrainingError(
+                f"{error}, and so did {DEATHS} one after another without finishing an episode; mend it and run the "
+                "same command again"
+            )
+        await self._worker.close()
+        lost = sum(len(batch.missing) for batch in self._batches.values())
+        self._say(f"{error}; another plays the {lost} episodes again that it had not finished")
+        self._worker = self._start()
+        self._worker.send(self._weights)
+        for _, batch in sorted(self._batches.items()):
+            self._worker.send(Play(batch.missing))

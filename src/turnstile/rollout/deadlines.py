@@ -1,0 +1,34 @@
+"""How long an episode may take, going by what its task has taken before."""
+
+from __future__ import annotations
+
+from turnstile.types import Stop, Task, Trajectory
+
+ENOUGH = 4  # episodes of a task before anything is concluded from them
+
+
+class Deadlines:
+    """`slack` times the longest that an episode of the same task has taken; no limit for a task that is little known.
+
+    An episode that met its deadline counts as having taken that long, so a task whose episodes grow is given more each
+    time. What is known is kept in memory: a run that was interrupted begins anew.
+    """
+
+    def __init__(self, slack: float) -> None:
+        self.slack = slack
+        self._longest: dict[str, float] = {}
+        self._count: dict[str, int] = {}
+
+    def seconds(self, task: Task) -> float:
+        """Seconds for the turns of an episode; infinity where nothing is known."""
+        if self._count.get(task.id, 0) < ENOUGH:
+            return float("inf")
+        return self.slack * self._longest[task.id]
+
+    def note(self, trajectory: Trajectory) -> None:
+        if trajectory.stop is Stop.ERROR:
+            return  # nobody knows what it would have taken
+        took = trajectory.times["total"] - trajectory.times.get("measure", 0.0)
+        task = trajectory.task_id
+        self._count[task] = self._count.get(task, 0) + 1
+        self._longest[task] = max(took, self._longest.get(task, 0.0))

@@ -1,0 +1,55 @@
+"""Environments with which the process that plays ahead ends, and no other. `PLAYED_AHEAD` names a file that is made the
+first time, for what happens once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from turnstile.envs.base import Step
+from turnstile.envs.guess import GuessEnv
+from turnstile.rollout.workers import MODULE
+from turnstile.types import Message
+
+ONCE = "PLAYED_AHEAD"
+
+
+def ahead() -> bool:
+    """Whether this is the process that plays ahead."""
+    return sys.orig_argv[1:3] == ["-m", MODULE]
+
+
+def first_time() -> bool:
+    mark = Path(os.environ[ONCE])
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Deadly(GuessEnv):
+    """Kills its process."""
+
+    async def step(self, message: Message) -> Step:
+        if ahead() and first_time():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().step(message)
+
+
+class AlwaysDeadly(GuessEnv):
+    async def step(self, message: Message) -> Step:
+        if ahead():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().step(message)
+
+
+class Faulty(GuessEnv):
+    """Has a fault, which is no failure of the machine's."""
+
+    async def step(self, message: Message) -> Step:
+        if ahead():
+            raise KeyError("no such tool")
+        return await super().step(message)

@@ -1,0 +1,172 @@
+"""Episodes played ahead of training, in a real process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import guess_run
+import played_ahead
+from turnstile.build.train import train
+from turnstile.config import Recipe
+from turnstile.envs.guess import GuessEnv
+from turnstile.errors import ConfigError, TrainingError
+from turnstile.rollout.record import read_record
+from turnstile.rollout.workers import MODULE, ending
+
+
+def in_turn(inputs: Path, steps: int, demos: int = 0, **rollout: Any) -> Recipe:
+    """The run of `guess_run` without what comes before and after its steps."""
+    recipe = guess_run.recipe(inputs, steps=steps)
+    changed = {"warmstart": {"demos": demos}, "eval": {"before": False, "every": 0}, "rollout": rollout}
+    return recipe.model_copy(
+        update={name: getattr(recipe, name).model_copy(update=keys) for name, keys in changed.items()}
+    )
+
+
+def ahead(inputs: Path, steps: int, demos: int = 0) -> Recipe:
+    return in_turn(inputs, steps, demos, ahead=1)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inputs")
+
+
+@pytest.fixture(scope="module")
+def run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ahead") / "run"
+    assert train(ahead(inputs, 4, demos=30), run=folder)["step"] == 4
+    return folder
+
+
+def versions(run: Path, step: int) -> list[int]:
+    groups = [entry.group for entry in read_record(run, phase="train", step=step)]
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    return sorted(set(np.concatenate([turn.completion.versions for turn in turns]).tolist()))
+
+
+def test_tokens_are_as_old_as_allowed_and_no_older(run: Path) -> None:
+    found = [versions(run, step) for step in (1, 2, 3, 4)]
+    assert found[0] == [0]
+    assert 0 in found[1]  # asked for with the first weights
+    for step, own in enumerate(found, start=1):
+        assert max(0, step - 2) <= min(own) <= max(own) <= step - 1
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["staleness/max"] for entry in logged] == [
+        step - 1 - min(own) for step, own in enumerate(found, start=1)
+    ]
+    trained = [entry for entry in logged if entry["groups/flat"] < entry["groups/all"]]
+    assert trained
+    assert all("loss/correction" in entry for entry in trained)  # tis, as the recipe names no factor
+
+
+def test_steps_have_the_tasks_that_they_have_in_turn(run: Path, inputs: Path, tmp_path: Path) -> None:
+    train(in_turn(inputs, 2, demos=30), run=tmp_path / "run")
+    for step in (1, 2):
+        names = [
+            [entry.group.id for entry in read_record(each, phase="train", step=step)]
+            for each in (run, tmp_path / "run")
+        ]
+        assert names[0] == names[1]
+        assert len(names[0]) == guess_run.GROUPS
+
+
+def workers(parent: int) -> list[int]:
+    """The living processes that play ahead for that one."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, ppid = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(ppid) == parent and state != "Z" and MODULE.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_nothing_is_left_behind(run: Path) -> None:
+    assert not (run / "weights").exists()
+    assert workers(os.getpid()) == []
+
+
+def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = f"from test_ahead import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
+    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent)))
+    training = subprocess.Popen([sys.executable, "-c", command], env={**os.environ, "PYTHONPATH": folders})
+    while guess_run.checkpoint_of(run) < 1:
+        assert training.poll() is None
+        time.sleep(0.02)
+    playing = workers(training.pid)
+    training.kill()
+    training.wait()
+    assert len(playing) == 1
+    while not is_gone(playing[0]):
+        time.sleep(0.02)
+    assert train(ahead(inputs, 4), run=run)["step"] == 4
+    assert not (run / "weights").exists()
+    for step in (1, 2, 3, 4):
+        groups = [entry.group for entry in read_record(run, phase="train", step=step)]
+        assert [len(group.trajectories) for group in groups] == [guess_run.ATTEMPTS] * guess_run.GROUPS
+    tasks = [entry.group.task.id for step in (1, 2) for entry in read_record(run, phase="train", step=step)]
+    assert len(set(tasks)) == len(tasks)  # of five tasks four are given out before one comes again
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process finds `played_ahead`."""
+    paths = [str(Path(played_ahead.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.setenv(played_ahead.ONCE, str(tmp_path / "mark"))
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(ahead(inputs, 2), run=run, env=played_ahead.Deadly)["step"] == 2
+    said = [json.loads(line)["message"] for line in (run / "messages.jsonl").read_text().splitlines()]
+    (line,) = [line for line in said if "SIGKILL" in line]
+    assert "another plays the" in line
+    for step in (1, 2):
+        groups = [entry.group for entry in read_record(run, phase="train", step=step)]
+        assert [len(group.trajectories) for group in groups] == [guess_run.ATTEMPTS] * guess_run.GROUPS
+        assert all(trajectory.turns for group in groups for trajectory in group.trajectories)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"was killed .SIGKILL.*and so did 3 one after another"):
+        train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.AlwaysDeadly)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="no such tool") as raised:
+        train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty)
+    assert "in the process that plays episodes" in raised.value.__notes__
+
+
+def test_what_cannot_be_sent_is_said(inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be sent to another process .*rollout.ahead = 0"):
+        train(ahead(inputs, 2), run=tmp_path / "run", env=lambda: GuessEnv())
+
+
+def test_how_processes_end() -> None:
+    assert ending(3) == "ended with code 3"
+    assert ending(-signal.SIGTERM) == "was killed (SIGTERM)"
