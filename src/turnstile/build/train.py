@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from turnstile.build.check import refuse_failed
+from turnstile.build.kept import Kept, check_keep_best, open_books
 from turnstile.build.kinds import bind
 from turnstile.build.parts import (
     check_kinds,
@@ -25,21 +25,19 @@ from turnstile.build.parts import (
     read_tasks,
 )
 from turnstile.build.report import report
-from turnstile.build.run_folder import FINAL, WARM, drop_results, open_run, read_results
+from turnstile.build.run_folder import FINAL, WARM, only_one, open_run, read_results, room_for
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
+from turnstile.build.stopping import Stopping
 from turnstile.build.warmstart import baselines_and_warm_start, read_talks
 from turnstile.config import Recipe
-from turnstile.credit.base import Estimator, targets_of
+from turnstile.credit.base import Estimator
 from turnstile.envs.base import Env
 from turnstile.errors import ConfigError
 from turnstile.rollout.record import Recorder
-from turnstile.tasks.base import TaskSampler
-from turnstile.tracking.alarms import Alarm, standard_alarms
-from turnstile.trainer import checkpoint
-from turnstile.trainer.critic import Critic
+from turnstile.trainer import chance
 from turnstile.trainer.learner import Learner, Objective, Trunk
-from turnstile.trainer.loop import Parts, Progress, Settings
+from turnstile.trainer.loop import Parts, Settings
 from turnstile.trainer.loop import train as train_loop
 from turnstile.types import Task
 
@@ -67,7 +65,9 @@ def train(
     check_kinds(recipe, env)
     parts = {"overfit": overfit, "reward": reward}
     given = {name: getattr(part, "__qualname__", str(part)) for name, part in parts.items() if part is not None}
-    return asyncio.run(_train(recipe, run, fresh, given, pair, env, reward))
+    stopping = Stopping()
+    with room_for(run):
+        return stopping.run(_train(recipe, run, fresh, given, pair, env, reward, stopping))
 
 
 async def _train(
@@ -78,6 +78,7 @@ async def _train(
     tasks: tuple[list[Task], list[Task]],
     env: Callable[..., Env] | None,
     reward: Callable[..., Any] | None,
+    stopping: Stopping,
 ) -> dict[str, Any]:
     """Everything a recipe can get wrong is found before the model is loaded."""
     train_tasks, heldout = tasks
@@ -85,13 +86,18 @@ async def _train(
     objective = make_objective(recipe)
     estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
     check_scripts(recipe)
+    check_keep_best(recipe.train.keep_best)
     talks = read_talks(recipe)
-    open_run(folder, recipe, fresh=fresh, given=given)
     async with AsyncExitStack() as stack:
+        stack.enter_context(only_one(folder))
+        open_run(folder, recipe, fresh=fresh, given=given)
+        books = open_books(folder)
+        stack.callback(books.close)
         tracker = make_trackers(recipe, folder)
         stack.callback(tracker.close)
         world = make_world(recipe, env)
         stack.push_async_callback(world.close)
+        chance.seed(recipe.seed)
         agent = make_agent(recipe)
         run = Run(
             recipe=recipe,
@@ -102,20 +108,27 @@ async def _train(
             scorer=scorer,
             tracker=tracker,
             recorder=Recorder(folder),
+            books=books,
             train_tasks=train_tasks,
             heldout=heldout,
         )
-        kept = _Kept(run, make_learner(recipe, agent), estimator)
+        kept = Kept(run, make_learner(recipe, agent), estimator)
         if not kept.restore():
             tracker.resume_at(0)
+            run.recorder.resume_at(0)
             await baselines_and_warm_start(run, kept.learner, talks)
-            kept.save(kept.progress)
+            kept.save(kept.progress, {})
         samples = recipe.eval.samples
         if recipe.eval.before and recipe.warmstart.wanted:
             await run.evaluate(WARM, heldout, samples=samples)
         with run.timed("reinforcement learning"):
             parts = _parts(run, kept, estimator, objective)
-            progress = await train_loop(parts, _settings(recipe), kept.progress)
+            try:
+                progress = await train_loop(parts, _settings(recipe), kept.progress)
+            except asyncio.CancelledError:
+                with stopping.saving():
+                    kept.save_if_new()
+                raise
         if progress.step:
             await run.evaluate(FINAL, heldout, samples=samples, step=progress.step)
         path = report(folder, recipe, train_tasks)
@@ -123,66 +136,7 @@ async def _train(
     return {"results": read_results(folder), "report": path, "run": folder, "step": progress.step}
 
 
-class _Kept:
-    """What a checkpoint keeps, put into it and taken out of it."""
-
-    def __init__(self, run: Run, learner: Learner, estimator: Estimator) -> None:
-        self.run = run
-        self.learner = learner
-        self.critic: Critic | None = None
-        if (targets := targets_of(estimator)) is not None:
-            self.critic = Critic(learner, targets, lr=run.recipe.critic.lr, epochs=run.recipe.critic.epochs)
-        self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
-        self.alarms: dict[str, Alarm] = standard_alarms()
-        self.progress = Progress()
-        self._folder = run.folder / "checkpoints"
-
-    def save(self, progress: Progress) -> None:
-        """A step is done when its checkpoint stands, so what it played and logged is on the disk before."""
-        self.run.recorder.sync()
-        self.run.tracker.sync()
-        state = {
-            "credit": dict(progress.credit),
-            "sampler": self.sampler.state(),
-            "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
-        }
-        if self.critic is not None:
-            state["critic"] = self.critic.state()
-        keep = self.run.recipe.train.keep
-        checkpoint.save(self._folder, progress.step, self.learner, self.run.agent.tokenizer, state, keep)
-
-    def restore(self) -> bool:
-        """Goes back to the newest whole checkpoint, if there is one."""
-        found, complaints = checkpoint.latest(self._folder)
-        for line in complaints:
-            self.run.tracker.say(line, level="warning")
-        if found is None:
-            return False
-        checkpoint.restore(found, self.learner)
-        self.run.agent.engine.publish(found.step)
-        self.progress = Progress(step=found.step, credit=found.state["credit"])
-        self.sampler.restore(found.state["sampler"])
-        if self.critic is not None:
-            self.critic.restore(found.state["critic"])
-        for name, alarm in self.alarms.items():
-            if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
-                alarm.restore(found.state["alarms"][name])
-        self.run.tracker.resume_at(found.step)
-        self.run.recorder.resume_at(found.step)
-        for name in read_results(self.run.folder):
-            if _is_later(name, found.step, self.run.recipe.train.steps):
-                drop_results(self.run.folder, name)
-        self.run.tracker.say(f"going on after step {found.step} of {self.run.recipe.train.steps}")
-        return True
-
-
-def _is_later(evaluation: str, step: int, steps: int) -> bool:
-    """Whether an evaluation was of weights behind which the run has gone back."""
-    numbered = re.fullmatch(r"step-(\d+)", evaluation)
-    return step < (int(numbered[1]) if numbered else steps if evaluation == FINAL else 0)
-
-
-def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) -> Parts:
+def _parts(run: Run, kept: Kept, estimator: Estimator, objective: Objective) -> Parts:
     async def evaluate(step: int) -> None:
         await run.evaluate(f"step-{step:04d}", run.heldout, samples=run.recipe.eval.samples, step=step)
 
@@ -199,6 +153,7 @@ def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) ->
         engine=run.agent.engine,
         tracker=run.tracker,
         recorder=run.recorder,
+        books=run.books,
         alarms=kept.alarms,
         evaluate=evaluate,
         checkpoint=kept.save,

@@ -16,6 +16,7 @@ from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
+from turnstile.rollout.books import Books
 from turnstile.rollout.group import Player
 from turnstile.rollout.record import Recorder
 from turnstile.rollout.tree import tree_tokens
@@ -77,25 +78,29 @@ class Parts:
     engine: Publisher
     tracker: Tracker
     recorder: Recorder
+    books: Books
     alarms: Mapping[str, Alarm]
     evaluate: Callable[[int], Any]  # async (step) -> None
-    checkpoint: Callable[[Progress], None]
+    checkpoint: Callable[[Progress, Mapping[str, float]], None]
 
 
 async def train(parts: Parts, settings: Settings, progress: Progress) -> Progress:
     """Goes on from `progress` to the last step; returns where it stands.
 
-    Raises TrainingError when infrastructure failed in every episode of a step.
+    It waits only while it evaluates and plays. Whoever cancels it there finds `progress`, the network and all the rest
+    as the last whole step left them, fit for a checkpoint. Raises TrainingError when infrastructure failed in every
+    episode of a step.
     """
     parts.tracker.progress("training", progress.step, settings.steps)
     while progress.step < settings.steps:
-        progress.step += 1
-        parts.engine.take_stats()  # what an evaluation sampled in between is not of this step
+        if _due(progress.step, settings.evaluate_every):
+            await parts.evaluate(progress.step)
+        step = progress.step + 1
+        parts.engine.take_stats()  # what an evaluation sampled is not of this step
         started = time.monotonic()
-        tasks = parts.sampler.next(settings.groups)
-        groups = await _play(parts, settings, progress.step, tasks)
+        groups = await _play(parts, settings, step)
         played = time.monotonic()
-        _tell_failures(parts, progress.step, groups)
+        _tell_failures(parts, step, groups)
 
         scores = parts.scorer(groups)
         aux = {} if parts.critic is None else {"values": parts.critic.values(groups)}
@@ -114,31 +119,33 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             trunk=parts.trunk,
         )
         learned = {} if parts.critic is None else parts.critic.learn(groups, scores, aux)
-        parts.engine.publish(progress.step)
+        parts.engine.publish(step)
         for annotator in parts.annotators:
-            annotator.stepped(progress.step)
+            annotator.stepped(step)
+        parts.sampler.next(settings.groups)
+        progress.step = step
 
         for group, own, advantage, weight, logprob in zip(
             groups, scores, per_group(groups, advantages), trained.weights, trained.logprobs, strict=True
         ):
-            parts.recorder.write(progress.step, "train", group, own, advantage, {"weight": weight, "logprob": logprob})
+            parts.recorder.write(step, "train", group, own, advantage, {"weight": weight, "logprob": logprob})
+        parts.books.settle(step, groups, scores, trained.passes)
         metrics = _metrics(parts, groups, scores, trained, flat=prepared.flat)
         metrics |= learned
         metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
-        parts.tracker.log(progress.step, metrics)
+        parts.tracker.log(step, metrics)
         for alarm in parts.alarms.values():
-            if line := alarm.update(progress.step, metrics):
+            if line := alarm.update(step, metrics):
                 parts.tracker.say(line, level="alarm")
-        parts.tracker.progress("training", progress.step, settings.steps)
-
-        if _due(progress.step, settings.evaluate_every) and progress.step < settings.steps:
-            await parts.evaluate(progress.step)
-        if _due(progress.step, settings.checkpoint_every) or progress.step == settings.steps:
-            parts.checkpoint(progress)
+        parts.tracker.progress("training", step, settings.steps)
+        if _due(step, settings.checkpoint_every) or step == settings.steps:
+            parts.checkpoint(progress, metrics)
     return progress
 
 
-async def _play(parts: Parts, settings: Settings, step: int, tasks: list[Any]) -> list[Group]:
+async def _play(parts: Parts, settings: Settings, step: int) -> list[Group]:
+    """The groups of a step. Of one that was interrupted, only what had not finished is played."""
+    tasks = parts.sampler.peek(settings.groups)
     total, done = len(tasks) * settings.attempts, 0
 
     def count(_: Trajectory) -> None:
@@ -146,8 +153,16 @@ async def _play(parts: Parts, settings: Settings, step: int, tasks: list[Any]) -
         done += 1
         parts.tracker.progress(f"step {step}, episodes", done, total)
 
+    watch = parts.books.watch(step)
     label = f"train/{step}"
-    return await parts.player.groups(tasks, settings.attempts, label=label, seed=settings.seed, done=count)
+    groups = await parts.player.groups(
+        tasks, settings.attempts, label=label, seed=settings.seed, done=count, watch=watch
+    )
+    if watch.taken:
+        parts.tracker.say(
+            f"step {step}: {watch.taken} of {total} episodes had finished before, and were not played again"
+        )
+    return groups
 
 
 _NAMED = 3  # tasks that are named for each kind of failure
@@ -177,7 +192,7 @@ def _tell_failures(parts: Parts, step: int, groups: list[Group]) -> None:
 
 
 def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+    return every > 0 and step > 0 and step % every == 0
 
 
 def _metrics(
