@@ -4,8 +4,8 @@
     python benchmarks/load.py --tables               only writes the table of what is kept
 
 The engine is scripted and the tool answers at once, after giving the others a turn; episodes are recorded as in a run.
-What is left is rendering, parsing, the loop and the record. Memory is that of the process at its highest, above what it held
-before the first episode; that it does not grow from round to round is what bounds it.
+What is left is rendering, parsing, the loop and the record. Memory is that of the process at its highest, above what it
+held before the first episode; that it does not grow from round to round is what bounds it.
 """
 
 from __future__ import annotations

@@ -1,26 +1,15 @@
-"""A whole tiny run of the guessing game, which may be killed: `python guess_run.py INPUTS RUN HOW STEP`.
-
-HOW is `playing` (in the middle of the step's episodes) or `saving` (while its checkpoint is written).
-"""
+"""A whole tiny run of the guessing game, as a recipe and as the file of one."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
+import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from helpers import tiny_llama, tiny_tokenizer
-from turnstile.build.train import train
 from turnstile.config import Recipe, make_recipe
-from turnstile.envs.base import Start
-from turnstile.envs.guess import GuessEnv, guess_tasks
+from turnstile.envs.guess import guess_tasks
 from turnstile.tasks.base import write_tasks
-from turnstile.trainer import checkpoint
-from turnstile.types import Task
 
 GROUPS, ATTEMPTS = 2, 4
 CONCURRENT = 5  # episodes
@@ -28,6 +17,23 @@ CONCURRENT = 5  # episodes
 
 def recipe(inputs: Path, **train: Any) -> Recipe:
     """Everything a run can do, tiny, and repeatable to the last bit; its model and tasks lie in `inputs`."""
+    return make_recipe(_data(inputs, train))
+
+
+def recipe_file(inputs: Path, **train: Any) -> Path:
+    """The same as a file that `turnstile train` takes."""
+    file = inputs / "guess.toml"
+    file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in _data(inputs, train).items()))
+    return file
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    return f"[{', '.join(map(_toml, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
+def _data(inputs: Path, train: dict[str, Any]) -> dict[str, Any]:
     if not (inputs / "model").exists():
         words = tiny_tokenizer()
         tiny_llama(len(words), hidden=32).save_pretrained(inputs / "model")
@@ -35,76 +41,27 @@ def recipe(inputs: Path, **train: Any) -> Recipe:
         write_tasks(inputs / "train.jsonl", guess_tasks(5, seed=1))
         write_tasks(inputs / "heldout.jsonl", guess_tasks(2, seed=2))
     lines = {"kind": "lines"}
-    return make_recipe(
-        {
-            "model": {"id": str(inputs / "model"), "device": "cpu", "threads": 1},
-            "engine": {"deterministic": True},
-            "agent": {"renderer": lines, "parser": lines},
-            "sampling": {"max_tokens": 4, "top_k": 12},
-            "env": {"kind": "guess"},
-            "tasks": {"train": str(inputs / "train.jsonl"), "heldout": str(inputs / "heldout.jsonl")},
-            "episode": {"turns": 5, "concurrent": CONCURRENT},
-            "rewards": {
-                "terms": [
-                    {"kind": "signal", "name": "resolved", "level": 1},
-                    {"kind": "valid_format", "weight": 0.2, "level": 1},
-                ]
-            },
-            "credit": {"kind": "gae", "scale": "std"},
-            "regularizers": [{"kind": "kl", "coef": 0.01}],
-            "warmstart": {"demos": 30, "demonstrator": {"kind": "guess"}, "batch": 3, "lr": 1e-2},
-            "train": {
-                "steps": 4, "groups": GROUPS, "attempts": ATTEMPTS, "lr": 3e-3, "warmup": 1, "minibatches": 2,
-                "epochs": 2, "budget": 256, "checkpoint_every": 1, **train,
-            },
-            "eval": {"every": 2},
-            "trackers": [{"kind": "jsonl"}],
-        }
-    )  # fmt: skip
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Playing(GuessEnv):
-    """Dies when the sixth episode of a step begins."""
-
-    step_of_death = 0
-    started = 0
-
-    async def reset(self, task: Task) -> Start:
-        if task.id.startswith("guess-1") and checkpoint_of(RUN) == self.step_of_death - 1:
-            Playing.started += 1
-            if Playing.started == 6:
-                die()
-        return await super().reset(task)
-
-
-RUN = Path()
-
-
-def checkpoint_of(run: Path) -> int:
-    """The last step whose checkpoint stands, -1 for none."""
-    return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=-1)
-
-
-def main(inputs: Path, run: Path, how: str, step: int) -> None:
-    global RUN
-    RUN = run
-    torch.set_num_threads(1)
-    Playing.step_of_death = step if how == "playing" else 0
-    if how == "saving":
-        write = checkpoint.save_model
-
-        def save_model(model: Any, tokenizer: Any, into: Path) -> None:
-            write(model, tokenizer, into)
-            if checkpoint_of(RUN) == step - 1:
-                die()
-
-        checkpoint.save_model = save_model
-    train(recipe(inputs), run=run, env=Playing)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    return {
+        "model": {"id": str(inputs / "model"), "device": "cpu", "threads": 1},
+        "engine": {"deterministic": True},
+        "agent": {"renderer": lines, "parser": lines},
+        "sampling": {"max_tokens": 4, "top_k": 12},
+        "env": {"kind": "guess"},
+        "tasks": {"train": str(inputs / "train.jsonl"), "heldout": str(inputs / "heldout.jsonl")},
+        "episode": {"turns": 5, "concurrent": CONCURRENT},
+        "rewards": {
+            "terms": [
+                {"kind": "signal", "name": "resolved", "level": 1},
+                {"kind": "valid_format", "weight": 0.2, "level": 1},
+            ]
+        },
+        "credit": {"kind": "gae", "scale": "std"},
+        "regularizers": [{"kind": "kl", "coef": 0.01}],
+        "warmstart": {"demos": 30, "demonstrator": {"kind": "guess"}, "batch": 3, "lr": 1e-2},
+        "train": {
+            "steps": 4, "groups": GROUPS, "attempts": ATTEMPTS, "lr": 3e-3, "warmup": 1, "minibatches": 2,
+            "epochs": 2, "budget": 256, "checkpoint_every": 1, **train,
+        },
+        "eval": {"every": 2},
+        "trackers": [{"kind": "jsonl"}],
+    }  # fmt: skip

@@ -171,7 +171,8 @@ class TrainConfig(Section):
     reference_every: int = Field(0, ge=0)  # steps after which that policy becomes the current one (0: never)
     teacher: str = ""  # the model that the loss `distill` learns from: as model.id, with the same vocabulary
     checkpoint_every: int = Field(10, ge=0)
-    keep: int = Field(2, ge=1)
+    keep: int = Field(2, ge=1)  # checkpoints: the last so many
+    keep_best: str = ""  # and the one that was highest in this metric, like reward/total or heldout/resolution
 
 
 class CriticConfig(Section):

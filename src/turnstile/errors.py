@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
+GOES_ON = "what is finished is kept, and the same command goes on from there"
+"""What a run that was stopped is told."""
+
 
 class TurnstileError(Exception):
     """Base of all errors raised on purpose. The command line prints its text and exits with `exit_code`."""
@@ -32,12 +37,28 @@ class CheckpointError(TurnstileError):
     """A checkpoint is missing, torn or of another run."""
 
 
+class LedgerError(TurnstileError):
+    """The ledger of a run is missing, damaged or of another version."""
+
+
 class TrainingError(TurnstileError):
     """Training cannot go on (for example too many steps with gradients that are not finite)."""
 
 
 class ReplayError(TurnstileError):
     """A run cannot be trained again from its record."""
+
+
+class StoppedError(TurnstileError):
+    """A signal asked the run to stop. It did, and goes on from there when it is started again."""
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__(f"stopped by {by.name}; {GOES_ON}")
+        self.exit_code = 128 + by
+
+
+class RunFolderError(TurnstileError):
+    """A run's folder cannot be written, or another process is at work in it."""
 
 
 class InfrastructureError(TurnstileError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,8 +12,6 @@ import pytest
 import guess_run
 from turnstile.build.train import train
 from turnstile.cli.main import run as command
-from turnstile.rollout.record import Recorder, read_record
-from turnstile.rollout.source import parted
 
 WEIGHTS = "checkpoints/step-000003/model/model.safetensors"
 
@@ -36,21 +36,19 @@ def test_the_same_weights_come_of_the_record(
     assert f"every step as in {original}, to the last bit" in capsys.readouterr().out
     assert (tmp_path / "again" / WEIGHTS).read_bytes() == (original / WEIGHTS).read_bytes()
     assert not (tmp_path / "again/evaluations").exists()
+    assert command(["audit", str(tmp_path / "again")]) == 0
+    assert command(["audit", str(original)]) == 0
 
 
-def test_where_two_runs_part_is_said(original: Path, tmp_path: Path) -> None:
+def test_a_replay_that_parts_is_said(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The original's record is of another learning rate than its recipe says."""
     other = tmp_path / "other"
-    shutil.copytree(original / "record", other / "record")
-    assert parted(original, other) == ""
-    recorder = Recorder(other)
-    *_, entry = [each for each in read_record(other, phase="train", step=2) if each.advantages is not None]
-    assert entry.advantages is not None
-    moved = [[turn + 0.5 for turn in turns] for turns in entry.advantages]
-    recorder.write(2, "train", entry.group, entry.scores, moved, entry.trained)
-    told = parted(original, other)
-    assert told == (
-        f"they part at step 2, group {entry.group.id!r}: advantages of attempt 0, turn 0 differs by up to 0.5"
-    )
+    shutil.copytree(original, other)
+    resolved = json.loads((other / "resolved.json").read_text())
+    resolved["recipe"]["train"]["lr"] *= 2
+    (other / "resolved.json").write_text(json.dumps(resolved))
+    assert command(["train", "--replay", str(other), "--out", str(tmp_path / "again")]) == 1
+    assert re.search(r"again parted from .*other at step [123]: the trainer's log-prob", capsys.readouterr().err)
 
 
 def test_a_record_that_ends_is_said(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

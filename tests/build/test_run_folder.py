@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from turnstile.build.run_folder import open_run, read_recipe
+from turnstile.build.run_folder import only_one, open_run, read_recipe, room_for
 from turnstile.config import Recipe, load_recipe
-from turnstile.errors import ConfigError
+from turnstile.errors import ConfigError, RunFolderError
 
 
 @pytest.fixture
@@ -90,3 +94,50 @@ def test_a_key_that_an_older_run_did_not_know_has_its_default(project: Path) -> 
     Path("run/resolved.json").write_text(json.dumps(body))
     with pytest.raises(ConfigError, match=r"unknown key 'train\.gone'.*--fresh to start run anew"):
         open_run(Path("run"), Recipe(), fresh=False)
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from turnstile.build.run_folder import only_one
+with only_one(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_on_one_run_folder(tmp_path: Path) -> None:
+    """The second is refused; once the first was killed, it is not."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", HOLD, str(run)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        with (
+            pytest.raises(RunFolderError, match=f"run is in use by process {first.pid}; wait until it ends"),
+            only_one(run),
+        ):
+            pass
+        first.kill()
+    with only_one(run), pytest.raises(RunFolderError, match=f"process {os.getpid()};"), only_one(run):
+        pass
+
+
+def test_starting_anew_keeps_the_lock(project: Path) -> None:
+    with only_one(Path("run")):
+        open_run(Path("run"), Recipe(), fresh=False)
+        Path("run/record").mkdir()
+        assert not open_run(Path("run"), Recipe(seed=1), fresh=True)
+        assert sorted(path.name for path in Path("run").iterdir()) == [".lock", "resolved.json"]
+        with pytest.raises(RunFolderError, match="is in use"), only_one(Path("run")):
+            pass
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(RunFolderError, match=r"what is finished is kept.* once there is room"), room_for(tmp_path):
+            (tmp_path / "file").write_text("more than ten bytes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -18,6 +18,7 @@ import pytest
 import guess_run
 import played_ahead
 from turnstile.build.train import train
+from turnstile.cli.main import run as command
 from turnstile.config import Recipe
 from turnstile.envs.guess import GuessEnv
 from turnstile.errors import ConfigError, TrainingError
@@ -107,10 +108,10 @@ def test_nothing_is_left_behind(run: Path) -> None:
 
 def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = f"from test_ahead import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
+    script = f"from test_ahead import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
     folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent)))
-    training = subprocess.Popen([sys.executable, "-c", command], env={**os.environ, "PYTHONPATH": folders})
-    while guess_run.checkpoint_of(run) < 1:
+    training = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": folders})
+    while not (run / "checkpoints/step-000001").exists():
         assert training.poll() is None
         time.sleep(0.02)
     playing = workers(training.pid)
@@ -126,6 +127,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path
         assert [len(group.trajectories) for group in groups] == [guess_run.ATTEMPTS] * guess_run.GROUPS
     tasks = [entry.group.task.id for step in (1, 2) for entry in read_record(run, phase="train", step=step)]
     assert len(set(tasks)) == len(tasks)  # of five tasks four are given out before one comes again
+    assert command(["audit", str(run)]) == 0
 
 
 @pytest.fixture
@@ -147,6 +149,7 @@ def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
         groups = [entry.group for entry in read_record(run, phase="train", step=step)]
         assert [len(group.trajectories) for group in groups] == [guess_run.ATTEMPTS] * guess_run.GROUPS
         assert all(trajectory.turns for group in groups for trajectory in group.trajectories)
+    assert command(["audit", str(run)]) == 0
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import random
+import resource
+import subprocess
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,7 +19,7 @@ from turnstile.batching.weights import token as token_weights
 from turnstile.errors import CheckpointError
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import choose_trainable
-from turnstile.trainer import checkpoint
+from turnstile.trainer import chance, checkpoint
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import linear
 
@@ -42,8 +45,8 @@ def everything(of: Learner) -> Any:
     return numbers([dict(of.model.state_dict()), of.state()])
 
 
-def save(folder: Path, step: int, of: Learner, words: Any, *, keep: int = 9, **state: Any) -> Path:
-    return checkpoint.save(folder, step, of, words, state, keep)
+def save(folder: Path, step: int, of: Learner, words: Any, **state: Any) -> Path:
+    return checkpoint.save(folder, step, of, words, state).path
 
 
 def names(folder: Path) -> list[str]:
@@ -86,19 +89,23 @@ def test_the_model_part_is_a_plain_folder(train: Literal["all", "lora"], tmp_pat
     assert AutoTokenizer.from_pretrained(folder).encode("higher") == words.encode("higher")
 
 
-@pytest.mark.parametrize("damage", ["cut", "emptied", "deleted"])
+@pytest.mark.parametrize("damage", ["cut", "emptied", "deleted", "changed"])
 def test_a_torn_checkpoint_is_found_out_whichever_file_it_is(damage: str, tmp_path: Path, words: Any) -> None:
     whole = learner()
     save(tmp_path, 1, whole, words)
     newest = save(tmp_path, 2, whole, words)
     files = [file for file in newest.rglob("*") if file.is_file()]
-    assert {"state.json", "optimizer.pt", "model.safetensors", "config.json"} <= {file.name for file in files}
+    assert {"SHA256SUMS", "state.json", "optimizer.pt", "model.safetensors", "config.json"} <= {
+        file.name for file in files
+    }
     for file in files:
         data = file.read_bytes()
         if damage == "deleted":
             file.unlink()
         else:
-            file.write_bytes(data[: -1 if damage == "cut" else 0])
+            middle = len(data) // 2
+            changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+            file.write_bytes({"cut": data[:-1], "emptied": b"", "changed": changed}[damage])
         with pytest.raises(CheckpointError, match="step-000002 is torn"):
             checkpoint.read(newest)
         found, complaints = checkpoint.latest(tmp_path)
@@ -114,19 +121,70 @@ def test_a_torn_checkpoint_is_found_out_whichever_file_it_is(damage: str, tmp_pa
 def test_nothing_whole_is_nothing(tmp_path: Path, words: Any) -> None:
     assert checkpoint.latest(tmp_path / "none") == (None, [])
     path = save(tmp_path, 1, learner(), words)
-    (path / "state.json").write_text(json.dumps({"step": 1}))
+    (path / "SHA256SUMS").write_bytes(b"\xff")
     found, complaints = checkpoint.latest(tmp_path)
     assert found is None
-    assert "state.json is missing or unreadable" in complaints[0]
+    assert "SHA256SUMS is missing or unreadable" in complaints[0]
+
+
+def test_what_the_ledger_does_not_name_does_not_count(tmp_path: Path, words: Any) -> None:
+    some = learner()
+    first = checkpoint.save(tmp_path, 1, some, words, {})
+    second = checkpoint.save(tmp_path, 2, some, words, {"credit": {}})
+    for committed, step in (
+        ({1: first.digest, 2: second.digest}, 2),
+        ({1: first.digest}, 1),
+        ({2: first.digest}, None),
+    ):
+        found, complaints = checkpoint.latest(tmp_path, committed)
+        assert (found.step if found else None) == step
+        assert all("is not in the ledger" in line for line in complaints)
+        assert len(complaints) == 2 - (step or 0)
+
+
+def test_sha256sum_reads_the_list(tmp_path: Path, words: Any) -> None:
+    path = save(tmp_path, 1, learner(), words)
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=path, check=True)
+
+
+def test_random_numbers_go_on(tmp_path: Path, words: Any) -> None:
+    """Python's, numpy's and torch's own, which somebody's reward may draw from."""
+
+    def draw() -> list[float]:
+        return [random.random(), random.gauss(0, 1), float(np.random.normal()), float(torch.rand(()))]
+
+    chance.seed(7)
+    draw()
+    save(tmp_path, 1, learner(), words)
+    expected = [draw(), draw()]
+    chance.seed(8)
+    found, _ = checkpoint.latest(tmp_path)
+    assert found is not None
+    checkpoint.restore(found, learner())
+    assert [draw(), draw()] == expected
+
+
+def test_a_full_disk_leaves_what_was_saved_before(tmp_path: Path, words: Any) -> None:
+    some = learner()
+    save(tmp_path, 1, some, words)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (0, 100, 5_000, 20_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(CheckpointError, match=r"checkpoint of step 2 could not be written .*stands"):
+                save(tmp_path, 2, some, words)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert names(tmp_path) == ["step-000001"]
+    assert checkpoint.latest(tmp_path) == (checkpoint.read(tmp_path / "step-000001"), [])
 
 
 def test_how_many_stay(tmp_path: Path, words: Any) -> None:
     some = learner()
     for step in range(4):
-        save(tmp_path, step, some, words, keep=2)
-    assert names(tmp_path) == ["step-000002", "step-000003"]
-    save(tmp_path, 4, some, words, keep=1)
-    assert names(tmp_path) == ["step-000004"]
+        save(tmp_path, step, some, words)
+    checkpoint.keep(tmp_path, {0, 3})
+    assert names(tmp_path) == ["step-000000", "step-000003"]
 
 
 def test_a_run_that_went_back_replaces_what_came_later(tmp_path: Path, words: Any) -> None:
@@ -135,7 +193,8 @@ def test_a_run_that_went_back_replaces_what_came_later(tmp_path: Path, words: An
     for step in (2, 4):
         save(tmp_path, step, some, words)
     (tmp_path / "step-000004" / "optimizer.pt").unlink()
-    save(tmp_path, 3, some, words, keep=1)
+    save(tmp_path, 3, some, words)
+    checkpoint.keep(tmp_path, {3})
     assert names(tmp_path) == ["step-000003"]
     found, complaints = checkpoint.latest(tmp_path)
     assert found is not None

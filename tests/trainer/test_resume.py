@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,34 +12,30 @@ import pytest
 import torch
 
 import guess_run
+import killed
 from turnstile.build.run_folder import read_results
 from turnstile.build.train import train
+from turnstile.cli.main import run as command
 from turnstile.envs.guess import GuessEnv
 from turnstile.rollout.codec import encode
 from turnstile.rollout.record import read_record
 from turnstile.rollout.tree import tree_tokens
+from turnstile.trainer import checkpoint
+
+OF_THE_ENGINE = ("tokens/asked", "tokens/computed", "tokens/sampled", "tokens/rebuilt", "engine/evicted")
+"""What a process did itself, which is less where a part was done before."""
 
 
-def killed(inputs: Path, run: Path, how: str, step: int) -> None:
-    command = [sys.executable, guess_run.__file__, str(inputs), str(run), how, str(step)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    """What was logged, but for what clocks said."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+def metrics(run: Path, *, engine: bool = True) -> list[dict[str, Any]]:
+    """What was logged, but for what clocks said; without `engine` also but for what this process sampled."""
+    left_out = {"time", "tokens/per_second", *(() if engine else OF_THE_ENGINE)}
     return [
-        {
-            name: value
-            for name, value in json.loads(line).items()
-            if name not in ("time", "tokens/per_second") and not name.startswith("seconds/")
-        }
-        for line in lines
+        {name: value for name, value in json.loads(line).items() if name not in left_out and "seconds/" not in name}
+        for line in (run / "metrics.jsonl").read_text().splitlines()
     ]
 
 
-def optimizer(checkpoint: Path) -> Any:
+def optimizer(folder: Path) -> Any:
     """Its numbers; the file itself also shows which strings were one object when it was pickled."""
 
     def plain(value: Any) -> Any:
@@ -52,7 +45,7 @@ def optimizer(checkpoint: Path) -> Any:
             return {key: plain(item) for key, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
-    return plain(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+    return plain(torch.load(folder / "optimizer.pt", weights_only=True))
 
 
 def record(run: Path) -> list[Any]:
@@ -66,8 +59,19 @@ def record(run: Path) -> list[Any]:
     return [timeless(encode(entry)) for entry in read_record(run)]
 
 
-def recorded_groups(run: Path, step: int) -> int:
-    return len(list(read_record(run, phase="train", step=step)))
+def said(run: Path) -> list[str]:
+    return [json.loads(line)["message"] for line in (run / "messages.jsonl").read_text().splitlines()]
+
+
+def same_end(run: Path, undisturbed: Path) -> None:
+    """To the last bit: weights, optimiser, everything else in the last checkpoint, records and results."""
+    last = Path("checkpoints", "step-000004")
+    for file in ("model/model.safetensors", "state.json"):
+        assert (run / last / file).read_bytes() == (undisturbed / last / file).read_bytes(), file
+    assert optimizer(run / last) == optimizer(undisturbed / last)
+    assert metrics(run, engine=False) == metrics(undisturbed, engine=False)
+    assert read_results(run) == read_results(undisturbed)
+    assert record(run) == record(undisturbed)
 
 
 @pytest.fixture(scope="module")
@@ -82,32 +86,36 @@ def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_killed_twice_and_the_same_to_the_last_bit(undisturbed: Path, inputs: Path, tmp_path: Path) -> None:
-    """Killed in the episodes of step 2, and again while the checkpoint of step 3 was written."""
-    run = tmp_path / "run"
-    killed(inputs, run, "playing", 2)
-    assert guess_run.checkpoint_of(run) == 1
-    assert recorded_groups(run, 1) == guess_run.GROUPS
-    killed(inputs, run, "saving", 3)
-    assert guess_run.checkpoint_of(run) == 2
-    assert recorded_groups(run, 2) == guess_run.GROUPS
-    assert [entry["step"] for entry in metrics(run)] == [1, 2, 3]  # step 3 will come again
-    assert list((run / "checkpoints").glob(".writing-*"))
-    assert train(guess_run.recipe(inputs), run=run, env=GuessEnv)["step"] == 4
+KILLS = [("rollout", 1, 24), ("before training", 2, 1), ("optimizer", 2, 3), ("checkpoint", 3, 4), ("commit", 4, 4)]
+"""(point, step, how often it is come by), one process after the other in one run."""
 
-    assert metrics(run) == metrics(undisturbed)
-    last = Path("checkpoints", "step-000004")
-    for file in ("model/model.safetensors", "state.json"):
-        assert (run / last / file).read_bytes() == (undisturbed / last / file).read_bytes(), file
-    assert optimizer(run / last) == optimizer(undisturbed / last)
-    assert read_results(run) == read_results(undisturbed)
-    assert record(run) == record(undisturbed)
+
+def test_killed_five_times_and_the_same_to_the_last_bit(
+    undisturbed: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, recipe = tmp_path / "run", guess_run.recipe_file(inputs)
+    for number, (point, step, nth) in enumerate(KILLS):
+        killed.train(point, step, nth, recipe, run)
+        assert command(["audit", str(run)]) == 0  # at any time
+        whole, _ = checkpoint.latest(run / "checkpoints")
+        assert whole is not None
+        assert whole.step == (4 if point == "commit" else step - 1)
+        assert len([line for line in said(run) if line.startswith("going on")]) == number
+    capsys.readouterr()
+    assert command(["train", str(recipe), "--out", str(run)]) == 0
+    with capsys.disabled():
+        print("\nsurvived SIGKILL at", ", ".join(f"{point} of step {step}" for point, step, _ in KILLS))
+
+    same_end(run, undisturbed)
     assert not list((run / "checkpoints").glob(".writing-*"))
-    said = [json.loads(line)["message"] for line in (run / "messages.jsonl").read_text().splitlines()]
-    assert [line for line in said if line.startswith("going on")] == [
-        "going on after step 1 of 4",
-        "going on after step 2 of 4",
+    assert any("step-000004 is not in the ledger" in line for line in said(run))
+    assert [line for line in said(run) if "had finished before" in line][1:] == [
+        f"step {step}: 8 of 8 episodes had finished before, and were not played again" for step in (2, 2, 3, 4)
     ]
+    assert command(["audit", str(run), "--record"]) == 0
+    assert "lost: 0\nused more often than declared: 0\n" in capsys.readouterr().out
+    assert command(["audit", "--diff", str(run), str(undisturbed)]) == 0
+    assert "equal up to step 4" in capsys.readouterr().out
 
 
 def test_the_run_learnt_something(undisturbed: Path) -> None:
@@ -154,9 +162,10 @@ def test_going_back_behind_an_evaluation_does_it_again(undisturbed: Path, inputs
     stale.write_text("")
     train(guess_run.recipe(inputs), run=run, env=GuessEnv)
     assert stale.read_text() == before
-    assert metrics(run) == metrics(undisturbed)
-    said = [json.loads(line) for line in (run / "messages.jsonl").read_text().splitlines()]
-    assert any(line["level"] == "warning" and "step-000004 is torn" in line["message"] for line in said)
+    assert metrics(run, engine=False) == metrics(undisturbed, engine=False)
+    assert any("step-000004 is torn" in line for line in said(run))
+    assert "step 4: 8 of 8 episodes had finished before, and were not played again" in said(run)
+    assert record(run) == record(undisturbed)
 
 
 def test_a_finished_run_has_nothing_left_to_do(undisturbed: Path, inputs: Path) -> None:

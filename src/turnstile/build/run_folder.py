@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -9,18 +11,20 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from turnstile.config import PATHS, Recipe, make_recipe
-from turnstile.errors import ConfigError
+from turnstile.errors import GOES_ON, ConfigError, RunFolderError
 from turnstile.evaluation.metrics import EpisodeResult
 
 UNTOUCHED, WARM, FINAL = "untouched", "warmstart", "trained"
 """The evaluations of a run's model, besides those of steps in between (step-0010)."""
 RESOLVED = "resolved.json"
+LOCK = ".lock"
 PACKAGES = ("turnstile-rl", "torch", "transformers", "peft", "numpy", "pytest", "safetensors")
 
 
@@ -34,18 +38,23 @@ def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str]
     given = dict(given or {})
     file = run / RESOLVED
     if fresh and run.exists():
-        if not file.is_file() and any(run.iterdir()):
+        inside = [path for path in run.iterdir() if path.name != LOCK]
+        if not file.is_file() and inside:
             raise ConfigError(f"{run} is no run folder; --fresh would empty it, so give another name")
-        shutil.rmtree(run)
+        for path in inside:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     if file.is_file():
         before = read_resolved(run)
         try:
             old = _absolute(before["recipe"], run)
         except ConfigError as error:
             raise ConfigError(f"{error}; give another run name, or --fresh to start {run} anew") from None
-        if changed := _changed(old, resolved) + _changed(before.get("given", {}), given):
+        if names := changed(old, resolved) + changed(before.get("given", {}), given):
             raise ConfigError(
-                f"{run} was made with another recipe ({', '.join(changed[:3])} changed); "
+                f"{run} was made with another recipe ({', '.join(names[:3])} changed); "
                 "give another run name, or --fresh to start it anew"
             )
         return True
@@ -59,6 +68,40 @@ def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str]
     }
     write_whole(file, json.dumps(body, indent=1))
     return False
+
+
+@contextmanager
+def only_one(run: Path) -> Iterator[None]:
+    """Keeps a run's folder for this process. Raises RunFolderError where another one is at work in it.
+
+    The kernel lets go of the lock when its process ends, however that is.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    path = run / LOCK
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise RunFolderError(
+                f"{run} is in use by process {file.read().strip() or 'that has just begun'}; "
+                "wait until it ends, stop it, or give another run name"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+@contextmanager
+def room_for(run: Path) -> Iterator[None]:
+    """A disk that is full, or a quota, is one line and no trace."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise RunFolderError(f"{error.filename or run}: {error.strerror}; {GOES_ON} once there is room") from error
 
 
 def read_resolved(run: Path) -> dict[str, Any]:
@@ -149,13 +192,13 @@ def drop_results(run: Path, name: str) -> None:
     (run / "evaluations" / f"{name}.jsonl").unlink()
 
 
-def _changed(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+def changed(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     """Dotted names of what differs."""
     names = []
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            names += _changed(old, new, f"{prefix}{key}.")
+            names += changed(old, new, f"{prefix}{key}.")
         elif old != new:
             names.append(f"{prefix}{key}")
     return names

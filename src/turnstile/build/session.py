@@ -18,6 +18,7 @@ from turnstile.build.scripts import play_policy
 from turnstile.config import Kind, Recipe
 from turnstile.evaluation.metrics import EpisodeResult, from_group
 from turnstile.rewards.build import Scorer
+from turnstile.rollout.books import Books
 from turnstile.rollout.group import Player
 from turnstile.rollout.record import Recorder, label_of
 from turnstile.tracking.base import Tracker
@@ -36,6 +37,7 @@ class Run:
     scorer: Scorer
     tracker: Tracker
     recorder: Recorder
+    books: Books
     train_tasks: list[Task]
     heldout: list[Task]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from turnstile.build.check import refuse_failed
+from turnstile.build.kept import Kept, check_keep_best, open_books
 from turnstile.build.kinds import bind
 from turnstile.build.parts import (
     World,
@@ -26,27 +26,22 @@ from turnstile.build.parts import (
     read_tasks,
 )
 from turnstile.build.report import report
-from turnstile.build.run_folder import FINAL, WARM, drop_results, open_run, read_results
+from turnstile.build.run_folder import FINAL, WARM, only_one, open_run, read_results, room_for
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
+from turnstile.build.sources import group_source
+from turnstile.build.stopping import Stopping
 from turnstile.build.warmstart import baselines_and_warm_start, learn_recorded, read_talks
-from turnstile.build.worker import Setup
 from turnstile.config import Recipe
-from turnstile.credit.base import Estimator, targets_of
+from turnstile.credit.base import Estimator
 from turnstile.envs.base import Env
 from turnstile.errors import ConfigError, ReplayError
-from turnstile.rollout.ahead import Ahead
 from turnstile.rollout.record import Recorder
-from turnstile.rollout.source import GroupSource, InTurn, Replay
-from turnstile.rollout.workers import Worker
-from turnstile.tasks.base import TaskSampler
-from turnstile.tracking.alarms import Alarm, standard_alarms
-from turnstile.trainer import checkpoint
-from turnstile.trainer.critic import Critic
+from turnstile.rollout.source import GroupSource, Replay
+from turnstile.trainer import chance
 from turnstile.trainer.learner import Learner, Objective, Trunk
-from turnstile.trainer.loop import Parts, Progress, Settings
+from turnstile.trainer.loop import Parts, Settings
 from turnstile.trainer.loop import train as train_loop
-from turnstile.trainer.publish import WeightFiles
 from turnstile.types import Task
 
 
@@ -77,7 +72,9 @@ def train(
         pair = (pair[0], [])  # nothing is played, so nothing is evaluated
     parts = {"overfit": overfit, "reward": reward, "replay": replay}
     given = {name: getattr(part, "__qualname__", str(part)) for name, part in parts.items() if part is not None}
-    return asyncio.run(_train(recipe, run, fresh, given, pair, env, reward, replay))
+    stopping = Stopping()
+    with room_for(run):
+        return stopping.run(_train(recipe, run, fresh, given, pair, env, reward, replay, stopping))
 
 
 async def _train(
@@ -89,6 +86,7 @@ async def _train(
     env: Callable[..., Env] | None,
     reward: Callable[..., Any] | None,
     replay: Path | None,
+    stopping: Stopping,
 ) -> dict[str, Any]:
     """Everything a recipe can get wrong is found before the model is loaded."""
     train_tasks, heldout = tasks
@@ -96,13 +94,18 @@ async def _train(
     objective = make_objective(recipe)
     estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
     check_scripts(recipe)
+    check_keep_best(recipe.train.keep_best)
     talks = read_talks(recipe)
-    open_run(folder, recipe, fresh=fresh, given=given)
     async with AsyncExitStack() as stack:
+        stack.enter_context(only_one(folder))
+        open_run(folder, recipe, fresh=fresh, given=given)
+        books = open_books(folder)
+        stack.callback(books.close)
         tracker = make_trackers(recipe, folder)
         stack.callback(tracker.close)
         world = make_world(recipe, env) if replay is None else World(make_env=_no_env)
         stack.push_async_callback(world.close)
+        chance.seed(recipe.seed)
         agent = make_agent(recipe)
         run = Run(
             recipe=recipe,
@@ -113,24 +116,31 @@ async def _train(
             scorer=scorer,
             tracker=tracker,
             recorder=Recorder(folder),
+            books=books,
             train_tasks=train_tasks,
             heldout=heldout,
         )
-        kept = _Kept(run, make_learner(recipe, agent), estimator)
+        kept = Kept(run, make_learner(recipe, agent), estimator)
         if not kept.restore():
             tracker.resume_at(0)
+            run.recorder.resume_at(0)
             if replay is None:
                 await baselines_and_warm_start(run, kept.learner, talks)
             else:
                 learn_recorded(run, kept.learner, replay)
-            kept.save(kept.progress)
+            kept.save(kept.progress, {})
         samples = recipe.eval.samples
         if recipe.eval.before and recipe.warmstart.wanted:
             await run.evaluate(WARM, heldout, samples=samples)
         with run.timed("reinforcement learning"):
-            source = await stack.enter_async_context(_source(run, kept, env, replay))
+            source = await stack.enter_async_context(group_source(run, kept, env, replay))
             parts = _parts(run, kept, source, estimator, objective)
-            progress = await train_loop(parts, _settings(recipe), kept.progress)
+            try:
+                progress = await train_loop(parts, _settings(recipe), kept.progress)
+            except asyncio.CancelledError:
+                with stopping.saving():
+                    kept.save_if_new()
+                raise
         if progress.step:
             await run.evaluate(FINAL, heldout, samples=samples, step=progress.step)
         path = report(folder, recipe, train_tasks)
@@ -142,110 +152,7 @@ def _no_env() -> Env:
     raise ReplayError("a replay plays no episode")
 
 
-class _Kept:
-    """What a checkpoint keeps, put into it and taken out of it."""
-
-    def __init__(self, run: Run, learner: Learner, estimator: Estimator) -> None:
-        self.run = run
-        self.learner = learner
-        self.critic: Critic | None = None
-        if (targets := targets_of(estimator)) is not None:
-            self.critic = Critic(learner, targets, lr=run.recipe.critic.lr, epochs=run.recipe.critic.epochs)
-        self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
-        self.alarms: dict[str, Alarm] = standard_alarms()
-        self.tasks_at: Callable[[], Mapping[str, Any]] = (
-            self.sampler.state
-        )  # behind the last step that was given its groups
-        self.progress = Progress()
-        self._folder = run.folder / "checkpoints"
-
-    def save(self, progress: Progress) -> None:
-        """A step is done when its checkpoint stands, so what it played and logged is on the disk before."""
-        self.run.recorder.sync()
-        self.run.tracker.sync()
-        state = {
-            "credit": dict(progress.credit),
-            "sampler": dict(self.tasks_at()),
-            "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
-        }
-        if self.critic is not None:
-            state["critic"] = self.critic.state()
-        keep = self.run.recipe.train.keep
-        checkpoint.save(self._folder, progress.step, self.learner, self.run.agent.tokenizer, state, keep)
-
-    def restore(self) -> bool:
-        """Goes back to the newest whole checkpoint, if there is one."""
-        found, complaints = checkpoint.latest(self._folder)
-        for line in complaints:
-            self.run.tracker.say(line, level="warning")
-        if found is None:
-            return False
-        checkpoint.restore(found, self.learner)
-        self.run.agent.engine.publish(found.step)
-        self.progress = Progress(step=found.step, credit=found.state["credit"])
-        self.sampler.restore(found.state["sampler"])
-        if self.critic is not None:
-            self.critic.restore(found.state["critic"])
-        for name, alarm in self.alarms.items():
-            if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
-                alarm.restore(found.state["alarms"][name])
-        self.run.tracker.resume_at(found.step)
-        self.run.recorder.resume_at(found.step)
-        for name in read_results(self.run.folder):
-            if _is_later(name, found.step, self.run.recipe.train.steps):
-                drop_results(self.run.folder, name)
-        self.run.tracker.say(f"going on after step {found.step} of {self.run.recipe.train.steps}")
-        return True
-
-
-def _is_later(evaluation: str, step: int, steps: int) -> bool:
-    """Whether an evaluation was of weights behind which the run has gone back."""
-    numbered = re.fullmatch(r"step-(\d+)", evaluation)
-    return step < (int(numbered[1]) if numbered else steps if evaluation == FINAL else 0)
-
-
-@asynccontextmanager
-async def _source(
-    run: Run, kept: _Kept, env: Callable[..., Env] | None, replay: Path | None
-) -> AsyncIterator[GroupSource]:
-    """Where the groups come from: a record, this process in turn with training, or another one ahead of it."""
-    recipe, engine = run.recipe, run.agent.engine
-    train = recipe.train
-    if replay is not None:
-        yield Replay(run=replay, sampler=kept.sampler, groups=train.groups)
-        return
-    if not recipe.rollout.ahead:
-        yield InTurn(
-            player=run.player,
-            sampler=kept.sampler,
-            engine=engine,
-            groups=train.groups,
-            attempts=train.attempts,
-            seed=recipe.seed,
-        )
-        return
-    files = WeightFiles(run.folder / "weights", kept.learner)
-    source = Ahead(
-        start=lambda: Worker(Setup(recipe=recipe, env=env)),
-        write=files.write,
-        engine=engine,
-        sampler=kept.sampler,
-        groups=train.groups,
-        attempts=train.attempts,
-        seed=recipe.seed,
-        ahead=recipe.rollout.ahead,
-        last=train.steps,
-        say=lambda line: run.tracker.say(line, level="warning"),
-    )
-    kept.tasks_at = source.state
-    try:
-        yield source
-    finally:
-        await source.close()
-        files.remove()
-
-
-def _parts(run: Run, kept: _Kept, source: GroupSource, estimator: Estimator, objective: Objective) -> Parts:
+def _parts(run: Run, kept: Kept, source: GroupSource, estimator: Estimator, objective: Objective) -> Parts:
     async def evaluate(step: int) -> None:
         await run.evaluate(f"step-{step:04d}", run.heldout, samples=run.recipe.eval.samples, step=step)
 
@@ -260,6 +167,7 @@ def _parts(run: Run, kept: _Kept, source: GroupSource, estimator: Estimator, obj
         critic=kept.critic,
         tracker=run.tracker,
         recorder=run.recorder,
+        books=run.books,
         alarms=kept.alarms,
         evaluate=evaluate,
         checkpoint=kept.save,

@@ -20,9 +20,10 @@ from transformers import PreTrainedModel
 from turnstile.build.parts import Agent, make_agent, make_player, make_world, trainable
 from turnstile.config import Recipe
 from turnstile.envs.base import Env
-from turnstile.rollout.group import Player
-from turnstile.rollout.workers import Fault, Line, Play, Played, Weights
-from turnstile.types import Trajectory
+from turnstile.rollout.episode import Attempt
+from turnstile.rollout.group import Player, Watch
+from turnstile.rollout.workers import Began, Ended, Fault, Line, Play, Turned, Weights
+from turnstile.types import Trajectory, Turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +74,24 @@ class _Desk:
     async def _play(self, asked: Play, loading: asyncio.Task[None] | None) -> None:
         if loading is not None:
             await loading  # nothing is sampled with weights older than those that it was asked for with
-        await self._player.play(asked.jobs, self._tell)
+        await self._player.play(asked.jobs, watch=_Teller(self._line, self._agent))
 
-    def _tell(self, trajectory: Trajectory) -> None:
-        self._line.send(Played(trajectory, self._agent.engine.take_stats()))
+
+class _Teller(Watch):
+    """Tells training all that happens to an attempt."""
+
+    def __init__(self, line: Line, agent: Agent) -> None:
+        self._line = line
+        self._agent = agent
+
+    def begins(self, attempt: Attempt) -> None:
+        self._line.send(Began(attempt))
+
+    def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
+        self._line.send(Turned(attempt, number, turn))
+
+    def ended(self, trajectory: Trajectory, *, again: bool) -> None:
+        self._line.send(Ended(replace(trajectory, turns=()), again, self._agent.engine.take_stats()))
 
 
 @torch.no_grad()

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 import click
 
 from turnstile import __version__
-from turnstile.errors import TurnstileError
+from turnstile.errors import GOES_ON, TurnstileError
 from turnstile.lookup import nearest
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("turnstile.cli.train:train", "Train a model as a recipe says, or go on with a run."),
     "eval": ("turnstile.cli.evaluate:evaluate", "Evaluate a model, a run or a baseline on held-out tasks."),
     "rollout": ("turnstile.cli.rollout:rollout", "Read the recorded episodes of a run."),
+    "audit": ("turnstile.cli.audit:audit", "Account for every attempt of a run, or compare two runs."),
     "tasks": ("turnstile.cli.tasks:tasks", "Make, check, prepare and list task files."),
     "demos": ("turnstile.cli.demos:demos", "Conversations to learn from before RL."),
     "sandbox": ("turnstile.cli.sandbox:sandbox", "Check, serve and prune sandboxes; make images for them."),
@@ -78,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except click.Abort:  # what click makes of Ctrl-C
-        return _fail("interrupted; what is finished is kept, and the same command goes on from there", 130)
+        return _fail(f"interrupted; {GOES_ON}", 130)
     return code if isinstance(code, int) else 0
 
 

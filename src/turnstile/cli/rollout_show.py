@@ -54,9 +54,9 @@ def show(
 def _tokenizer(folder: Path, console: Console) -> Tokenizer | None:
     """The one that the run keeps with its weights, or else the recipe's; None, with a line that says why, where it
     cannot be had: ids are shown then."""
-    found, _ = checkpoint.latest(folder / "checkpoints")
+    newest = checkpoint.newest(folder / "checkpoints")
     try:
-        tokenizer = load_tokenizer(str(found.model) if found else read_recipe(folder).model.id)
+        tokenizer = load_tokenizer(str(newest / "model") if newest else read_recipe(folder).model.id)
     except ConfigError as error:
         console.print(Text(f"tokens are shown as numbers: {error}", style="yellow"))
         return None

@@ -17,8 +17,8 @@ from turnstile.build.train import train as train_run
 from turnstile.cli.results import print_results
 from turnstile.cli.runs import find_run, run_folder
 from turnstile.config import load_recipe
-from turnstile.errors import ConfigError
-from turnstile.rollout.source import parted
+from turnstile.errors import ConfigError, ReplayError
+from turnstile.rollout.parting import Parting, parting
 
 
 @click.command(short_help="Train a model as a recipe says, or go on with a run.")
@@ -72,10 +72,10 @@ def _replay(original: Path, name: str | None, out: str | None, fresh: bool) -> N
     recipe = read_recipe(original)
     folder = run_folder(name or (None if out else f"{original.resolve().name}-replay"), out, recipe)
     train_run(recipe, run=folder, fresh=fresh, replay=original)
-    parting = parted(original, folder)
-    click.echo(f"run: {folder}; {parting or f'every step as in {original}, to the last bit'}")
-    if parting:
-        raise SystemExit(1)
+    found = parting(original, folder)
+    if isinstance(found, Parting):
+        raise ReplayError(f"{folder} parted from {original} at {found}")
+    click.echo(f"run: {folder}; every step as in {original}, to the last bit")
 
 
 def _print(title: str, found: Mapping[str, Any]) -> None:

@@ -10,16 +10,19 @@ ever queues up. With `ahead` = 0 this is playing and training in turn, in two pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from turnstile.errors import EngineError, TrainingError
+from turnstile.rollout.books import Books, Step
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.source import Publisher, Tell, label
-from turnstile.rollout.workers import Play, Weights, Worker
+from turnstile.rollout.group import Job
+from turnstile.rollout.journal import Key
+from turnstile.rollout.source import Publisher, Say, Tell, label, taken
+from turnstile.rollout.workers import Began, Ended, Play, Told, Turned, Weights, Worker
 from turnstile.tasks.base import TaskSampler
-from turnstile.types import Group, Task, Trajectory
+from turnstile.types import Group, Task, Trajectory, Turn
 
 DEATHS = 3  # of workers in a row that finished no episode
 
@@ -28,14 +31,30 @@ DEATHS = 3  # of workers in a row that finished no episode
 class _Batch:
     """What one step was given to play, what of it has come, and where the tasks stand behind it."""
 
-    jobs: dict[tuple[str, int], tuple[Task, Attempt]]
+    jobs: dict[Key, Job]
     tasks: dict[str, Task]
     state: Mapping[str, Any]
-    played: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
+    watch: Step
+    turns: dict[Key, list[Turn]] = field(default_factory=dict)
+    played: dict[Key, Trajectory] = field(default_factory=dict)
 
     @property
-    def missing(self) -> list[tuple[Task, Attempt]]:
+    def missing(self) -> list[Job]:
         return [job for key, job in self.jobs.items() if key not in self.played]
+
+    def take(self, key: Key, told: Told) -> None:
+        """Books what the worker tells of one of these attempts."""
+        if isinstance(told, Began):
+            self.turns[key] = []
+            self.watch.begins(told.attempt)
+        elif isinstance(told, Turned):
+            self.turns[key].append(told.turn)
+            self.watch.turned(told.attempt, told.number, told.turn)
+        else:
+            trajectory = replace(told.trajectory, turns=tuple(self.turns.pop(key)))
+            self.watch.ended(trajectory, again=told.again)
+            if not told.again:
+                self.played[key] = trajectory
 
     def groups(self, attempts: int) -> list[Group]:
         return [
@@ -58,15 +77,17 @@ class Ahead:
         start: Callable[[], Worker],
         write: Callable[[int], Path],
         engine: Publisher,
+        books: Books,
         sampler: TaskSampler,
         groups: int,
         attempts: int,
         seed: int,
         ahead: int,
         last: int,
-        say: Callable[[str], None] = lambda _: None,
+        say: Say = lambda _: None,
     ) -> None:
         self._start, self._write, self._engine, self._sampler, self._say = start, write, engine, sampler, say
+        self._books = books
         self._groups, self._attempts, self._seed, self._ahead, self._last = groups, attempts, seed, ahead, last
         self._worker: Worker | None = None
         self._weights: Weights | None = None
@@ -119,23 +140,30 @@ class Ahead:
             for name, task in tasks.items()
             for number in range(self._attempts)
         }
-        return _Batch(jobs=jobs, tasks=tasks, state=self._sampler.state())
+        watch = self._books.watch(step)
+        found = dict(watch.issued(list(jobs.values())))
+        if found:
+            self._say(taken(step, len(found), len(jobs)))
+        return _Batch(jobs=jobs, tasks=tasks, state=self._sampler.state(), watch=watch, played=found)
 
     async def _take(self) -> None:
-        """Waits for the next episode, of whatever step."""
+        """Waits for what happens next, to whatever step."""
         assert self._worker is not None
         try:
             found = await self._worker.receive()
         except EngineError as error:
             await self._again(error)
             return
-        self._deaths = 0
-        for name, value in found.stats.items():
-            self._stats[name] = self._stats.get(name, 0.0) + value
-        key = found.trajectory.group, found.trajectory.attempt
+        if isinstance(found, Ended):
+            self._deaths = 0
+            for name, value in found.stats.items():
+                self._stats[name] = self._stats.get(name, 0.0) + value
+            key = found.trajectory.key
+        else:
+            key = found.attempt.group, found.attempt.number
         for batch in self._batches.values():
             if key in batch.jobs:
-                batch.played[key] = found.trajectory
+                batch.take(key, found)
 
     async def _again(self, error: EngineError) -> None:
         assert self._worker is not None

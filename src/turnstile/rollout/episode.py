@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -56,13 +56,15 @@ async def play(
     scaffold: Scaffold,
     sampling: Sampling,
     limits: Limits,
+    turned: Callable[[int, Turn], None] = lambda number, turn: None,
 ) -> Trajectory:
-    """Plays one episode to its end and measures it; closes neither the session nor the environment.
+    """Plays one episode to its end and measures it; closes neither the session nor the environment. `turned` is told
+    of each turn as it ends, numbered from 0.
 
     An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's
     text; every other exception is a fault of the program and propagates.
     """
-    episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits)
+    episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, turned)
     started = time.monotonic()
     signals: Mapping[str, JSON] = {}
     error = None
@@ -107,7 +109,9 @@ class _Episode:
         scaffold: Scaffold,
         sampling: Sampling,
         limits: Limits,
+        turned: Callable[[int, Turn], None],
     ) -> None:
+        self.turned = turned
         self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.opened = False
@@ -146,6 +150,7 @@ class _Episode:
                     seconds=time.monotonic() - began,
                 )
             )
+            self.turned(len(self.turns) - 1, self.turns[-1])
             sampled += len(completion.token_ids)
             unparsed = 0 if message.tool_calls else unparsed + 1
             stop = self._ended(step, unparsed)

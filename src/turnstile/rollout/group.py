@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
@@ -13,9 +15,30 @@ from turnstile.envs.base import Env
 from turnstile.errors import InfrastructureError
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Attempt, Limits, play
-from turnstile.types import Group, Sampling, Stop, Task, Trajectory
+from turnstile.rollout.journal import Key
+from turnstile.types import Group, Sampling, Stop, Task, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
+Job = tuple[Task, Attempt]
+One = Callable[[Job, str], Coroutine[Any, Any, None]]
+"""Plays a job in a session."""
+
+
+class Watch:
+    """Is told what becomes of attempts, as it happens. This one keeps nothing."""
+
+    def issued(self, jobs: Sequence[Job]) -> Mapping[Key, Trajectory]:
+        """They are all to be played, but for those that it knows to have finished before."""
+        return {}
+
+    def begins(self, attempt: Attempt) -> None:
+        """It is played from its start."""
+
+    def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
+        """A turn ended; they are numbered from 0."""
+
+    def ended(self, trajectory: Trajectory, *, again: bool) -> None:
+        """It came to an end; `again` says that infrastructure failed and it is played once more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,65 +70,70 @@ class Player:
         seed: int,
         stream: str = "",
         done: Callable[[Trajectory], None] = lambda _: None,
+        watch: Watch | None = None,
     ) -> list[Group]:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
         `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels.
-        `done` is told of each episode as it ends. A fault of the program in one episode stops them all and is
-        raised, with a note that says in which it was (one that many share says so itself)."""
+        `done` is told of each episode as it ends, `watch` of all that happens; what that knows to have finished is
+        not played. A fault of the program in one episode stops them all and is raised, with a note that says in which
+        it was (one that many share says so itself)."""
         ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
         jobs = [
             (task, Attempt(group=group, number=number, seed=seed, stream=stream))
             for task, group in zip(tasks, ids, strict=True)
             for number in range(attempts)
         ]
-        played = await self.play(jobs, done)
+        found = await self.play(jobs, done=done, watch=watch or Watch())
         return [
-            Group(id=group, task=task, trajectories=tuple(played[i * attempts : (i + 1) * attempts]))
-            for i, (task, group) in enumerate(zip(tasks, ids, strict=True))
+            Group(id=group, task=task, trajectories=tuple(found[group, number] for number in range(attempts)))
+            for task, group in zip(tasks, ids, strict=True)
         ]
 
     async def play(
-        self, jobs: Sequence[tuple[Task, Attempt]], done: Callable[[Trajectory], None] = lambda _: None
-    ) -> list[Trajectory]:
-        """One episode for each of `jobs`, in their order; `done` and faults as of `groups`."""
+        self, jobs: Sequence[Job], *, watch: Watch, done: Callable[[Trajectory], None] = lambda _: None
+    ) -> dict[Key, Trajectory]:
+        """One episode for each of `jobs`; the rest as of `groups`."""
+        found = dict(watch.issued(jobs))
+        for trajectory in found.values():
+            done(trajectory)
+        left = [(task, attempt) for task, attempt in jobs if (attempt.group, attempt.number) not in found]
+
+        async def one(job: Job, session: str) -> None:
+            trajectory = await self._attempt(*job, session, watch)
+            found[trajectory.key] = trajectory
+            done(trajectory)
+
         try:
-            return await (self._waves(jobs, done) if self.deterministic else self._flow(jobs, done))
+            await (self._waves(left, one) if self.deterministic else self._flow(left, one))
         except BaseExceptionGroup as several:  # the first fault stopped all episodes, and is what there is to say
             raise several.exceptions[0] from several
+        return found
 
-    async def _flow(self, jobs: Sequence[tuple[Task, Attempt]], done: Callable[[Trajectory], None]) -> list[Trajectory]:
+    async def _flow(self, jobs: Sequence[Job], one: One) -> None:
         places = self.places or asyncio.Semaphore(self.concurrent)
 
-        async def one(task: Task, attempt: Attempt) -> Trajectory:
+        async def wait(job: Job) -> None:
             async with places:
-                return await self._attempt(task, attempt, self.engine.open(attempt.group), done)
+                await one(job, self.engine.open(job[1].group))
 
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one(*job)) for job in jobs]
-        return [task.result() for task in running]
+            for job in jobs:
+                tasks.create_task(wait(job))
 
-    async def _waves(
-        self, jobs: Sequence[tuple[Task, Attempt]], done: Callable[[Trajectory], None]
-    ) -> list[Trajectory]:
-        played: list[Trajectory] = []
+    async def _waves(self, jobs: Sequence[Job], one: One) -> None:
         for begin in range(0, len(jobs), self.concurrent):
             wave = jobs[begin : begin + self.concurrent]
             sessions = [self.engine.open(attempt.group) for _, attempt in wave]
             async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(self._attempt(*job, session, done))
-                    for job, session in zip(wave, sessions, strict=True)
-                ]
-            played += [task.result() for task in running]
-        return played
+                for job, session in zip(wave, sessions, strict=True):
+                    tasks.create_task(one(job, session))
 
-    async def _attempt(
-        self, task: Task, attempt: Attempt, session: str, done: Callable[[Trajectory], None]
-    ) -> Trajectory:
+    async def _attempt(self, task: Task, attempt: Attempt, session: str, watch: Watch) -> Trajectory:
         """One attempt, played again from its start for as long as infrastructure fails and retries are left."""
         try:
             for left in range(self.retries, -1, -1):
                 env = self.make_env()
+                watch.begins(attempt)
                 try:
                     trajectory = await play(
                         task,
@@ -116,10 +144,15 @@ class Player:
                         scaffold=self.scaffold,
                         sampling=self.sampling,
                         limits=self._limits(task),
+                        turned=functools.partial(watch.turned, attempt),
                     )
                 finally:
                     await _close(env)
-                if trajectory.stop is not Stop.ERROR or left == 0:
+                if self.deadlines is not None:
+                    self.deadlines.note(trajectory)
+                again = trajectory.stop is Stop.ERROR and left > 0
+                watch.ended(trajectory, again=again)
+                if not again:
                     break
         except Exception as fault:
             if not getattr(fault, "__notes__", None):  # else its place is said: the engine's reach many episodes
@@ -127,9 +160,6 @@ class Player:
             raise
         finally:
             self.engine.close(session)
-        if self.deadlines is not None:
-            self.deadlines.note(trajectory)
-        done(trajectory)
         return trajectory
 
     def _limits(self, task: Task) -> Limits:

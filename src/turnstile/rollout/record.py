@@ -1,18 +1,13 @@
 """The record of every episode: what was shown, sampled, granted, withheld, credited and trained.
 
-It lies in `RUN/record/`, one file for each step and phase, only ever appended to. Each entry is a gzip member
-of its own holding one line of JSON, so an entry is whole or it is torn, `zcat` reads a file, and a process
-killed in the middle of a write costs that entry and no other. A machine that stops costs no entry written
-before the last `Recorder.sync`.
+It lies in `RUN/record/`, one file for each step and phase, only ever appended to. Each entry is a gzip member of its
+own (`members.py`), so that a process killed in the middle of a write costs that entry and no other. A machine that
+stops costs no entry written before the last `Recorder.sync`.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from turnstile.errors import TurnstileError
 from turnstile.rollout.codec import decode, encode
+from turnstile.rollout.members import Appender, read_members
 from turnstile.types import F32, Group, Score
 
 Phase = Literal["warmstart", "train", "eval"]
@@ -30,9 +26,7 @@ WEIGHT, LOGPROB = "weight", "logprob"
 """What `trained` holds: each token's share of the loss, and its log-probability under the trainer before the
 update. Further arrays may stand beside them under names of their own."""
 
-_GZIP = 31  # zlib's window size for "expect a gzip header"
 _FILE = re.compile(r"(?P<step>\d{6,})-(?P<phase>[a-z]+)(?:-(?P<label>[\w.]+))?\.jsonl\.gz")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +69,7 @@ class Recorder:
     def __init__(self, run: Path) -> None:
         self._folder = Path(run) / "record"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._whole: set[Path] = set()  # files known to end with a whole entry
-        self._unsynced: set[Path] = set()
+        self._appender = Appender(self._folder)
 
     def write(
         self,
@@ -103,38 +96,21 @@ class Recorder:
             trained={name: _frozen(arrays) for name, arrays in (trained or {}).items()},
             label=label,
         )
-        path = self._folder / _file_name(step, phase, label)
-        if path not in self._whole:
-            _cut_torn_end(path)
-            self._whole.add(path)
-        packer = zlib.compressobj(wbits=_GZIP)
-        line = json.dumps(encode(entry), ensure_ascii=False) + "\n"
-        with path.open("ab") as file:
-            file.write(packer.compress(line.encode("utf-8", "surrogatepass")) + packer.flush())
-        self._unsynced.add(path)
+        self._appender.append(self._folder / _file_name(step, phase, label), encode(entry))
 
     def drop(self, step: int, phase: Phase, label: str) -> None:
         """Forgets what was recorded of that step and phase under that label."""
-        path = self._folder / _file_name(step, phase, label)
-        path.unlink(missing_ok=True)
-        self._whole.discard(path)
-        self._unsynced.discard(path)
+        self._appender.remove(self._folder / _file_name(step, phase, label))
 
     def sync(self) -> None:
         """Everything written so far is on the disk when this returns."""
-        for path in self._unsynced:
-            _flush(path)
-        if self._unsynced:
-            _flush(self._folder)
-        self._unsynced.clear()
+        self._appender.sync()
 
     def resume_at(self, step: int) -> None:
-        """Drops what was recorded after `step`, the last one that stands, because it will be played again."""
+        """Drops what was recorded after `step`, the last one that stands, because it will be made again."""
         for path, its_step, _, _ in _files(self._folder):
             if its_step > step:
-                path.unlink()
-                self._whole.discard(path)
-                self._unsynced.discard(path)
+                self._appender.remove(path)
 
 
 def read_record(
@@ -155,10 +131,7 @@ def read_record(
 def _read(folder: Path, phase: str | None, step: int | None, label: str | None) -> Iterator[Entry]:
     for path, its_step, its_phase, its_label in _files(folder):
         if phase in (None, its_phase) and step in (None, its_step) and label in (None, its_label):
-            members, torn = _members(path)
-            if torn:
-                _log.warning("%s: entry %d is torn (%d bytes) and was left out", path, len(members) + 1, torn)
-            entries = (decode(json.loads(text.decode("utf-8", "surrogatepass")), Entry) for text, _ in members)
+            entries = (decode(body, Entry) for body in read_members(path))
             yield from {entry.group.id: entry for entry in entries}.values()
 
 
@@ -175,40 +148,6 @@ def _files(folder: Path) -> list[tuple[Path, int, str, str]]:
 
 def _file_name(step: int, phase: str, label: str) -> str:
     return f"{step:06d}-{phase}{'-' if label else ''}{label}.jsonl.gz"
-
-
-def _members(path: Path) -> tuple[list[tuple[bytes, int]], int]:
-    """The whole entries of a file with the offset each ends at, and how many bytes of a torn one follow."""
-    data, members, begin = path.read_bytes(), [], 0
-    while begin < len(data):
-        unpacker = zlib.decompressobj(wbits=_GZIP)
-        try:
-            text = unpacker.decompress(data[begin:])
-        except zlib.error:  # a damaged member: where the next one begins cannot be known
-            break
-        if not unpacker.eof:
-            break
-        begin = len(data) - len(unpacker.unused_data)
-        members.append((text, begin))
-    return members, len(data) - begin
-
-
-def _cut_torn_end(path: Path) -> None:
-    """Entries written behind a torn one could not be found again, so it goes first."""
-    if path.exists():
-        members, torn = _members(path)
-        if torn:
-            _log.warning("%s: cut off a torn entry of %d bytes", path, torn)
-            with path.open("r+b") as file:
-                file.truncate(members[-1][1] if members else 0)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _frozen(arrays: Sequence[Sequence[F32]]) -> PerToken:

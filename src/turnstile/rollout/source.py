@@ -4,13 +4,14 @@ by another process (`rollout.ahead`), or read from the record of a run."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from turnstile.errors import ReplayError
+from turnstile.rollout.books import Books
 from turnstile.rollout.group import Player
 from turnstile.rollout.record import Entry, read_record
 from turnstile.tasks.base import TaskSampler
@@ -18,6 +19,7 @@ from turnstile.types import Group, Task, Trajectory
 
 Tell = Callable[[int, int], None]
 """(episodes of the step that are done, all of them)"""
+Say = Callable[[str], None]
 
 
 class Publisher(Protocol):
@@ -34,11 +36,11 @@ class GroupSource(Protocol):
     async def next(self, step: int, tell: Tell) -> list[Group]: ...
 
     def publish(self, version: int) -> None:
-        """The weights have changed; the tokens sampled from now on are of `version`."""
+        """Step `version` is done and has changed the weights; the tokens sampled from now on are of that version."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Where the tasks stand behind the last step that was given: small JSON that belongs in a checkpoint."""
+        """Where the tasks stand behind the last step that is done: small JSON that belongs in a checkpoint."""
         ...
 
     def take_stats(self) -> dict[str, float]:
@@ -62,17 +64,20 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
 
 @dataclass(kw_only=True, slots=True)
 class InTurn:
-    """Groups are played when training asks for them, with the weights that it has by then."""
+    """Groups are played when training asks for them, with the weights that it has by then. Of a step that was
+    interrupted, only what had not finished is played; `say` is told."""
 
     player: Player
+    books: Books
     sampler: TaskSampler
     engine: Publisher
     groups: int
     attempts: int
     seed: int
+    say: Say = lambda _: None
 
     async def next(self, step: int, tell: Tell) -> list[Group]:
-        tasks = self.sampler.next(self.groups)
+        tasks = self.sampler.peek(self.groups)
         total, done = len(tasks) * self.attempts, 0
 
         def count(_: Trajectory) -> None:
@@ -80,9 +85,16 @@ class InTurn:
             done += 1
             tell(done, total)
 
-        return await self.player.groups(tasks, self.attempts, label=label(step), seed=self.seed, done=count)
+        watch = self.books.watch(step)
+        groups = await self.player.groups(
+            tasks, self.attempts, label=label(step), seed=self.seed, done=count, watch=watch
+        )
+        if watch.taken:
+            self.say(taken(step, watch.taken, total))
+        return groups
 
     def publish(self, version: int) -> None:
+        self.sampler.next(self.groups)
         self.engine.publish(version)
 
     def state(self) -> Mapping[str, Any]:
@@ -90,6 +102,10 @@ class InTurn:
 
     def take_stats(self) -> dict[str, float]:
         return self.engine.take_stats()
+
+
+def taken(step: int, number: int, total: int) -> str:
+    return f"step {step}: {number} of {total} episodes had finished before, and were not played again"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,19 +116,20 @@ class Replay:
     """
 
     run: Path
+    books: Books
     sampler: TaskSampler
     groups: int
-    _stats: dict[str, float] = field(default_factory=dict, init=False)
 
     async def next(self, step: int, tell: Tell) -> list[Group]:
-        tasks = self.sampler.next(self.groups)
-        found = [entry.group for entry in recorded(self.run, step, tasks)]
-        total = sum(len(group.trajectories) for group in found)
-        tell(total, total)
+        found = [entry.group for entry in recorded(self.run, step, self.sampler.peek(self.groups))]
+        played = {trajectory.key: trajectory for group in found for trajectory in group.trajectories}
+        self.books.ledger.issue(step, [(key, each.task_id) for key, each in played.items()], played)
+        tell(len(played), len(played))
         return found
 
     def publish(self, version: int) -> None:
-        """There is nobody to sample with them."""
+        """There is nobody to sample with the weights."""
+        self.sampler.next(self.groups)
 
     def state(self) -> Mapping[str, Any]:
         return self.sampler.state()
@@ -129,25 +146,3 @@ def recorded(run: Path, step: int, tasks: Sequence[Task]) -> Iterator[Entry]:
         if name not in entries:
             raise ReplayError(f"run {str(run)!r} has recorded no group {name!r}: it ended before, or had other tasks")
         yield entries[name]
-
-
-def parted(run: Path, other: Path) -> str:
-    """Where the record of one run first differs from another's in what was credited or in the log-probabilities that
-    the trainer found, in words; "" where all of it is the same to the last bit."""
-    others = read_record(other, phase="train")
-    for entry in read_record(run, phase="train"):
-        same = next(others, None)
-        if same is None:
-            return f"{str(other)!r} ends before step {entry.step}"
-        where = f"they part at step {entry.step}, group {entry.group.id!r}"
-        if (same.step, same.group.id) != (entry.step, entry.group.id):
-            return f"{where}: the other has {same.group.id!r} there"
-        for name in ("advantages", *entry.trained):
-            own = entry.advantages if name == "advantages" else entry.trained[name]
-            its = same.advantages if name == "advantages" else same.trained.get(name)
-            for number, (ours, theirs) in enumerate(zip(own or (), its or (), strict=True)):
-                for turn, (left, right) in enumerate(zip(ours, theirs, strict=True)):
-                    if not np.array_equal(left, right):
-                        gap = float(np.abs(left - right).max())
-                        return f"{where}: {name} of attempt {number}, turn {turn} differs by up to {gap:.2g}"
-    return ""

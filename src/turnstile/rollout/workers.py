@@ -20,7 +20,7 @@ from typing import Any
 
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rollout.episode import Attempt
-from turnstile.types import Task, Trajectory
+from turnstile.types import Task, Trajectory, Turn
 
 MODULE = "turnstile.build.worker"
 PATIENCE = 10.0  # seconds that it is given to put away what it has
@@ -42,11 +42,32 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """From the worker: an episode is over; and what sampling has cost since the last one."""
+class Began:
+    """From the worker: an attempt is played from its start."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """From the worker: a turn of an attempt ended."""
+
+    attempt: Attempt
+    number: int
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """From the worker: an attempt came to an end, `again` if it is played once more; without its turns, which were
+    told. With what sampling has cost since the last one."""
 
     trajectory: Trajectory
+    again: bool
     stats: dict[str, float]
+
+
+Told = Began | Turned | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +84,7 @@ class Line:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._connection = Connection(os.dup(end.fileno()))
-        self._news: asyncio.Queue[Any] = asyncio.Queue()  # never more than the episodes that were asked for
+        self._news: asyncio.Queue[Any] = asyncio.Queue()  # never more than what was asked for
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._read, name="line", daemon=True)
         self._thread.start()
@@ -138,8 +159,8 @@ class Worker:
     def send(self, message: Play | Weights) -> None:
         self._line.send(message)
 
-    async def receive(self) -> Played:
-        """The next episode. Raises EngineError when the worker died, and the fault that ended it."""
+    async def receive(self) -> Told:
+        """What happened next. Raises EngineError when the worker died, and the fault that ended it."""
         found = await self._line.receive()
         if found is None:
             code = await asyncio.to_thread(self._process.wait)
@@ -147,7 +168,7 @@ class Worker:
         if isinstance(found, Fault):
             found.error.add_note(found.where)
             raise found.error
-        assert isinstance(found, Played)
+        assert isinstance(found, Told)
         return found
 
     async def close(self) -> None:

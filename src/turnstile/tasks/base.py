@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -124,6 +125,10 @@ class TaskSampler:
             chosen.append(self.tasks[self._order[self._index]])
             self._index += 1
         return chosen
+
+    def peek(self, n: int) -> list[Task]:
+        """The tasks that `next` will give; gives none of them out."""
+        return copy.copy(self).next(n)
 
     def state(self) -> dict[str, JSON]:
         return {"epoch": self._epoch, "index": self._index, "seed": self.seed, "tasks": self._digest()}

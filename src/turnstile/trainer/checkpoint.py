@@ -1,30 +1,34 @@
 """Checkpoints that are whole or not there: a folder written aside, flushed, and renamed into place.
 
 `checkpoints/step-000012/` holds the network as a plain Hugging Face folder (`model/`), the optimiser
-(`optimizer.pt`) and everything else as JSON (`state.json`). `state.json` names the size of every other file,
-so a torn folder is found out when it is read.
+(`optimizer.pt`) and everything else as JSON (`state.json`). `SHA256SUMS` lists the checksums of all of them as
+`sha256sum --check` reads it, so that a torn or changed folder is found out when it is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.errors import CheckpointError
 from turnstile.models.adapt import adapter_state, merged_state
+from turnstile.rollout.members import flush
+from turnstile.trainer import chance
 from turnstile.trainer.learner import Learner
 
+SUMS = "SHA256SUMS"
 _NAME = re.compile(r"step-(\d{6})")
 
 
@@ -35,6 +39,8 @@ class Checkpoint:
     path: Path
     step: int
     state: Mapping[str, Any]
+    digest: str
+    """The checksum of its list of files."""
 
     @property
     def model(self) -> Path:
@@ -42,12 +48,9 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any], keep: int
-) -> Path:
-    """Writes the checkpoint of `step` and keeps the last `keep`.
-
-    Later ones are removed too: they are torn, or this run would not have gone back behind them.
-    """
+    folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
+) -> Checkpoint:
+    """Writes the checkpoint of `step`. Raises CheckpointError where that cannot be done; then those before stand."""
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".writing-*"):  # by a process that was killed
         shutil.rmtree(left)
@@ -55,24 +58,32 @@ def save(
     scratch = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
     try:
         save_model(learner.model, tokenizer, scratch / "model")
-        torch.save({**learner.state(), "adapter": adapter_state(learner.model)}, scratch / "optimizer.pt")
-        sizes = {str(p.relative_to(scratch)): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
-        body = {"step": step, "files": sizes, **state}
-        (scratch / "state.json").write_text(json.dumps(body, indent=1), encoding="utf-8")
-        for file in scratch.rglob("*"):
-            _flush(file)
-        _flush(scratch)
+        numbers = {**learner.state(), "adapter": adapter_state(learner.model), "chance": chance.state()}
+        torch.save(numbers, scratch / "optimizer.pt")
+        (scratch / "state.json").write_text(json.dumps({"step": step, **state}, indent=1), encoding="utf-8")
+        sums = {path.relative_to(scratch): _sha256(path) for path in sorted(scratch.rglob("*")) if path.is_file()}
+        (scratch / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()), encoding="utf-8")
+        for path in (*scratch.rglob("*"), scratch):
+            flush(path)
         if target.exists():
             shutil.rmtree(target)
         scratch.rename(target)
-        _flush(folder)
+        flush(folder)
+    except (OSError, RuntimeError, SafetensorError) as error:  # what the writers of files raise
+        raise CheckpointError(
+            f"the checkpoint of step {step} could not be written ({error}); what was saved before stands: "
+            "mend that and run the same command again"
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    standing = sorted(path for path in folder.glob("step-*") if path.name <= target.name)[-keep:]
+    return Checkpoint(target, step, state, _sha256(target / SUMS))
+
+
+def keep(folder: Path, steps: Collection[int]) -> None:
+    """Removes the checkpoints of all steps but these."""
     for path in folder.glob("step-*"):
-        if path not in standing:
+        if (match := _NAME.fullmatch(path.name)) and int(match[1]) not in steps:
             shutil.rmtree(path)
-    return target
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -81,30 +92,53 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     tokenizer.save_pretrained(folder)
 
 
-def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint, and a line for each newer one that is torn."""
+def latest(folder: Path, committed: Mapping[int, str] | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint, and a line for each newer one that is torn. With `committed` (step -> digest) only
+    those count, and only as they were then."""
     complaints: list[str] = []
     found = sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
     for path in found:
         try:
-            return read(path), complaints
+            checkpoint = read(path)
+            if committed is not None and committed.get(checkpoint.step) != checkpoint.digest:
+                raise CheckpointError(f"checkpoint {path.name} is not in the ledger, so it was never finished")
+            return checkpoint, complaints
         except CheckpointError as error:
             complaints.append(f"{error}; going back to the one before")
     return None, complaints
 
 
+def newest(folder: Path) -> Path | None:
+    """The folder of the newest checkpoint, whole or not."""
+    return max((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), default=None)
+
+
+def weights_digests(folder: Path) -> dict[int, list[str]]:
+    """The checksums of the weights in each checkpoint, by step, as their lists say."""
+    found = {}
+    for path in folder.glob("step-*"):
+        if (match := _NAME.fullmatch(path.name)) and (path / SUMS).is_file():
+            lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
+            found[int(match[1])] = [line for line in lines if line.endswith(".safetensors")]
+    return found
+
+
 def read(path: Path) -> Checkpoint:
-    """Raises CheckpointError when a file is missing or not as long as it was written."""
+    """Raises CheckpointError when a file is missing or not what was written."""
     try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        sizes = dict(state["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"checkpoint {path.name} is torn: state.json is missing or unreadable") from None
-    for name, size in sizes.items():
-        file = path / name
-        if not file.is_file() or file.stat().st_size != size:
-            raise CheckpointError(f"checkpoint {path.name} is torn: {name} is missing or cut short")
-    return Checkpoint(path, int(state["step"]), state)
+        text = (path / SUMS).read_text(encoding="utf-8")
+        sums = {name: digest for digest, name in (line.split("  ", 1) for line in text.splitlines())}
+    except (OSError, ValueError):
+        raise CheckpointError(f"checkpoint {path.name} is torn: {SUMS} is missing or unreadable") from None
+    if not text.endswith("  state.json\n"):  # the last of them
+        raise CheckpointError(f"checkpoint {path.name} is torn: {SUMS} is cut short")
+    for name, digest in sums.items():
+        if not (path / name).is_file():
+            raise CheckpointError(f"checkpoint {path.name} is torn: {name} is missing")
+        if _sha256(path / name) != digest:
+            raise CheckpointError(f"checkpoint {path.name} is torn: {name} is not what was written")
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    return Checkpoint(path, int(state["step"]), state, _sha256(path / SUMS))
 
 
 def restore(checkpoint: Checkpoint, learner: Learner) -> None:
@@ -123,6 +157,7 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> None:
     else:
         load_weights(learner.model, checkpoint.model)
     learner.restore(state)
+    chance.restore(state["chance"])
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
@@ -145,9 +180,6 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
     model.tie_weights()
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

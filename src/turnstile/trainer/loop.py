@@ -16,6 +16,7 @@ from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
+from turnstile.rollout.books import Books
 from turnstile.rollout.record import Recorder
 from turnstile.rollout.source import GroupSource, Tell, staleness
 from turnstile.rollout.tree import tree_tokens
@@ -63,24 +64,29 @@ class Parts:
     critic: Critic | None  # for estimators that need values
     tracker: Tracker
     recorder: Recorder
+    books: Books
     alarms: Mapping[str, Alarm]
     evaluate: Callable[[int], Any]  # async (step) -> None
-    checkpoint: Callable[[Progress], None]
+    checkpoint: Callable[[Progress, Mapping[str, float]], None]
 
 
 async def train(parts: Parts, settings: Settings, progress: Progress) -> Progress:
     """Goes on from `progress` to the last step; returns where it stands.
 
-    Raises TrainingError when infrastructure failed in every episode of a step.
+    It waits only while it evaluates and plays. Whoever cancels it there finds `progress`, the network and all the rest
+    as the last whole step left them, fit for a checkpoint. Raises TrainingError when infrastructure failed in every
+    episode of a step.
     """
     parts.tracker.progress("training", progress.step, settings.steps)
     while progress.step < settings.steps:
-        progress.step += 1
+        if _due(progress.step, settings.evaluate_every):
+            await parts.evaluate(progress.step)
+        step = progress.step + 1
         started = time.monotonic()
-        groups = await parts.source.next(progress.step, _teller(parts.tracker, progress.step))
+        groups = await parts.source.next(step, _teller(parts.tracker, step))
         played = time.monotonic()
-        _tell_failures(parts, progress.step, groups)
-        _tell_stopped(parts, progress.step, groups)
+        _tell_failures(parts, step, groups)
+        _tell_stopped(parts, step, groups)
 
         scores = parts.scorer(groups)
         aux = {} if parts.critic is None else {"values": parts.critic.values(groups)}
@@ -99,27 +105,26 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             trunk=parts.trunk,
         )
         learned = {} if parts.critic is None else parts.critic.learn(groups, scores, aux)
-        parts.source.publish(progress.step)
+        parts.source.publish(step)
         for annotator in parts.annotators:
-            annotator.stepped(progress.step)
+            annotator.stepped(step)
+        progress.step = step
 
         for group, own, advantage, weight, logprob in zip(
             groups, scores, per_group(groups, advantages), trained.weights, trained.logprobs, strict=True
         ):
-            parts.recorder.write(progress.step, "train", group, own, advantage, {"weight": weight, "logprob": logprob})
+            parts.recorder.write(step, "train", group, own, advantage, {"weight": weight, "logprob": logprob})
+        parts.books.settle(step, groups, scores, trained.passes)
         metrics = _metrics(parts, groups, scores, trained, flat=prepared.flat)
-        metrics |= learned | staleness(groups, progress.step - 1)
+        metrics |= learned | staleness(groups, step - 1)
         metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
-        parts.tracker.log(progress.step, metrics)
+        parts.tracker.log(step, metrics)
         for alarm in parts.alarms.values():
-            if line := alarm.update(progress.step, metrics):
+            if line := alarm.update(step, metrics):
                 parts.tracker.say(line, level="alarm")
-        parts.tracker.progress("training", progress.step, settings.steps)
-
-        if _due(progress.step, settings.evaluate_every) and progress.step < settings.steps:
-            await parts.evaluate(progress.step)
-        if _due(progress.step, settings.checkpoint_every) or progress.step == settings.steps:
-            parts.checkpoint(progress)
+        parts.tracker.progress("training", step, settings.steps)
+        if _due(step, settings.checkpoint_every) or step == settings.steps:
+            parts.checkpoint(progress, metrics)
     return progress
 
 
@@ -163,7 +168,7 @@ def _tell_stopped(parts: Parts, step: int, groups: list[Group]) -> None:
 
 
 def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+    return every > 0 and step > 0 and step % every == 0
 
 
 def _metrics(

@@ -13,9 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from turnstile.batching.forest import plant
-from turnstile.errors import ConfigError
+from turnstile.errors import CheckpointError, ConfigError
 from turnstile.models.attention import forward_forest, try_layouts, uses_layouts
 from turnstile.models.logprobs import token_logprobs
+from turnstile.rollout.members import flush
 from turnstile.trainer.learner import Learner, scatter
 from turnstile.types import Row, Sampling
 
@@ -88,6 +89,8 @@ class Reference(Annotator):
                 file.unlink()
         if files := self._files():
             self._values = torch.load(files[-1], map_location=learner.model.device, weights_only=True)
+        elif step:
+            raise CheckpointError(f"{folder} has no reference-*.pt, which the policy of step {step} was held to")
         else:
             self._become(step)
 
@@ -102,6 +105,7 @@ class Reference(Annotator):
         file = self._folder / f"reference-{step:06d}.pt"
         scratch = file.with_suffix(".writing")
         torch.save(self._values, scratch)
+        flush(scratch)
         scratch.rename(file)
         for old in self._files()[: -self._keep - 1]:
             old.unlink()

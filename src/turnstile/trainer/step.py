@@ -19,11 +19,13 @@ PerGroup = list[list[list[F32]]]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What an update saw, token by token: the loss weights and the trainer's log-probabilities before it."""
+    """What an update saw, token by token: the loss weights and the trainer's log-probabilities before it; and which
+    attempts it trained on in each pass."""
 
     metrics: dict[str, float]
     weights: PerGroup
     logprobs: PerGroup
+    passes: list[list[tuple[str, int]]]
 
 
 def update(
@@ -44,10 +46,13 @@ def update(
     """
     reports: list[dict[str, float]] = []
     seen: dict[int, tuple[F32, F32]] = {}
+    passes: list[list[tuple[str, int]]] = []
     for _ in range(epochs):
+        passes.append([])
         for rows in split(prepared, minibatches):
             report, weights, logprobs = learner.update(rows, objective, trunk)
             reports.append(report)
+            passes[-1] += dict.fromkeys(row.origin for row in rows)
             for row, w, lp in zip(rows, weights, logprobs, strict=True):
                 seen.setdefault(id(row), (w, lp))
     trained = [row for group in prepared.rows for row in group]
@@ -55,6 +60,7 @@ def update(
         _merge(reports),
         _per_turn(groups, trained, [seen[id(row)][0] for row in trained]),
         _per_turn(groups, trained, [seen[id(row)][1] for row in trained]),
+        passes,
     )
 
 

@@ -1,0 +1,55 @@
+"""`turnstile audit`: a run's ledger beside its recipe, and two runs beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnstile.build.run_folder import changed, read_recipe, read_resolved
+from turnstile.rollout.audit import Audit, Declared, audit
+from turnstile.rollout.parting import Parting, parting
+from turnstile.trainer import checkpoint
+
+
+def audit_run(run: Path, *, record: bool = False) -> tuple[Audit, int]:
+    """What a run's ledger says, and how many steps its recipe has."""
+    train = read_recipe(run).train
+    declared = Declared(attempts=train.groups * train.attempts, passes=train.epochs)
+    return audit(run, declared, record=record), train.steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Of two runs: keys of the recipe and packages that differ, where their records part, or after which step the
+    weights do though all that was recorded is equal."""
+
+    recipe: list[str]
+    versions: list[str]
+    parting: Parting | None
+    equal_until: int  # the last step that both recorded alike, if the records do not part
+    weights: int | None
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing that both have differs."""
+        return self.parting is None and self.weights is None
+
+
+def compare_runs(one: Path, other: Path) -> Difference:
+    """Where two runs parted. Raises ConfigError for a folder that is no run, TurnstileError for one without record."""
+    ours, theirs = read_resolved(one), read_resolved(other)
+    recipe, another = (read_recipe(run).model_dump(mode="json") for run in (one, other))
+    found = parting(one, other)
+    weights = None
+    if isinstance(found, int):
+        sums = [checkpoint.weights_digests(run / "checkpoints") for run in (one, other)]
+        weights = min(
+            (step for step in sums[0].keys() & sums[1].keys() if sums[0][step] != sums[1][step]), default=None
+        )
+    return Difference(
+        recipe=changed(recipe, another) + changed(ours.get("given", {}), theirs.get("given", {})),
+        versions=changed(ours["versions"], theirs["versions"]) + changed(ours["git"], theirs["git"], "git."),
+        parting=found if isinstance(found, Parting) else None,
+        equal_until=found if isinstance(found, int) else found.step - 1,
+        weights=weights,
+    )

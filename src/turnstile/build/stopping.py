@@ -1,0 +1,83 @@
+"""SIGINT and SIGTERM end a run within seconds, and leave it a checkpoint.
+
+The first signal cancels the run where it waits next: while it plays or evaluates, that is at once, and the network is
+that of the last whole step. If it computes for longer than it is given, it is interrupted in the middle of the step,
+whose checkpoint is then the one before. What even then does not end (a thread that hangs) ends with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+from turnstile.errors import StoppedError
+
+T = TypeVar("T")
+PATIENCE = 4.0
+"""Seconds until it is interrupted, and from then on until the process ends."""
+
+
+class Stopping:
+    """Runs a coroutine so that signals stop it; in a thread that is not the main one they are not its business."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._interrupted = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns. Raises KeyboardInterrupt when SIGINT stopped it, StoppedError for SIGTERM."""
+        if threading.current_thread() is not threading.main_thread():
+            return asyncio.run(work)
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+        try:
+            return asyncio.run(self._main(work, before))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            if self.signal is signal.SIGTERM:
+                raise StoppedError(self.signal) from None
+            if self.signal is signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """What is done inside is not interrupted; the process may end only after it."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            yield
+        finally:
+            if self.signal is not None:
+                self._interrupted = True
+                signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+
+    async def _main(self, work: Coroutine[Any, Any, T], before: dict[signal.Signals, Any]) -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.signal is not None:  # somebody is in a hurry
+                raise KeyboardInterrupt
+            self.signal = signal.Signals(number)
+            loop.call_soon_threadsafe(task.cancel)
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
+
+        for number in before:
+            signal.signal(number, self._late if number is signal.SIGALRM else stop)
+        return await work
+
+    def _late(self, number: int, frame: FrameType | None) -> None:
+        if self._interrupted and self.signal is not None:
+            print(f"{self.signal.name}: something does not end, and is left behind", file=sys.stderr, flush=True)
+            os._exit(128 + self.signal)
+        self._interrupted = True
+        raise KeyboardInterrupt

@@ -1,0 +1,110 @@
+"""`turnstile audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from turnstile.build.audit import audit_run, compare_runs
+from turnstile.cli.runs import find_run
+from turnstile.errors import ConfigError
+from turnstile.rollout.audit import Audit, Share, TaskBalance
+
+SHOWN = 10
+"""Tasks that are listed unless all are asked for."""
+
+
+@click.command(short_help="Account for every attempt of a run, or compare two runs.")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN2]")
+@click.option("--diff", is_flag=True, help="Say at which step RUN and RUN2 parted, and why.")
+@click.option("--record", is_flag=True, help="Read the whole record too, and hold it against the ledger.")
+@click.option("--all", "everything", is_flag=True, help=f"List every task, not only the {SHOWN} most left out.")
+def audit(runs: tuple[str, ...], diff: bool, record: bool, everything: bool) -> int:
+    """Says what became of every attempt of RUN: by state and by task, how many were lost, how many trained on more
+    often than the recipe declares, and whether short or easy tasks are trained on more than they are played.
+
+    The exit code is 1 if an attempt is lost or was trained on too often, or with --diff if the runs differ.
+    """
+    folders = [find_run(run) for run in runs]
+    if len(folders) != 1 + diff:
+        raise ConfigError("--diff compares two runs, and without it one is audited: turnstile audit RUN")
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # whoever reads a pipe wants whole lines
+    if diff:
+        return _compare(console, *folders)
+    found, steps = audit_run(folders[0], record=record)
+    _print(console, folders[0], found, steps, everything=everything)
+    return 0 if found.balanced else 1
+
+
+def _print(console: Console, run: Path, found: Audit, steps: int, *, everything: bool) -> None:
+    stands = "no step stands yet" if found.committed is None else f"step {found.committed} of {steps} stands"
+    console.print(Text(f"{run}: {stands}; {found.issued} attempts issued, {found.uses} uses in training"))
+    table = _table("state", "attempts", "why")
+    for state, count in found.states.items():
+        why = "; ".join(f"{reason} {times}" for reason, times in found.why.get(state, ())[:3])
+        table.add_row(state.value, str(count), Text(why))
+    table.columns[2].justify = "left"
+    console.print(table)
+    _print_tasks(console, found.tasks, everything=everything)
+    _print_shares(console, "by length", found.by_length)
+    _print_shares(console, "by difficulty", found.by_difficulty)
+    for name, count, lines in (
+        ("lost", found.lost_count, found.lost),
+        ("used more often than declared", found.overused_count, found.overused),
+    ):
+        console.print(Text(f"{name}: {count}", style="" if not count else "red"))
+        for line in lines:
+            console.print(Text(f"  {line}"))
+
+
+def _print_tasks(console: Console, tasks: Sequence[TaskBalance], *, everything: bool) -> None:
+    """Those least trained on of what they were issued come first."""
+    table = _table("task", "issued", "admitted", "gated out", "given up", "stale", "open")
+    ordered = sorted(tasks, key=lambda task: (task.admitted / task.issued, task.task))
+    shown = ordered if everything else ordered[:SHOWN]
+    for task in shown:
+        counts = (task.issued, task.admitted, task.gated_out, task.given_up, task.stale, task.open)
+        table.add_row(Text(task.task), *map(str, counts))
+    console.print(table)
+    if len(shown) < len(ordered):
+        console.print(f"and {len(ordered) - len(shown)} more tasks, which --all lists")
+
+
+def _print_shares(console: Console, title: str, shares: Sequence[Share]) -> None:
+    """What tasks are trained on against what they are played."""
+    table = _table(title, "tasks", "issued", "admitted", "of issued", "of admitted", "ratio")
+    for share in shares:
+        ratio = f"{share.of_admitted / share.of_issued:.2f}" if share.of_issued else "-"
+        percent = (f"{100 * part:.1f} %" for part in (share.of_issued, share.of_admitted))
+        table.add_row(Text(share.label), str(share.tasks), str(share.issued), str(share.admitted), *percent, ratio)
+    console.print(table)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first, box=None, pad_edge=False)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _compare(console: Console, one: Path, other: Path) -> int:
+    found = compare_runs(one, other)
+    for what, names in (("recipe", found.recipe), ("versions", found.versions)):
+        if names:
+            console.print(Text(f"{what}: {', '.join(names)} differ"))
+    if found.parting is not None:
+        console.print(Text(str(found.parting)))
+        if found.parting.step > 0:
+            console.print(Text(f"everything before step {found.parting.step} is equal"))
+    elif found.weights is not None:
+        console.print(Text(f"the weights after step {found.weights} differ, though all that is recorded is equal"))
+    else:
+        console.print(Text(f"equal up to step {found.equal_until}, the last that both have"))
+    return 0 if found.same else 1
