@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KEPT, PAGE = Path("docs/results/lab"), Path("docs/results/lab.md")
 GROUPS, SEEDS, POLICIES = 512, 5, 3
 SWEPT = ("rloo", "grpo", "turn_return", "turn_return (scale=none)", "gigpo", "reinforce_pp", "gae", "per_agent")
-BRANCHING = ("rloo", "grpo", "branch", "tree", "tree (overall=0.0)")
+BRANCHING = ("rloo", "grpo", "branch", "tree", "tree (overall=0.0)", "vine", "vine (train=roots)")
 Body = dict[str, Any]
 
 

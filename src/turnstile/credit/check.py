@@ -43,6 +43,8 @@ _LENGTHS = "a discounted return depends on how many turns lie ahead, also where 
 _NO_BASELINE = "there is no baseline to take off"
 _CRITIC = "the baseline is a critic's word, which need not be the mean of the rewards"
 _KEPT = "what is not kept is not learned from, whichever turn it is"
+_OUTCOME_EACH = "the outcome is in the reward of each turn, so attempts of more turns sum more of it"
+_SHARED = "what a continuation shares is credited in the attempt that it left"
 _BEHIND = "behind the last branching a turn adds nothing to the mean outcome below it"
 
 DECLARED: tuple[Declaration, ...] = (
@@ -88,6 +90,18 @@ DECLARED: tuple[Declaration, ...] = (
     *(Declaration(kind=kind, exempt={7: _CRITIC}) for kind in ("gae", "turn_gae", "bilevel_gae")),
     Declaration(kind="gae", knobs={"gamma": 0.9, "lam": 0.5, "scale": "std"}, exempt={3: _WHOLE_STEP, 7: _CRITIC}),
     Declaration(kind="bilevel_gae", knobs={"token_gamma": 0.9, "token_lam": 1.0}, exempt={7: _CRITIC}),
+    Declaration(kind="recalibrated", exempt={3: _WHOLE_STEP, 6: _KEPT}),
+    Declaration(kind="recalibrated", knobs={"over": "trajectories", "positive": False}, exempt={3: _WHOLE_STEP}),
+    Declaration(kind="normalised_process", exempt={7: _OUTCOME_EACH}),
+    Declaration(kind="normalised_process", knobs={"gamma": 0.0, "scale": "none"}),
+    Declaration(kind="normalised_process", knobs={"calibrate": "product"}),
+    Declaration(kind="normalised_process", knobs={"baseline": "none"}, exempt={7: _NO_BASELINE}),
+    Declaration(kind="subgoal"),
+    Declaration(kind="subgoal", knobs={"among": "name", "gamma": 0.9, "gamma_low": 0.9}, exempt={7: _LENGTHS}),
+    Declaration(kind="vine", exempt={6: _SHARED}),
+    Declaration(kind="vine", knobs={"train": "roots"}, exempt={6: _SHARED}),
+    Declaration(kind="aem"),
+    Declaration(kind="aem", knobs={"measure": "surprisal", "among": "batch"}, exempt={3: _WHOLE_STEP}),
 )
 
 
@@ -248,13 +262,15 @@ def _sampled(rng: np.random.Generator, task: Task, group: str, attempt: int, tur
 
     def told(t: int, turn: Turn) -> Turn:
         entropies = rng.uniform(0.1, 2.0, size=tokens[t]).astype(np.float32)
-        entropies.setflags(write=False)
+        logprobs = -entropies[::-1]
+        for array in (entropies, logprobs):
+            array.setflags(write=False)
         return replace(
             turn,
-            completion=replace(turn.completion, entropies=entropies),
+            completion=replace(turn.completion, entropies=entropies, logprobs=logprobs),
             message=Message(role="assistant", content=f"act {rng.integers(2)}"),
             state_key=f"state {rng.integers(3) if t else 'first'}",
-            signals={"tag": "plan" if rng.random() < 0.5 else "act"},
+            signals={"tag": "plan" if rng.random() < 0.5 else "act", "subgoal": "find" if t < 2 else "mend"},
         )
 
     return replace(plain, turns=tuple(told(t, turn) for t, turn in enumerate(plain.turns)))

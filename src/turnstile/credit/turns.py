@@ -49,10 +49,7 @@ class Turns:
 
     def within(self, labels: Sequence[Hashable], values: F64, normalise: Normalise) -> F64:
         """`values` [T] normalised among the turns of equal label; those that do not count are compared with them."""
-        result = np.zeros_like(values)
-        for slots in _alike(labels):
-            result[slots] = normalise(values[slots], self.counted[slots])
-        return result
+        return within(labels, values, self.counted, normalise)
 
     def mean_within(self, labels: Sequence[Hashable], values: F64) -> F64:
         """The mean of `values` [T] over the turns of equal label that count; a turn's own value where none does."""
@@ -133,6 +130,14 @@ class Turns:
             for group in self.groups
             for trajectory in group.trajectories
         ]
+
+
+def within(labels: Sequence[Hashable], values: F64, counted: Flags, normalise: Normalise) -> F64:
+    """`values` normalised among those of equal label, all three of one length."""
+    result = np.zeros_like(values)
+    for slots in _alike(labels):
+        result[slots] = normalise(values[slots], counted[slots])
+    return result
 
 
 def states_shared(groups: Sequence[Group]) -> float:

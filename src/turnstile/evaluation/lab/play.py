@@ -89,7 +89,7 @@ class Player:
                     message=Message(role="assistant", content=" ".join(map(str, step.tokens))),
                     observation=(Message(role="user", content=following),),
                     rewards={"step": step.reward},
-                    signals={"tag": process.tag(step.state, step.action)},
+                    signals={"tag": process.tag(step.state, step.action), "subgoal": process.subgoal(step.state)},
                     state_key=process.key(step.state),
                     agent=step.seat,
                 )
