@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from turnstile.credit.base import targets_of
+from turnstile.credit.base import learned_of
 from turnstile.evaluation.lab.curves import Race, race_of
 from turnstile.evaluation.lab.figures import draw_races, draw_study, draw_sweeps, to_png
 from turnstile.evaluation.lab.judge import SIGNIFICANT
@@ -220,7 +220,7 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
 
 def has_critic(name: str) -> bool:
     """Whether the estimator of that kind or label takes the word of a critic."""
-    return targets_of(resolve("credit", name.partition(" (")[0])) is not None
+    return learned_of(resolve("credit", name.partition(" (")[0])) is not None
 
 
 def progress_of(lines: Sequence[Line], process: str) -> dict[tuple[str, str], list[float]]:

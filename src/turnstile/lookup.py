@@ -113,6 +113,8 @@ KINDS: dict[str, dict[str, str]] = {
         "subgoal": "turnstile.credit.subgoal:subgoal",
         "vine": "turnstile.credit.vine:vine",
         "aem": "turnstile.credit.aem:aem",
+        "implicit_step": "turnstile.credit.implicit_step:implicit_step",
+        "utterance_critic": "turnstile.credit.utterance_critic:utterance_critic",
     },
     "loss": {
         "ppo": "turnstile.losses.ppo:ppo",

@@ -15,6 +15,7 @@ from turnstile.build.parts import (
     check_kinds,
     make_agent,
     make_annotators,
+    make_learned,
     make_learner,
     make_objective,
     make_player,
@@ -30,14 +31,13 @@ from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
 from turnstile.build.warmstart import baselines_and_warm_start, read_talks
 from turnstile.config import Recipe
-from turnstile.credit.base import Estimator, targets_of
+from turnstile.credit.base import Estimator
 from turnstile.envs.base import Env
 from turnstile.errors import ConfigError
 from turnstile.rollout.record import Recorder
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
 from turnstile.trainer import checkpoint
-from turnstile.trainer.critic import Critic
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
@@ -129,9 +129,7 @@ class _Kept:
     def __init__(self, run: Run, learner: Learner, estimator: Estimator) -> None:
         self.run = run
         self.learner = learner
-        self.critic: Critic | None = None
-        if (targets := targets_of(estimator)) is not None:
-            self.critic = Critic(learner, targets, lr=run.recipe.critic.lr, epochs=run.recipe.critic.epochs)
+        self.learned = make_learned(run.recipe, estimator, learner)
         self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
         self.alarms: dict[str, Alarm] = standard_alarms()
         self.progress = Progress()
@@ -146,10 +144,9 @@ class _Kept:
             "sampler": self.sampler.state(),
             "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
         }
-        if self.critic is not None:
-            state["critic"] = self.critic.state()
-        keep = self.run.recipe.train.keep
-        checkpoint.save(self._folder, progress.step, self.learner, self.run.agent.tokenizer, state, keep)
+        keep, learned = self.run.recipe.train.keep, self.learned and self.learned.state()
+        tokenizer = self.run.agent.tokenizer
+        checkpoint.save(self._folder, progress.step, self.learner, tokenizer, state, keep, learned=learned)
 
     def restore(self) -> bool:
         """Goes back to the newest whole checkpoint, if there is one."""
@@ -162,8 +159,8 @@ class _Kept:
         self.run.agent.engine.publish(found.step)
         self.progress = Progress(step=found.step, credit=found.state["credit"])
         self.sampler.restore(found.state["sampler"])
-        if self.critic is not None:
-            self.critic.restore(found.state["critic"])
+        if self.learned is not None:
+            checkpoint.restore_learned(found, self.learned)
         for name, alarm in self.alarms.items():
             if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
                 alarm.restore(found.state["alarms"][name])
@@ -195,7 +192,7 @@ def _parts(run: Run, kept: _Kept, estimator: Estimator, objective: Objective) ->
         objective=objective,
         trunk=_trunk(run, kept.learner),
         annotators=make_annotators(run.recipe, objective, kept.learner, run.folder, step=kept.progress.step),
-        critic=kept.critic,
+        learned=kept.learned,
         engine=run.agent.engine,
         tracker=run.tracker,
         recorder=run.recorder,

@@ -42,6 +42,8 @@ _WHOLE_STEP = "statistics of the whole step: all its groups must be given in one
 _LENGTHS = "a discounted return depends on how many turns lie ahead, also where all outcomes are equal"
 _NO_BASELINE = "there is no baseline to take off"
 _CRITIC = "the baseline is a critic's word, which need not be the mean of the rewards"
+_PROCESS = "the process reward is a model's word, which need not agree with the outcomes"
+_ALL_CRITIC = "rewards reach it through the critic alone, which has learned of earlier ones"
 _KEPT = "what is not kept is not learned from, whichever turn it is"
 _OUTCOME_EACH = "the outcome is in the reward of each turn, so attempts of more turns sum more of it"
 _SHARED = "what a continuation shares is credited in the attempt that it left"
@@ -100,6 +102,9 @@ DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="subgoal", knobs={"among": "name", "gamma": 0.9, "gamma_low": 0.9}, exempt={7: _LENGTHS}),
     Declaration(kind="vine", exempt={6: _SHARED}),
     Declaration(kind="vine", knobs={"train": "roots"}, exempt={6: _SHARED}),
+    Declaration(kind="implicit_step", exempt={7: _PROCESS}),
+    Declaration(kind="implicit_step", knobs={"omega": 0.5, "gamma": 0.0}, exempt={7: _PROCESS}),
+    Declaration(kind="utterance_critic", exempt={5: _ALL_CRITIC, 7: _CRITIC}),
     Declaration(kind="aem"),
     Declaration(kind="aem", knobs={"measure": "surprisal", "among": "batch"}, exempt={3: _WHOLE_STEP}),
 )
@@ -117,7 +122,7 @@ def check_estimator(
     scores = [[_random_score(rng, trajectory) for trajectory in group.trajectories] for group in groups]
 
     def run(groups: Sequence[Group], scores: Scores) -> Advantages:
-        given = {"values": sample_values(groups), **dict(aux or {})}
+        given = {**sample_aux(groups), **dict(aux or {})}
         advantages, _ = estimator(groups, scores, given, {}, **dict(knobs or {}))
         shapes = [[len(turn.completion.token_ids) for turn in t.turns] for g in groups for t in g.trajectories]
         if [[len(values) for values in turns] for turns in advantages] != shapes:
@@ -229,6 +234,13 @@ def _score(outcome: float, turn: np.ndarray[Any, np.dtype[np.float32]]) -> Score
 
 def _random_score(rng: np.random.Generator, trajectory: Trajectory) -> Score:
     return _score(float(rng.normal()), rng.normal(size=len(trajectory.turns)).astype(np.float32))
+
+
+def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
+    """What learned parts might say of these groups, made up."""
+    values = sample_values(groups)
+    q, v = ([np.array([own[end] for own in turns], dtype=np.float32) for turns in values] for end in (-1, 0))
+    return {"values": values, "implicit": values, "q": [1 + own for own in q], "v": v}
 
 
 def sample_values(groups: Sequence[Group]) -> list[list[F32]]:

@@ -1,8 +1,8 @@
 """Checkpoints that are whole or not there: a folder written aside, flushed, and renamed into place.
 
 `checkpoints/step-000012/` holds the network as a plain Hugging Face folder (`model/`), the optimiser
-(`optimizer.pt`) and everything else as JSON (`state.json`). `state.json` names the size of every other file,
-so a torn folder is found out when it is read.
+(`optimizer.pt`), what learns beside it, if anything does (`learned.pt`), and everything else as JSON (`state.json`).
+`state.json` names the size of every other file, so a torn folder is found out when it is read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.errors import CheckpointError
 from turnstile.models.adapt import adapter_state, merged_state
+from turnstile.trainer.critic import Learned
 from turnstile.trainer.learner import Learner
 
+LEARNED = "learned.pt"
 _NAME = re.compile(r"step-(\d{6})")
 
 
@@ -42,9 +44,17 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any], keep: int
+    folder: Path,
+    step: int,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    state: Mapping[str, Any],
+    keep: int,
+    *,
+    learned: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes the checkpoint of `step` and keeps the last `keep`.
+    """Writes the checkpoint of `step` and keeps the last `keep`. `learned`: what a part that learns beside the policy
+    keeps, tensors and all.
 
     Later ones are removed too: they are torn, or this run would not have gone back behind them.
     """
@@ -56,6 +66,8 @@ def save(
     try:
         save_model(learner.model, tokenizer, scratch / "model")
         torch.save({**learner.state(), "adapter": adapter_state(learner.model)}, scratch / "optimizer.pt")
+        if learned is not None:
+            torch.save(dict(learned), scratch / LEARNED)
         sizes = {str(p.relative_to(scratch)): p.stat().st_size for p in sorted(scratch.rglob("*")) if p.is_file()}
         body = {"step": step, "files": sizes, **state}
         (scratch / "state.json").write_text(json.dumps(body, indent=1), encoding="utf-8")
@@ -123,6 +135,15 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> None:
     else:
         load_weights(learner.model, checkpoint.model)
     learner.restore(state)
+
+
+def restore_learned(checkpoint: Checkpoint, part: Learned) -> None:
+    """Puts a part that learns beside the policy back in place, bit by bit. Raises CheckpointError when the checkpoint
+    holds none."""
+    file = checkpoint.path / LEARNED
+    if not file.is_file():
+        raise CheckpointError(f"checkpoint {checkpoint.path.name} holds nothing of the part that credit.kind learns")
+    part.restore(torch.load(file, map_location="cpu", weights_only=True))
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
