@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ GROUPS, ATTEMPTS = 2, 4
 CONCURRENT = 5  # episodes
 
 
-def recipe(inputs: Path, **train: Any) -> Recipe:
-    """Everything a run can do, tiny, and repeatable to the last bit; its model and tasks lie in `inputs`."""
+def recipe(inputs: Path, *, sections: Mapping[str, Any] | None = None, **train: Any) -> Recipe:
+    """Everything a run can do, tiny, and repeatable to the last bit; its model and tasks lie in `inputs`. `sections`
+    stand in the place of its own."""
     if not (inputs / "model").exists():
         words = tiny_tokenizer()
         tiny_llama(len(words), hidden=32).save_pretrained(inputs / "model")
@@ -59,6 +61,7 @@ def recipe(inputs: Path, **train: Any) -> Recipe:
             },
             "eval": {"every": 2},
             "trackers": [{"kind": "jsonl"}],
+            **(sections or {}),
         }
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ import guess_run
 from turnstile.build.run_folder import read_results
 from turnstile.build.train import train
 from turnstile.envs.guess import GuessEnv
+from turnstile.errors import CheckpointError
 from turnstile.rollout.codec import encode
 from turnstile.rollout.record import read_record
 from turnstile.rollout.tree import tree_tokens
@@ -42,8 +43,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-def optimizer(checkpoint: Path) -> Any:
-    """Its numbers; the file itself also shows which strings were one object when it was pickled."""
+def numbers(file: Path) -> Any:
+    """What is in it; the file itself also shows which strings were one object when it was pickled."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -52,7 +53,7 @@ def optimizer(checkpoint: Path) -> Any:
             return {key: plain(item) for key, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
-    return plain(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+    return plain(torch.load(file, weights_only=True))
 
 
 def record(run: Path) -> list[Any]:
@@ -99,7 +100,8 @@ def test_killed_twice_and_the_same_to_the_last_bit(undisturbed: Path, inputs: Pa
     last = Path("checkpoints", "step-000004")
     for file in ("model/model.safetensors", "state.json"):
         assert (run / last / file).read_bytes() == (undisturbed / last / file).read_bytes(), file
-    assert optimizer(run / last) == optimizer(undisturbed / last)
+    for file in ("optimizer.pt", "learned.pt"):
+        assert numbers(run / last / file) == numbers(undisturbed / last / file), file
     assert read_results(run) == read_results(undisturbed)
     assert record(run) == record(undisturbed)
     assert not list((run / "checkpoints").glob(".writing-*"))
@@ -157,6 +159,35 @@ def test_going_back_behind_an_evaluation_does_it_again(undisturbed: Path, inputs
     assert metrics(run) == metrics(undisturbed)
     said = [json.loads(line) for line in (run / "messages.jsonl").read_text().splitlines()]
     assert any(line["level"] == "warning" and "step-000004 is torn" in line["message"] for line in said)
+
+
+@pytest.mark.parametrize("credit", [{"kind": "implicit_step"}, {"kind": "utterance_critic", "gamma": 0.9}])
+def test_what_learns_beside_the_policy_goes_on_bit_by_bit(credit: Any, inputs: Path, tmp_path: Path) -> None:
+    """The last checkpoint is torn, so that step 3 is made again from what step 2 kept."""
+    more = {
+        "credit": credit,
+        "implicit": {"lr": 1e-3},
+        "critic": {"epochs": 3},
+        "warmstart": {},
+        "eval": {"before": False},
+    }
+    recipe = guess_run.recipe(inputs, sections=more, steps=3, drop_flat_groups=False)
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    train(recipe, run=whole, env=GuessEnv)
+    shutil.copytree(whole, again)
+    last = Path("checkpoints", "step-000003")
+    (again / last / "learned.pt").write_bytes(b"torn")
+    train(recipe, run=again, env=GuessEnv)
+    assert metrics(again) == metrics(whole)
+    assert numbers(again / last / "learned.pt") == numbers(whole / last / "learned.pt")
+    parts = {"implicit_step": "implicit/loss", "utterance_critic": "utterance/q_loss"}
+    assert [step["step"] for step in metrics(whole) if parts[credit["kind"]] in step] == [1, 2, 3]
+    (again / last / "learned.pt").unlink()
+    state = json.loads((again / last / "state.json").read_text())
+    del state["files"]["learned.pt"]
+    (again / last / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match=r"step-000003 holds nothing of the part that credit\.kind learns"):
+        train(recipe, run=again, env=GuessEnv)
 
 
 def test_a_finished_run_has_nothing_left_to_do(undisturbed: Path, inputs: Path) -> None:

@@ -144,7 +144,7 @@ class _Kept:
             "sampler": self.sampler.state(),
             "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
         }
-        keep, learned = self.run.recipe.train.keep, self.learned and self.learned.state()
+        keep, learned = self.run.recipe.train.keep, None if self.learned is None else self.learned.state()
         tokenizer = self.run.agent.tokenizer
         checkpoint.save(self._folder, progress.step, self.learner, tokenizer, state, keep, learned=learned)
 

@@ -68,4 +68,5 @@ def _unsure(step: Turns, chosen: Flags, measure: str) -> list[float]:
     """Nats a token, of each chosen turn."""
     if measure == "entropy":
         return [float(values.mean()) for values in step.entropies("aem", chosen)]
-    return [-float(step.turns[t].completion.logprobs.astype(np.float64).mean()) for t in np.flatnonzero(chosen)]
+    sampled = [step.turns[t].completion.logprobs for t in np.flatnonzero(chosen).tolist()]
+    return [-float(logprobs.mean(dtype=np.float64)) for logprobs in sampled]

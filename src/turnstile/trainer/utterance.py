@@ -113,8 +113,8 @@ class UtteranceCritic:
 
     def state(self) -> dict[str, Any]:
         """Heads, slow copies and the optimiser's moments."""
-        parts = {"heads": self._heads, "slow": self._slow, "optimizer": self._optimizer}
-        return {name: part.state_dict() for name, part in parts.items()}
+        heads, slow = self._heads.state_dict(), self._slow.state_dict()
+        return {"heads": heads, "slow": slow, "optimizer": self._optimizer.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._heads.load_state_dict(state["heads"])
@@ -152,7 +152,7 @@ def _ends(row: Row, turns: np.ndarray[Any, Any]) -> tuple[Row, np.ndarray[Any, A
     mask = np.zeros(len(row.token_ids) + 1, np.bool_)
     mask[first] = mask[behind] = True
     places = np.flatnonzero(mask)
-    arrays = {name: np.append(getattr(row, name), getattr(row, name)[-1]) for name in _ARRAYS}
+    arrays: dict[str, Any] = {name: np.append(getattr(row, name), getattr(row, name)[-1]) for name in _ARRAYS}
     return replace(row, loss_mask=mask, **arrays), np.searchsorted(places, first), np.searchsorted(places, behind)
 
 
