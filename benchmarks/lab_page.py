@@ -67,7 +67,10 @@ def page(kept: Mapping[str, Body]) -> list[str]:
         lines = lines_of(kept["branched"])
         text = (
             "## Groups that branch\n\nHalf of the attempts branch from the others at a turn drawn for each. An attempt "
-            "shares its first turns with its branch, so a mean that holds the branch is no baseline for those."
+            "shares its first turns with its branch, so a mean that holds the branch is no baseline for those. `vine` "
+            "has none that does, but gives shared turns their credit once, so late ones weigh more; "
+            "`train=roots` gives none to branches, but for those that began anew because their parent had ended before "
+            "they could leave it."
         )
         parts += [text, section(directions(lines), 3, note=False), section(progress(lines), 3, note=False)]
     if "sweeps" in kept:

@@ -38,7 +38,8 @@ def normalised_process(
 
     The paper gives z to PPO with a critic. Here the critic's place is taken by the group's turns at the same index
     (`baseline = "index"`, centred or with `scale = "std"` normalised), or by nothing (`none`: z has a middle already).
-    The outcome counts once a turn, so longer attempts sum more of it; with `gamma = 0` each turn has its own z alone.
+    The outcome counts once a turn, so longer attempts sum more of it, which turns the gradient where the policy decides
+    how long an attempt lasts (`walk` in the lab); with `gamma = 0` each turn has its own z alone.
 
     Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
     """
