@@ -60,7 +60,7 @@ def test_it_begins_at_nothing_and_learns_what_turns_are_worth() -> None:
     assert [own[-1] for own in told["q"]] == pytest.approx([0.5, 1.5, 2.5, 3.5], abs=0.5)
 
 
-def test_states_are_read_before_a_turn_and_actions_at_its_end() -> None:
+def test_states_are_read_before_a_turn_and_actions_over_it() -> None:
     heads = critic()
     seen = heads._read(GROUPS)
     model = heads._learner.model
@@ -72,8 +72,10 @@ def test_states_are_read_before_a_turn_and_actions_at_its_end() -> None:
             hidden = model.get_decoder()(tokens, use_cache=False).last_hidden_state[0].float()
         for turn in range(len(trajectory.turns)):
             places = np.flatnonzero(whole.turn_ids == turn)
-            for found, place in ((seen.before[row], places[0] - 1), (seen.after[row], places[-1])):
-                np.testing.assert_allclose(found, layer_norm(hidden[place], hidden[place].shape), atol=1e-4)
+            read = layer_norm(hidden, hidden.shape[-1:])
+            np.testing.assert_allclose(seen.before[row], read[places[0] - 1], atol=1e-4)
+            both = torch.cat([read[places[0] - 1], read[places].mean(0)])
+            np.testing.assert_allclose(seen.after[row], both, atol=1e-4)
             row += 1
     assert row == len(seen.turns) == 9
 

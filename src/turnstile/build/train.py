@@ -38,6 +38,7 @@ from turnstile.rollout.record import Recorder
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
 from turnstile.trainer import checkpoint
+from turnstile.trainer.critic import Learned
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
@@ -109,6 +110,7 @@ async def _train(
         if not kept.restore():
             tracker.resume_at(0)
             await baselines_and_warm_start(run, kept.learner, talks)
+            kept.begin()
             kept.save(kept.progress)
         samples = recipe.eval.samples
         if recipe.eval.before and recipe.warmstart.wanted:
@@ -129,11 +131,16 @@ class _Kept:
     def __init__(self, run: Run, learner: Learner, estimator: Estimator) -> None:
         self.run = run
         self.learner = learner
-        self.learned = make_learned(run.recipe, estimator, learner)
+        self.learned: Learned | None = None
+        self._estimator = estimator
         self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
         self.alarms: dict[str, Alarm] = standard_alarms()
         self.progress = Progress()
         self._folder = run.folder / "checkpoints"
+
+    def begin(self) -> None:
+        """Makes what learns beside the policy, which may begin as the policy does: as RL finds it."""
+        self.learned = make_learned(self.run.recipe, self._estimator, self.learner)
 
     def save(self, progress: Progress) -> None:
         """A step is done when its checkpoint stands, so what it played and logged is on the disk before."""
@@ -159,6 +166,7 @@ class _Kept:
         self.run.agent.engine.publish(found.step)
         self.progress = Progress(step=found.step, credit=found.state["credit"])
         self.sampler.restore(found.state["sampler"])
+        self.begin()
         if self.learned is not None:
             checkpoint.restore_learned(found, self.learned)
         for name, alarm in self.alarms.items():

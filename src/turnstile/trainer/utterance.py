@@ -1,7 +1,7 @@
 """A critic of whole turns, on the policy's last hidden states: what a state is worth, and what was said in it.
 
-The state is read before the first token of a turn, the state with its action at the last one. As the critic of tokens
-it does not move the policy.
+The state is read before the first token of a turn; what was said in it is that and the mean over the turn's tokens,
+each read once it is there. As the critic of tokens it does not move the policy.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Seen:
 
     turns: np.ndarray[Any, np.dtype[np.int64]]  # [M] which of the step's turns
     lengths: list[int]  # turns of each trajectory
-    before: Tensor  # [M, H]
-    after: Tensor  # [M, H]
+    before: Tensor  # [M, H] the state
+    after: Tensor  # [M, 2H] the state, and what was said in it
 
     def spread(self, values: Tensor) -> list[F32]:
         """[M] as [trajectory] -> f32[K], 0 in turns that are not trained."""
@@ -58,7 +58,8 @@ class UtteranceCritic:
         self._width = int(learner.model.config.get_text_config().hidden_size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the heads' first weights must not depend on what ran before
-            heads = nn.ModuleDict({f"{what}{i}": _head(self._width) for what in "qv" for i in TWICE})
+            sizes = {"q": 2 * self._width, "v": self._width}
+            heads = nn.ModuleDict({f"{what}{i}": _head(size) for what, size in sizes.items() for i in TWICE})
         self._heads = heads.to(learner.model.device)
         self._slow = copy.deepcopy(self._heads).requires_grad_(False)
         self._optimizer = torch.optim.Adam(self._heads.parameters(), lr=lr)
@@ -77,11 +78,22 @@ class UtteranceCritic:
     def learn(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Metrics: utterance/q_loss and v_loss (mean square, at the first epoch), utterance/q and v (means)."""
+        """Metrics: utterance/q_loss and v_loss (mean square, at the first epoch), utterance/explained (the share of the
+        variance of what Q was to be that it told beforehand), utterance/q and v (means)."""
         seen, self._seen = self._seen, None
         if seen is None or not len(seen.turns):
             return {}
-        metrics: dict[str, float] = {}
+        told = np.concatenate(aux["q"])[seen.turns]
+        hoped = np.concatenate(self._targets(groups, scores, aux))[seen.turns]
+        known = torch.from_numpy(np.isfinite(hoped))
+        if not known.any():
+            return {}
+        spread = float(np.nanvar(hoped))
+        metrics = {
+            "utterance/explained": 1.0 - float(np.nanvar(hoped - told)) / spread if spread > 0 else 0.0,
+            "utterance/q": float(told.mean()),
+            "utterance/v": float(np.concatenate(aux["v"])[seen.turns].mean()),
+        }
         for _ in range(self._epochs):
             self._optimizer.zero_grad(set_to_none=True)
             losses = {"q_loss": torch.zeros(()), "v_loss": torch.zeros(())}
@@ -92,20 +104,18 @@ class UtteranceCritic:
                         self._of(self._slow, f"v{i}", seen.before),
                     )
                 wanted = np.concatenate(self._targets(groups, scores, {"v": seen.spread(slow_v)}))[seen.turns]
-                known = torch.from_numpy(np.isfinite(wanted))
-                if not known.any():
-                    return {}
                 targets = torch.from_numpy(wanted).float().to(slow_q.device)
                 for what, states, to in (("q", seen.after, targets), ("v", seen.before, slow_q)):
                     loss = mse_loss(self._of(self._heads, f"{what}{i}", states[known]), to[known])
                     losses[f"{what}_loss"] = losses[f"{what}_loss"] + loss
             (losses["q_loss"] + losses["v_loss"]).backward()
-            metrics = metrics or {f"utterance/{name}": float(loss.detach()) / 2 for name, loss in losses.items()}
+            for name, total in losses.items():
+                metrics.setdefault(f"utterance/{name}", float(total.detach()) / 2)
             step_finite(self._optimizer, self._heads, "the critic")
             with torch.no_grad():
                 for slow, fast in zip(self._slow.parameters(), self._heads.parameters(), strict=True):
                     slow.lerp_(fast, self._tau)
-        return metrics | {f"utterance/{name}": float(np.mean(np.concatenate(aux[name])[seen.turns])) for name in "qv"}
+        return metrics
 
     def _of(self, heads: nn.ModuleDict, name: str, states: Tensor) -> Tensor:
         value: Tensor = heads[name](states.to(self._learner.model.device))[:, 0]
@@ -132,35 +142,40 @@ class UtteranceCritic:
                     rows.append((row, trained))
                     turns.append(begin + trained)
         if not rows:
-            nothing = torch.empty(0, self._width)
-            return _Seen(np.empty(0, np.int64), lengths, nothing, nothing)
-        marked = [_ends(row, trained) for row, trained in rows]
-        seen = features(self._learner, [row for row, _, _ in marked])
-        before, after = (
-            torch.cat([states[torch.from_numpy(ends)] for states, ends in zip(seen, places, strict=True)])
-            for places in zip(*((first, last) for _, first, last in marked), strict=True)
-        )
-        return _Seen(np.concatenate(turns), lengths, before, after)
+            return _Seen(np.empty(0, np.int64), lengths, torch.empty(0, self._width), torch.empty(0, 2 * self._width))
+        seen = features(self._learner, [_opened(row, trained) for row, trained in rows])
+        before = [states for each in zip(seen, rows, strict=True) for states in _apart(*each)]
+        state = torch.stack([states[0] for states in before])
+        said = torch.stack([states[1:].mean(0) for states in before])
+        return _Seen(np.concatenate(turns), lengths, state, torch.cat([state, said], dim=1))
 
 
-def _ends(row: Row, turns: np.ndarray[Any, Any]) -> tuple[Row, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The row with exactly those tokens marked before which a turn's state, or its state and action, is read; and which
-    of these each of the turns has for the one and the other. The last action is read before a token that is put
-    behind it."""
-    first = np.array([np.flatnonzero(row.turn_ids == k)[0] for k in turns])
-    behind = np.array([np.flatnonzero(row.turn_ids == k)[-1] + 1 for k in turns])
-    mask = np.zeros(len(row.token_ids) + 1, np.bool_)
-    mask[first] = mask[behind] = True
-    places = np.flatnonzero(mask)
+def _opened(row: Row, turns: np.ndarray[Any, Any]) -> Row:
+    """The row with exactly those tokens marked before which something of these turns is read: their own, and the one
+    after each turn; the row has one more, so that there is one after the last."""
+    mask = np.append(np.isin(row.turn_ids, turns), False)
+    mask[1:] |= mask[:-1]
     arrays: dict[str, Any] = {name: np.append(getattr(row, name), getattr(row, name)[-1]) for name in _ARRAYS}
-    return replace(row, loss_mask=mask, **arrays), np.searchsorted(places, first), np.searchsorted(places, behind)
+    return replace(row, loss_mask=mask, **arrays)
+
+
+def _apart(states: Tensor, row: tuple[Row, np.ndarray[Any, Any]]) -> list[Tensor]:
+    """What `_opened` read, [n + 1, H] for each turn of n tokens."""
+    owner = row[0].turn_ids
+    places = np.flatnonzero(_opened(*row).loss_mask)
+    found = []
+    for turn in row[1]:
+        own = np.flatnonzero(owner == turn)
+        begin = int(np.searchsorted(places, own[0]))
+        found.append(states[begin : begin + len(own) + 1])
+    return found
 
 
 _ARRAYS = ("token_ids", "logprobs", "advantages", "turn_ids", "versions")
 
 
-def _head(width: int) -> nn.Sequential:
-    last = nn.Linear(width, 1)
+def _head(size: int) -> nn.Sequential:
+    last = nn.Linear(size, 1)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
-    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), last)
+    return nn.Sequential(nn.Linear(size, size), nn.ReLU(), last)
