@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from turnstile.credit.base import targets_of
+from turnstile.credit.base import learned_of
 from turnstile.evaluation.lab.curves import Race, race_of
 from turnstile.evaluation.lab.figures import draw_races, draw_study, draw_sweeps, to_png
 from turnstile.evaluation.lab.judge import SIGNIFICANT
@@ -67,7 +67,10 @@ def page(kept: Mapping[str, Body]) -> list[str]:
         lines = lines_of(kept["branched"])
         text = (
             "## Groups that branch\n\nHalf of the attempts branch from the others at a turn drawn for each. An attempt "
-            "shares its first turns with its branch, so a mean that holds the branch is no baseline for those."
+            "shares its first turns with its branch, so a mean that holds the branch is no baseline for those. `vine` "
+            "has none that does, but gives shared turns their credit once, so late ones weigh more; "
+            "`train=roots` gives none to branches, but for those that began anew because their parent had ended before "
+            "they could leave it."
         )
         parts += [text, section(directions(lines), 3, note=False), section(progress(lines), 3, note=False)]
     if "sweeps" in kept:
@@ -220,7 +223,7 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
 
 def has_critic(name: str) -> bool:
     """Whether the estimator of that kind or label takes the word of a critic."""
-    return targets_of(resolve("credit", name.partition(" (")[0])) is not None
+    return learned_of(resolve("credit", name.partition(" (")[0])) is not None
 
 
 def progress_of(lines: Sequence[Line], process: str) -> dict[tuple[str, str], list[float]]:

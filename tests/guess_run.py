@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ GROUPS, ATTEMPTS = 2, 4
 CONCURRENT = 5  # episodes
 
 
-def recipe(inputs: Path, **train: Any) -> Recipe:
-    """Everything a run can do, tiny, and repeatable to the last bit; its model and tasks lie in `inputs`."""
-    return make_recipe(_data(inputs, train))
+def recipe(inputs: Path, *, sections: Mapping[str, Any] | None = None, **train: Any) -> Recipe:
+    """Everything a run can do, tiny, and repeatable to the last bit; its model and tasks lie in `inputs`. `sections`
+    stand in the place of its own."""
+    return make_recipe({**_data(inputs, train), **(sections or {})})
 
 
 def recipe_file(inputs: Path, **train: Any) -> Path:

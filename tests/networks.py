@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -128,6 +129,15 @@ def row_of(
         temperature=temperature,
         extras={"ref_logprobs": np.where(trained, -3 * rng.random(length), 0).astype(np.float32)},
     )
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint gives back of a learned part's state."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    found: dict[str, Any] = torch.load(file, weights_only=True)
+    return found
 
 
 def plain_logprobs(model: PreTrainedModel, row: Row) -> Tensor:

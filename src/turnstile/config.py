@@ -176,10 +176,22 @@ class TrainConfig(Section):
 
 
 class CriticConfig(Section):
-    """The value head that estimators like `gae` learn from; the others have none."""
+    """The value head that estimators like `gae` learn from, and the heads of `utterance_critic`; the others have
+    none."""
 
     lr: float = Field(1e-3, gt=0)
     epochs: int = Field(8, ge=1)  # steps of its optimiser for each step of the run
+    tau: float = Field(0.1, gt=0, le=1)  # of `utterance_critic`: how far its slow copies go after each of those steps
+
+
+class ImplicitConfig(Section):
+    """The process reward that `implicit_step` learns; the others have none."""
+
+    objective: Literal["cross_entropy", "dpo"] = "cross_entropy"  # of outcomes within [0, 1], or between attempts
+    reference: Literal["start", "old"] = "start"  # the policy that RL began with, or the one of before the step
+    beta: float = Field(0.05, gt=0)  # a reward is beta times a log-ratio
+    lr: float = Field(1e-6, gt=0)
+    epochs: int = Field(1, ge=1)  # steps of its optimiser for each step of the run
 
 
 class EvalConfig(Section):
@@ -213,6 +225,7 @@ class Recipe(Section):
     factors: tuple[Kind, ...] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
     critic: CriticConfig = CriticConfig()
+    implicit: ImplicitConfig = ImplicitConfig()
     weights: Kind = Kind(kind="token")
     warmstart: WarmstartConfig = WarmstartConfig()
     train: TrainConfig = TrainConfig()

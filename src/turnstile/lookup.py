@@ -108,6 +108,13 @@ KINDS: dict[str, dict[str, str]] = {
         "gae": "turnstile.credit.gae:gae",
         "turn_gae": "turnstile.credit.gae:turn_gae",
         "bilevel_gae": "turnstile.credit.gae:bilevel_gae",
+        "recalibrated": "turnstile.credit.recalibrated:recalibrated",
+        "normalised_process": "turnstile.credit.normalised_process:normalised_process",
+        "subgoal": "turnstile.credit.subgoal:subgoal",
+        "vine": "turnstile.credit.vine:vine",
+        "aem": "turnstile.credit.aem:aem",
+        "implicit_step": "turnstile.credit.implicit_step:implicit_step",
+        "utterance_critic": "turnstile.credit.utterance_critic:utterance_critic",
     },
     "loss": {
         "ppo": "turnstile.losses.ppo:ppo",

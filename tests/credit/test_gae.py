@@ -111,5 +111,5 @@ def test_without_a_critic() -> None:
 
 def test_values_that_are_not_finite() -> None:
     broken = {"values": [[np.array([np.nan, 0.0], np.float32), np.zeros(1, np.float32)]]}
-    with pytest.raises(TrainingError, match=r"values are not finite; lower critic\.lr"):
+    with pytest.raises(TrainingError, match=r"values of a critic are not finite; lower critic\.lr"):
         gae([G], SCORES, broken, {})

@@ -236,3 +236,9 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path, words: Any) -> None:
     some.update(random_rows(2, vocabulary=32), OBJECTIVE)
     path = save(tmp_path, 1, some, words, note="new")
     assert checkpoint.read(path).state["note"] == "new"
+
+
+def test_a_checkpoint_without_what_is_to_be_learned_is_said(tmp_path: Path) -> None:
+    bare = checkpoint.Checkpoint(path=tmp_path / "step-000003", step=3, state={}, digest="")
+    with pytest.raises(CheckpointError, match=r"step-000003 holds nothing of the part that credit\.kind learns"):
+        checkpoint.restore_learned(bare, None)  # type: ignore[arg-type]

@@ -35,8 +35,8 @@ def metrics(run: Path, *, engine: bool = True) -> list[dict[str, Any]]:
     ]
 
 
-def optimizer(folder: Path) -> Any:
-    """Its numbers; the file itself also shows which strings were one object when it was pickled."""
+def numbers(file: Path) -> Any:
+    """What is in it; the file itself also shows which strings were one object when it was pickled."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -45,7 +45,7 @@ def optimizer(folder: Path) -> Any:
             return {key: plain(item) for key, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
-    return plain(torch.load(folder / "optimizer.pt", weights_only=True))
+    return plain(torch.load(file, weights_only=True))
 
 
 def record(run: Path) -> list[Any]:
@@ -68,7 +68,8 @@ def same_end(run: Path, undisturbed: Path) -> None:
     last = Path("checkpoints", "step-000004")
     for file in ("model/model.safetensors", "state.json"):
         assert (run / last / file).read_bytes() == (undisturbed / last / file).read_bytes(), file
-    assert optimizer(run / last) == optimizer(undisturbed / last)
+    for file in ("optimizer.pt", "learned.pt"):
+        assert numbers(run / last / file) == numbers(undisturbed / last / file), file
     assert metrics(run, engine=False) == metrics(undisturbed, engine=False)
     assert read_results(run) == read_results(undisturbed)
     assert record(run) == record(undisturbed)
@@ -166,6 +167,29 @@ def test_going_back_behind_an_evaluation_does_it_again(undisturbed: Path, inputs
     assert any("step-000004 is torn" in line for line in said(run))
     assert "step 4: 8 of 8 episodes had finished before, and were not played again" in said(run)
     assert record(run) == record(undisturbed)
+
+
+@pytest.mark.parametrize("credit", [{"kind": "implicit_step"}, {"kind": "utterance_critic", "gamma": 0.9}])
+def test_what_learns_beside_the_policy_goes_on_bit_by_bit(credit: Any, inputs: Path, tmp_path: Path) -> None:
+    """The last checkpoint is torn, so that step 3 is made again from what step 2 kept."""
+    more = {
+        "credit": credit,
+        "implicit": {"lr": 1e-3},
+        "critic": {"epochs": 3},
+        "warmstart": {},
+        "eval": {"before": False},
+    }
+    recipe = guess_run.recipe(inputs, sections=more, steps=3, drop_flat_groups=False)
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    train(recipe, run=whole, env=GuessEnv)
+    shutil.copytree(whole, again)
+    last = Path("checkpoints", "step-000003")
+    (again / last / "learned.pt").write_bytes(b"torn")
+    train(recipe, run=again, env=GuessEnv)
+    assert metrics(again, engine=False) == metrics(whole, engine=False)
+    assert numbers(again / last / "learned.pt") == numbers(whole / last / "learned.pt")
+    parts = {"implicit_step": "implicit/loss", "utterance_critic": "utterance/q_loss"}
+    assert [step["step"] for step in metrics(whole) if parts[credit["kind"]] in step] == [1, 2, 3]
 
 
 def test_a_finished_run_has_nothing_left_to_do(undisturbed: Path, inputs: Path) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from turnstile.build.parts import make_learned
 from turnstile.build.run_folder import FINAL, drop_results, read_results
 from turnstile.build.session import Run
-from turnstile.credit.base import Estimator, targets_of
+from turnstile.credit.base import Estimator
 from turnstile.errors import ConfigError, LedgerError
 from turnstile.evaluation.metrics import EpisodeResult, counted
 from turnstile.lookup import nearest
@@ -21,7 +22,7 @@ from turnstile.rollout.ledger import FILE
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
 from turnstile.trainer import checkpoint
-from turnstile.trainer.critic import Critic
+from turnstile.trainer.critic import Learned
 from turnstile.trainer.learner import Learner
 from turnstile.trainer.loop import Progress
 
@@ -47,15 +48,18 @@ class Kept:
     def __init__(self, run: Run, learner: Learner, estimator: Estimator) -> None:
         self.run = run
         self.learner = learner
-        self.critic: Critic | None = None
-        if (targets := targets_of(estimator)) is not None:
-            self.critic = Critic(learner, targets, lr=run.recipe.critic.lr, epochs=run.recipe.critic.epochs)
+        self.learned: Learned | None = None
+        self._estimator = estimator
         self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
         self.tasks_at: Callable[[], Mapping[str, Any]] = self.sampler.state  # behind the last step that is done
         self.alarms: dict[str, Alarm] = standard_alarms()
         self.progress = Progress()
         self.scores: dict[int, float] = {}  # of steps with a checkpoint, by train.keep_best
         self._folder = run.folder / "checkpoints"
+
+    def begin(self) -> None:
+        """Makes what learns beside the policy, which may begin as the policy does: as RL finds it."""
+        self.learned = make_learned(self.run.recipe, self._estimator, self.learner)
 
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """A step is done when the ledger names its checkpoint, so what it played and logged is on the disk before."""
@@ -69,9 +73,9 @@ class Kept:
             "scores": {str(step): score for step, score in self.scores.items()},
             "threads": torch.get_num_threads(),
         }
-        if self.critic is not None:
-            state["critic"] = self.critic.state()
-        saved = checkpoint.save(self._folder, progress.step, self.learner, self.run.agent.tokenizer, state)
+        learned = None if self.learned is None else self.learned.state()
+        tokenizer = self.run.agent.tokenizer
+        saved = checkpoint.save(self._folder, progress.step, self.learner, tokenizer, state, learned=learned)
         books, recipe = self.run.books, self.run.recipe
         last = [step for step in sorted({*books.ledger.committed(), saved.step}) if step <= saved.step]
         last = last[-recipe.train.keep :]
@@ -117,8 +121,9 @@ class Kept:
         if self.run.recipe.engine.deterministic:  # sums come out otherwise with other threads
             torch.set_num_threads(int(found.state["threads"]))
         self.sampler.restore(found.state["sampler"])
-        if self.critic is not None:
-            self.critic.restore(found.state["critic"])
+        self.begin()
+        if self.learned is not None:
+            checkpoint.restore_learned(found, self.learned)
         for name, alarm in self.alarms.items():
             if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
                 alarm.restore(found.state["alarms"][name])

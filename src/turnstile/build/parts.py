@@ -17,6 +17,7 @@ from turnstile.agents.base import Scaffold
 from turnstile.build.kinds import bind, takes
 from turnstile.build.sandboxes import make_sandboxes
 from turnstile.config import Kind, Recipe, TermConfig
+from turnstile.credit.base import Estimator, learned_of, targets_of
 from turnstile.engines.base import Engine
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
@@ -36,8 +37,11 @@ from turnstile.rollout.group import Player
 from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.fanout import Trackers
+from turnstile.trainer.critic import Critic, Learned
+from turnstile.trainer.implicit import ImplicitReward, Manner
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.reference import Annotator, Past, Proximal, Reference, Teacher
+from turnstile.trainer.utterance import UtteranceCritic
 from turnstile.types import Sampling, Task
 
 
@@ -291,6 +295,21 @@ def make_annotators(
     """What gives the rows of a step the arrays that the losses of a recipe need. `step` is the last that was done."""
     asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
     return tuple(ANNOTATORS[name](recipe, learner, folder, step) for name in asked)
+
+
+def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> Learned | None:
+    """What learns beside the policy because the recipe's credit needs it."""
+    part, targets = learned_of(estimator), targets_of(estimator)
+    if part is None:
+        return None
+    critic = recipe.critic
+    if part == "implicit":
+        return ImplicitReward(learner, Manner(**recipe.implicit.model_dump()), make_sampling(recipe))
+    if part == "values" and targets is not None:
+        return Critic(learner, targets, lr=critic.lr, epochs=critic.epochs)
+    if part == "utterance" and targets is not None:
+        return UtteranceCritic(learner, targets, lr=critic.lr, epochs=critic.epochs, tau=critic.tau)
+    raise ConfigError(f"credit {recipe.credit.kind!r} asks for {part!r}, which the trainer has not")
 
 
 def make_trackers(recipe: Recipe, run: Path) -> Tracker:

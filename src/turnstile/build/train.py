@@ -128,6 +128,7 @@ async def _train(
                 await baselines_and_warm_start(run, kept.learner, talks)
             else:
                 learn_recorded(run, kept.learner, replay)
+            kept.begin()
             kept.save(kept.progress, {})
         samples = recipe.eval.samples
         if recipe.eval.before and recipe.warmstart.wanted:
@@ -164,7 +165,7 @@ def _parts(run: Run, kept: Kept, source: GroupSource, estimator: Estimator, obje
         objective=objective,
         trunk=None if isinstance(source, Replay) else _trunk(run, kept.learner),
         annotators=make_annotators(run.recipe, objective, kept.learner, run.folder, step=kept.progress.step),
-        critic=kept.critic,
+        learned=kept.learned,
         tracker=run.tracker,
         recorder=run.recorder,
         books=run.books,

@@ -35,20 +35,31 @@ class Estimator(Protocol):
     ) -> tuple[Advantages, State]: ...
 
 
-Targets = Callable[..., Advantages]
-"""(groups, scores, aux, **knobs) -> what a critic is to learn at each sampled token, NaN where nothing."""
+Targets = Callable[..., Any]
+"""(groups, scores, aux, **knobs) -> what a critic is to learn, NaN where nothing: at each sampled token
+[trajectory][turn] -> f32[n], or at each turn [trajectory] -> f64[K]."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def valued(targets: Targets) -> Callable[[_Function], _Function]:
-    """Writes on an estimator that it needs a critic's `aux["values"]`, and what that is to learn."""
+def learned(part: str, targets: Targets | None = None) -> Callable[[_Function], _Function]:
+    """Writes on an estimator which learned part it takes its `aux` from, and what that is to learn where the estimator
+    has a word in it: `values` (a critic at each token), `utterance` (a critic of turns), `implicit` (a process reward
+    learned from outcomes)."""
 
     def mark(function: _Function) -> _Function:
+        cast(Any, function).learned = part
         cast(Any, function).targets = targets
         return function
 
     return mark
+
+
+def learned_of(estimator: Callable[..., Any]) -> str | None:
+    """The learned part that an estimator needs, also one whose knobs are bound; None where it needs none."""
+    inner = estimator.func if isinstance(estimator, functools.partial) else estimator
+    part: str | None = getattr(inner, "learned", None)
+    return part
 
 
 def targets_of(estimator: Callable[..., Any]) -> Targets | None:

@@ -42,7 +42,11 @@ _WHOLE_STEP = "statistics of the whole step: all its groups must be given in one
 _LENGTHS = "a discounted return depends on how many turns lie ahead, also where all outcomes are equal"
 _NO_BASELINE = "there is no baseline to take off"
 _CRITIC = "the baseline is a critic's word, which need not be the mean of the rewards"
+_PROCESS = "the process reward is a model's word, which need not agree with the outcomes"
+_ALL_CRITIC = "rewards reach it through the critic alone, which has learned of earlier ones"
 _KEPT = "what is not kept is not learned from, whichever turn it is"
+_OUTCOME_EACH = "the outcome is in the reward of each turn, so attempts of more turns sum more of it"
+_SHARED = "what a continuation shares is credited in the attempt that it left"
 _BEHIND = "behind the last branching a turn adds nothing to the mean outcome below it"
 
 DECLARED: tuple[Declaration, ...] = (
@@ -88,6 +92,21 @@ DECLARED: tuple[Declaration, ...] = (
     *(Declaration(kind=kind, exempt={7: _CRITIC}) for kind in ("gae", "turn_gae", "bilevel_gae")),
     Declaration(kind="gae", knobs={"gamma": 0.9, "lam": 0.5, "scale": "std"}, exempt={3: _WHOLE_STEP, 7: _CRITIC}),
     Declaration(kind="bilevel_gae", knobs={"token_gamma": 0.9, "token_lam": 1.0}, exempt={7: _CRITIC}),
+    Declaration(kind="recalibrated", exempt={3: _WHOLE_STEP, 6: _KEPT}),
+    Declaration(kind="recalibrated", knobs={"over": "trajectories", "positive": False}, exempt={3: _WHOLE_STEP}),
+    Declaration(kind="normalised_process", exempt={7: _OUTCOME_EACH}),
+    Declaration(kind="normalised_process", knobs={"gamma": 0.0, "scale": "none"}),
+    Declaration(kind="normalised_process", knobs={"calibrate": "product"}),
+    Declaration(kind="normalised_process", knobs={"baseline": "none"}, exempt={7: _NO_BASELINE}),
+    Declaration(kind="subgoal"),
+    Declaration(kind="subgoal", knobs={"among": "name", "gamma": 0.9, "gamma_low": 0.9}, exempt={7: _LENGTHS}),
+    Declaration(kind="vine", exempt={6: _SHARED}),
+    Declaration(kind="vine", knobs={"train": "roots"}, exempt={6: _SHARED}),
+    Declaration(kind="implicit_step", exempt={7: _PROCESS}),
+    Declaration(kind="implicit_step", knobs={"omega": 0.5, "gamma": 0.0}, exempt={7: _PROCESS}),
+    Declaration(kind="utterance_critic", exempt={5: _ALL_CRITIC, 7: _CRITIC}),
+    Declaration(kind="aem"),
+    Declaration(kind="aem", knobs={"measure": "surprisal", "among": "batch"}, exempt={3: _WHOLE_STEP}),
 )
 
 
@@ -103,7 +122,7 @@ def check_estimator(
     scores = [[_random_score(rng, trajectory) for trajectory in group.trajectories] for group in groups]
 
     def run(groups: Sequence[Group], scores: Scores) -> Advantages:
-        given = {"values": sample_values(groups), **dict(aux or {})}
+        given = {**sample_aux(groups), **dict(aux or {})}
         advantages, _ = estimator(groups, scores, given, {}, **dict(knobs or {}))
         shapes = [[len(turn.completion.token_ids) for turn in t.turns] for g in groups for t in g.trajectories]
         if [[len(values) for values in turns] for turns in advantages] != shapes:
@@ -217,6 +236,13 @@ def _random_score(rng: np.random.Generator, trajectory: Trajectory) -> Score:
     return _score(float(rng.normal()), rng.normal(size=len(trajectory.turns)).astype(np.float32))
 
 
+def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
+    """What learned parts might say of these groups, made up."""
+    values = sample_values(groups)
+    q, v = ([np.array([own[end] for own in turns], dtype=np.float32) for turns in values] for end in (-1, 0))
+    return {"values": values, "implicit": values, "q": [1 + own for own in q], "v": v}
+
+
 def sample_values(groups: Sequence[Group]) -> list[list[F32]]:
     """Made-up values of a critic, [trajectory][turn] -> f32[n], that depend on group, attempt, turn and token alone."""
 
@@ -248,13 +274,15 @@ def _sampled(rng: np.random.Generator, task: Task, group: str, attempt: int, tur
 
     def told(t: int, turn: Turn) -> Turn:
         entropies = rng.uniform(0.1, 2.0, size=tokens[t]).astype(np.float32)
-        entropies.setflags(write=False)
+        logprobs = -entropies[::-1]
+        for array in (entropies, logprobs):
+            array.setflags(write=False)
         return replace(
             turn,
-            completion=replace(turn.completion, entropies=entropies),
+            completion=replace(turn.completion, entropies=entropies, logprobs=logprobs),
             message=Message(role="assistant", content=f"act {rng.integers(2)}"),
             state_key=f"state {rng.integers(3) if t else 'first'}",
-            signals={"tag": "plan" if rng.random() < 0.5 else "act"},
+            signals={"tag": "plan" if rng.random() < 0.5 else "act", "subgoal": "find" if t < 2 else "mend"},
         )
 
     return replace(plain, turns=tuple(told(t, turn) for t, turn in enumerate(plain.turns)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, valued
+from turnstile.credit.base import Advantages, Scores, State, learned
 from turnstile.credit.stats import F64, Scale, check_knob, check_range
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
@@ -17,11 +17,11 @@ def _gae_targets(
     groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, lam: float = 0.95, **_: Any
 ) -> Advantages:
     step = turns_of(groups, scores)
-    values = step.values("gae", aux)
+    values = step.learned("gae", aux, "values")
     return _targets(step, values, _by_token(step, values, gamma, lam))
 
 
-@valued(_gae_targets)
+@learned("values", _gae_targets)
 def gae(
     groups: Sequence[Group],
     scores: Scores,
@@ -47,7 +47,7 @@ def gae(
     check_range("gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    raw = _by_token(step, step.values("gae", aux), gamma, lam)
+    raw = _by_token(step, step.learned("gae", aux, "values"), gamma, lam)
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
 
 
@@ -55,7 +55,7 @@ def _turn_gae_targets(
     groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, lam: float = 0.95, **_: Any
 ) -> Advantages:
     step = turns_of(groups, scores)
-    values = step.values("turn_gae", aux)
+    values = step.learned("turn_gae", aux, "values")
     found = [np.full(len(own), np.nan) for own in values]  # the value of a turn is that of its first token
     first = _ends(values, 0)
     for own, value, advantage in zip(found, first, _by_turn(step, first, gamma, lam), strict=True):
@@ -63,7 +63,7 @@ def _turn_gae_targets(
     return step.split(_of_counted(step, found))
 
 
-@valued(_turn_gae_targets)
+@learned("values", _turn_gae_targets)
 def turn_gae(
     groups: Sequence[Group],
     scores: Scores,
@@ -88,7 +88,7 @@ def turn_gae(
     check_range("turn_gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("turn_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    values = step.values("turn_gae", aux)
+    values = step.learned("turn_gae", aux, "values")
     turns = _by_turn(step, _ends(values, 0), gamma, lam)
     raw = [np.full(len(own), value) for own, value in zip(values, turns, strict=True)]
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
@@ -106,12 +106,12 @@ def _bilevel_targets(
     **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
-    values = step.values("bilevel_gae", aux)
+    values = step.learned("bilevel_gae", aux, "values")
     turns = _by_turn(step, _ends(values, -1), gamma, lam)
     return _targets(step, values, _inside(step, values, turns, token_gamma, token_lam))
 
 
-@valued(_bilevel_targets)
+@learned("values", _bilevel_targets)
 def bilevel_gae(
     groups: Sequence[Group],
     scores: Scores,
@@ -139,7 +139,7 @@ def bilevel_gae(
     check_range("bilevel_gae", 0.0, 1.0, gamma=gamma, lam=lam, token_gamma=token_gamma, token_lam=token_lam)
     check_knob("bilevel_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    values = step.values("bilevel_gae", aux)
+    values = step.learned("bilevel_gae", aux, "values")
     raw = _inside(step, values, _by_turn(step, _ends(values, -1), gamma, lam), token_gamma, token_lam)
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
 

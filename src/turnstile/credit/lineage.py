@@ -1,8 +1,9 @@
-"""Which tokens branches of one group have in common."""
+"""Who branched from whom, and what branches have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from turnstile.errors import TrainingError
 from turnstile.types import Group
@@ -18,6 +19,70 @@ def common(group: Group) -> list[list[Place]]:
     A branch holds all its turns, those too that it shares with its parent; `Trajectory.parent` says where it left.
     Trajectories of their own share the task alone, (0, 0). Raises TrainingError where a parent is not in the group.
     """
+    parents, cuts = _parents(group)
+    depths = [_depth(i, parents) for i in range(len(parents))]
+    size = len(parents)
+    found: list[list[Place]] = [[START] * size for _ in range(size)]
+    order = sorted(range(size), key=lambda i: depths[i])  # parents first
+    for place, i in enumerate(order):
+        found[i][i] = (len(group.trajectories[i].turns), 0)
+        parent = parents[i]
+        for j in order[:place]:
+            if parent is not None:  # whatever it shares, it shares through its parent
+                found[i][j] = found[j][i] = cuts[i] if parent == j else min(cuts[i], found[parent][j])
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshots:
+    """The states of a group that were played on from more than once."""
+
+    begins: Sequence[int]  # [G] the turn at which each trajectory left the one it branched from; 0 where it did not
+    parents: Sequence[int | None]  # [G]
+    members: Mapping[tuple[int, int], Sequence[int]]  # (whose, turn) -> trajectories played on from there
+
+    def through(self, trajectory: int, turn: int) -> Sequence[int]:
+        """The trajectories that were played on from the state before this turn, itself among them; none where there is
+        no snapshot. A shared turn is that of the parent."""
+        return self.members.get(_owner(trajectory, turn, self.begins, self.parents), ())
+
+
+def snapshots(group: Group) -> Snapshots:
+    """The start, and every turn that a trajectory was left before. Raises TrainingError where one was left inside a
+    turn, which is no state, or a parent is not in the group."""
+    parents, cuts = _parents(group)
+    for i, trajectory in enumerate(group.trajectories):
+        _depth(i, parents)
+        if trajectory.parent is not None and trajectory.parent[2]:
+            left, turn, _ = trajectory.parent
+            raise TrainingError(
+                f"task {group.task.id!r}, attempt {trajectory.attempt}: it left attempt {left} inside turn {turn}; "
+                "only what begins with a turn can be compared with the state it began in"
+            )
+    begins = [turn for turn, _ in cuts]
+    members: dict[tuple[int, int], list[int]] = {}
+    for i, (parent, begin) in enumerate(zip(parents, begins, strict=True)):
+        owner = _owner(i, begin, begins, parents)
+        played = members.setdefault(owner, [])
+        if parent is not None and owner[0] >= 0 and owner[0] not in played:
+            played.append(owner[0])  # the one that was left went on from there as well
+        if i not in played:
+            played.append(i)
+    return Snapshots(begins=begins, parents=parents, members=members)
+
+
+def _owner(trajectory: int, turn: int, begins: Sequence[int], parents: Sequence[int | None]) -> tuple[int, int]:
+    """Whose state it is before this turn: the trajectory's own, or that of the one it had not left by then; (-1, 0) for
+    the start."""
+    if turn == 0:
+        return (-1, 0)
+    while (parent := parents[trajectory]) is not None and turn <= begins[trajectory]:
+        trajectory = parent
+    return (trajectory, turn)
+
+
+def _parents(group: Group) -> tuple[list[int | None], list[Place]]:
+    """The place in the group of each trajectory's parent, and where it left it."""
     places = {trajectory.attempt: i for i, trajectory in enumerate(group.trajectories)}
     parents: list[int | None] = []
     cuts: list[Place] = []
@@ -30,17 +95,7 @@ def common(group: Group) -> list[list[Place]]:
             )
         parents.append(None if attempt is None else places[attempt])
         cuts.append((turn, token))
-    depths = [_depth(i, parents) for i in range(len(parents))]
-    size = len(parents)
-    found: list[list[Place]] = [[START] * size for _ in range(size)]
-    order = sorted(range(size), key=lambda i: depths[i])  # parents first
-    for place, i in enumerate(order):
-        found[i][i] = (len(group.trajectories[i].turns), 0)
-        parent = parents[i]
-        for j in order[:place]:
-            if parent is not None:  # whatever it shares, it shares through its parent
-                found[i][j] = found[j][i] = cuts[i] if parent == j else min(cuts[i], found[parent][j])
-    return found
+    return parents, cuts
 
 
 def _depth(trajectory: int, parents: Sequence[int | None]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,11 @@ from turnstile.errors import ConfigError, TrainingError
 from turnstile.types import Group, Score, Turn
 
 I64 = NDArray[np.int64]
+_LEARNED = {
+    "values": ("the values of a critic", "critic"),
+    "implicit": ("the rewards of an implicit process reward", "implicit"),
+}
+"""What learned parts say of tokens -> in words, and its section of a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,10 +54,7 @@ class Turns:
 
     def within(self, labels: Sequence[Hashable], values: F64, normalise: Normalise) -> F64:
         """`values` [T] normalised among the turns of equal label; those that do not count are compared with them."""
-        result = np.zeros_like(values)
-        for slots in _alike(labels):
-            result[slots] = normalise(values[slots], self.counted[slots])
-        return result
+        return within(labels, values, self.counted, normalise)
 
     def mean_within(self, labels: Sequence[Hashable], values: F64) -> F64:
         """The mean of `values` [T] over the turns of equal label that count; a turn's own value where none does."""
@@ -82,18 +84,20 @@ class Turns:
             found.append(values.astype(np.float64))
         return found
 
-    def values(self, kind: str, aux: Mapping[str, Any]) -> list[F64]:
-        """A critic's values at the sampled tokens, turn by turn: [T] -> f64[n]. Raises ConfigError without a critic."""
-        if "values" not in aux:
+    def learned(self, kind: str, aux: Mapping[str, Any], part: Literal["values", "implicit"]) -> list[F64]:
+        """What a learned part says of the sampled tokens, turn by turn: [T] -> f64[n]. Raises ConfigError where there
+        is none."""
+        what, section = _LEARNED[part]
+        if part not in aux:
             raise ConfigError(
-                f"credit {kind!r} needs the values of a critic: the trainer learns one for it; called from Python, "
-                'give it aux={"values": [trajectory][turn] -> f32[n]}'
+                f"credit {kind!r} needs {what}: the trainer learns it; called from Python, "
+                f'give it aux={{"{part}": [trajectory][turn] -> f32[n]}}'
             )
-        found = [own.astype(np.float64) for turns in aux["values"] for own in turns]
+        found = [own.astype(np.float64) for turns in aux[part] for own in turns]
         if [len(own) for own in found] != [len(turn.completion.token_ids) for turn in self.turns]:
-            raise ValueError(f"credit {kind!r}: the values are not [trajectory][turn] -> f32[n] of these groups")
+            raise ValueError(f"credit {kind!r}: aux[{part!r}] is not [trajectory][turn] -> f32[n] of these groups")
         if not all(np.isfinite(own).all() for own in found):
-            raise TrainingError(f"credit {kind!r}: the critic's values are not finite; lower critic.lr")
+            raise TrainingError(f"credit {kind!r}: {what} are not finite; lower {section}.lr")
         return found
 
     @property
@@ -133,6 +137,14 @@ class Turns:
             for group in self.groups
             for trajectory in group.trajectories
         ]
+
+
+def within(labels: Sequence[Hashable], values: F64, counted: Flags, normalise: Normalise) -> F64:
+    """`values` normalised among those of equal label, all three of one length."""
+    result = np.zeros_like(values)
+    for slots in _alike(labels):
+        result[slots] = normalise(values[slots], counted[slots])
+    return result
 
 
 def states_shared(groups: Sequence[Group]) -> float:

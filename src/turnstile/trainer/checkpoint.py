@@ -1,8 +1,9 @@
 """Checkpoints that are whole or not there: a folder written aside, flushed, and renamed into place.
 
 `checkpoints/step-000012/` holds the network as a plain Hugging Face folder (`model/`), the optimiser
-(`optimizer.pt`) and everything else as JSON (`state.json`). `SHA256SUMS` lists the checksums of all of them as
-`sha256sum --check` reads it, so that a torn or changed folder is found out when it is read.
+(`optimizer.pt`), what learns beside it, if anything does (`learned.pt`), and everything else as JSON (`state.json`).
+`SHA256SUMS` lists the checksums of all of them as `sha256sum --check` reads it, so that a torn or changed folder is
+found out when it is read.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from turnstile.errors import CheckpointError
 from turnstile.models.adapt import adapter_state, merged_state
 from turnstile.rollout.members import flush
 from turnstile.trainer import chance
+from turnstile.trainer.critic import Learned
 from turnstile.trainer.learner import Learner
 
 SUMS = "SHA256SUMS"
+LEARNED = "learned.pt"
 _NAME = re.compile(r"step-(\d{6})")
 
 
@@ -48,9 +51,18 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
+    folder: Path,
+    step: int,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    state: Mapping[str, Any],
+    *,
+    learned: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
-    """Writes the checkpoint of `step`. Raises CheckpointError where that cannot be done; then those before stand."""
+    """Writes the checkpoint of `step`. `learned`: what a part that learns beside the policy keeps, tensors and all.
+
+    Raises CheckpointError where that cannot be done; then those before stand.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".writing-*"):  # by a process that was killed
         shutil.rmtree(left)
@@ -60,6 +72,8 @@ def save(
         save_model(learner.model, tokenizer, scratch / "model")
         numbers = {**learner.state(), "adapter": adapter_state(learner.model), "chance": chance.state()}
         torch.save(numbers, scratch / "optimizer.pt")
+        if learned is not None:
+            torch.save(dict(learned), scratch / LEARNED)
         (scratch / "state.json").write_text(json.dumps({"step": step, **state}, indent=1), encoding="utf-8")
         sums = {path.relative_to(scratch): _sha256(path) for path in sorted(scratch.rglob("*")) if path.is_file()}
         (scratch / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()), encoding="utf-8")
@@ -158,6 +172,15 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> None:
         load_weights(learner.model, checkpoint.model)
     learner.restore(state)
     chance.restore(state["chance"])
+
+
+def restore_learned(checkpoint: Checkpoint, part: Learned) -> None:
+    """Puts a part that learns beside the policy back in place, bit by bit. Raises CheckpointError when the checkpoint
+    holds none."""
+    file = checkpoint.path / LEARNED
+    if not file.is_file():
+        raise CheckpointError(f"checkpoint {checkpoint.path.name} holds nothing of the part that credit.kind learns")
+    part.restore(torch.load(file, map_location="cpu", weights_only=True))
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:

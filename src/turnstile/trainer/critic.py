@@ -7,27 +7,46 @@ with an optimiser of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
 
-from turnstile.batching.forest import plant
 from turnstile.batching.rows import by_turn, rows_of
 from turnstile.credit.base import Advantages, Targets
 from turnstile.errors import TrainingError
-from turnstile.models.attention import forward_forest
+from turnstile.trainer.features import features, nothing_said, trajectories_of
 from turnstile.trainer.learner import Learner
-from turnstile.types import Group, Row, Score, Trajectory
+from turnstile.types import Group, Row, Score
+
+
+class Learned(Protocol):
+    """A part that learns beside the policy and tells an estimator what it knows. Once a step: `look` before the
+    estimator, `learn` after the policy's update."""
+
+    def look(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """What the estimator finds in `aux`."""
+        ...
+
+    def learn(
+        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """Learns from the step that `look` saw; returns metrics."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as `torch.save` takes it."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Critic:
     """Values of the states in which tokens were sampled, and the head that learns them.
 
     `targets` says what it learns (`credit.base.targets_of`), in `epochs` steps of Adam at `lr` over all tokens of a
-    step. It begins at 0. Call `values` before the estimator and `learn` after it, once each a step.
+    step. It begins at 0.
     """
 
     def __init__(self, learner: Learner, targets: Targets, *, lr: float, epochs: int) -> None:
@@ -39,17 +58,22 @@ class Critic:
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._optimizer = torch.optim.Adam(self._head.parameters(), lr=lr)
-        self._seen: list[Tensor] = []  # [N, H] before each row's trained tokens, from `values` to `learn`
+        self._seen: list[Tensor] = []  # [N, H] before each row's trained tokens, from `look` to `learn`
+
+    def look(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """`values`: [trajectory][turn] -> f32[n], the value before each sampled token; 0 in turns that are not
+        trainable."""
+        return {"values": self.values(groups)}
 
     def values(self, groups: Sequence[Group]) -> Advantages:
-        """[trajectory][turn] -> f32[n], the value before each sampled token; 0 in turns that are not trainable."""
-        empty = [[np.zeros(len(turn.completion.token_ids), np.float32) for turn in t.turns] for t in _all(groups)]
-        owners = _rows(groups, empty)
-        self._seen = self._look([row for rows in owners for row in rows])
+        """The same by itself."""
+        everyone = trajectories_of(groups)
+        owners = _rows(groups, [nothing_said(trajectory) for trajectory in everyone])
+        self._seen = features(self._learner, [row for rows in owners for row in rows])
         with torch.no_grad():
             found = iter([self._value(seen).cpu().numpy() for seen in self._seen])
         result: Advantages = []
-        for trajectory, rows in zip(_all(groups), owners, strict=True):
+        for trajectory, rows in zip(everyone, owners, strict=True):
             arrays = [np.zeros(len(row.token_ids), np.float32) for row in rows]
             for row, array in zip(rows, arrays, strict=True):
                 array[row.loss_mask] = next(found)
@@ -73,69 +97,42 @@ class Critic:
         budget = self._learner.plan.budget
         pieces = list(zip(torch.cat(seen)[known].split(budget), wanted[known].split(budget), strict=True))
         with torch.no_grad():
-            metrics = _metrics(torch.cat([self._value(features) for features, _ in pieces]).cpu(), wanted[known])
+            metrics = _metrics(torch.cat([self._value(states) for states, _ in pieces]).cpu(), wanted[known])
         for _ in range(self._epochs):
             self._optimizer.zero_grad(set_to_none=True)
-            for features, targets in pieces:
-                error = self._value(features) - targets.to(self._head.weight.device)
+            for states, targets in pieces:
+                error = self._value(states) - targets.to(self._head.weight.device)
                 (error.square().sum() / count).backward()
-            gradients = [parameter.grad for parameter in self._head.parameters()]
-            if not all(g is not None and bool(torch.isfinite(g).all()) for g in gradients):
-                raise TrainingError("the critic's gradient is not finite: its targets are too large; scale the rewards")
-            self._optimizer.step()
+            step_finite(self._optimizer, self._head, "the critic")
         return metrics
 
-    def _value(self, features: Tensor) -> Tensor:
+    def _value(self, states: Tensor) -> Tensor:
         """Values [N] of hidden states [N, H], wherever these are kept."""
-        value: Tensor = self._head(features.to(self._head.weight.device))[:, 0]
+        value: Tensor = self._head(states.to(self._head.weight.device))[:, 0]
         return value
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON; floats come back bit by bit."""
-        moments = [
-            {name: value.tolist() for name, value in self._optimizer.state.get(parameter, {}).items()}
-            for parameter in self._head.parameters()
-        ]
-        return {"head": [parameter.tolist() for parameter in self._head.parameters()], "moments": moments}
+        """The head and its optimiser's moments."""
+        return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for parameter, values, moments in zip(self._head.parameters(), state["head"], state["moments"], strict=True):
-            parameter.data.copy_(torch.tensor(values))
-            if moments:
-                place = parameter.device
-                self._optimizer.state[parameter] = {
-                    name: torch.tensor(value, device="cpu" if name == "step" else place)
-                    for name, value in moments.items()
-                }
-
-    def _look(self, rows: Sequence[Row]) -> list[Tensor]:
-        """Last hidden states f32[N, H] before the trained tokens of each row, each of them normalised; in main memory,
-        so that they take none of the device's while the policy learns."""
-        if not rows:
-            return []
-        model = self._learner.model
-        found: list[Tensor] = [torch.empty(0)] * len(rows)
-        nothing = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-        with torch.no_grad():
-            plan, share = self._learner.plan, self._learner.shares
-            for batch in plant(rows, nothing, budget=plan.budget, device=model.device, share=share):
-                hidden = forward_forest(model, batch)[batch.source].float()
-                hidden = layer_norm(hidden, hidden.shape[-1:])
-                hidden, owner = hidden.cpu(), batch.row.cpu()
-                for row in owner.unique().tolist():
-                    found[row] = hidden[owner == row]
-        return found
+        self._head.load_state_dict(state["head"])
+        self._optimizer.load_state_dict(state["optimizer"])
 
 
-def _all(groups: Sequence[Group]) -> list[Trajectory]:
-    return [trajectory for group in groups for trajectory in group.trajectories]
+def step_finite(optimizer: torch.optim.Optimizer, module: nn.Module, who: str) -> None:
+    """One step of a learned part's optimiser. Raises TrainingError for a gradient that is not finite."""
+    gradients = [parameter.grad for parameter in module.parameters()]
+    if not all(gradient is not None and bool(torch.isfinite(gradient).all()) for gradient in gradients):
+        raise TrainingError(f"{who}'s gradient is not finite: its targets are too large; scale the rewards")
+    optimizer.step()
 
 
 def _rows(groups: Sequence[Group], values: Advantages) -> list[list[Row]]:
     """The rows of each trajectory with something to train in them; `values` stand in the place of advantages."""
     return [
         [row for row in rows_of(trajectory, turns) if row.loss_mask.any()]
-        for trajectory, turns in zip(_all(groups), values, strict=True)
+        for trajectory, turns in zip(trajectories_of(groups), values, strict=True)
     ]
 
 

@@ -22,7 +22,7 @@ from turnstile.rollout.source import GroupSource, Tell, staleness
 from turnstile.rollout.tree import tree_tokens
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
-from turnstile.trainer.critic import Critic
+from turnstile.trainer.critic import Learned
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import Annotator
@@ -61,7 +61,7 @@ class Parts:
     objective: Objective
     trunk: Trunk | None  # what the engine knows of the frozen layers
     annotators: Sequence[Annotator]  # for losses that hold on to another policy
-    critic: Critic | None  # for estimators that need values
+    learned: Learned | None  # what some estimators take from a part that learns beside the policy
     tracker: Tracker
     recorder: Recorder
     books: Books
@@ -89,7 +89,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         _tell_stopped(parts, step, groups)
 
         scores = parts.scorer(groups)
-        aux = {} if parts.critic is None else {"values": parts.critic.values(groups)}
+        aux = {} if parts.learned is None else parts.learned.look(groups)
         advantages, progress.credit = parts.estimator(groups, scores, aux, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_flat=settings.drop_flat)
         for annotator in parts.annotators:
@@ -104,7 +104,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             minibatches=settings.minibatches,
             trunk=parts.trunk,
         )
-        learned = {} if parts.critic is None else parts.critic.learn(groups, scores, aux)
+        learned = {} if parts.learned is None else parts.learned.learn(groups, scores, aux)
         parts.source.publish(step)
         for annotator in parts.annotators:
             annotator.stepped(step)

@@ -39,7 +39,7 @@ class Proximal(Annotator):
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """The rows with `proximal_logprobs` f32[L] among their extras, 0 where masked."""
-        return _annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "proximal_logprobs")
+        return annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "proximal_logprobs")
 
 
 class Teacher(Annotator):
@@ -57,7 +57,7 @@ class Teacher(Annotator):
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """The rows with `teacher_logprobs` f32[L] among their extras, 0 where masked."""
-        return _annotated(self._model, self._budget, rows, sampling, "teacher_logprobs")
+        return annotated(self._model, self._budget, rows, sampling, "teacher_logprobs")
 
 
 class Past(Annotator):
@@ -115,30 +115,32 @@ class Reference(Annotator):
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """The rows with `ref_logprobs` f32[L] among their extras, 0 where masked."""
-        with self._in_place():
-            return _annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "ref_logprobs")
+        with holding(self._learner.parameters, self._values):
+            return annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "ref_logprobs")
 
-    @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        """The reference's values in the network for a while."""
-        current = [parameter.detach().clone() for parameter in self._learner.parameters]
-        self._put(self._values)
-        try:
-            yield
-        finally:
-            self._put(current)
 
-    def _put(self, values: Sequence[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for parameter, value in zip(self._learner.parameters, values, strict=True):
-                parameter.copy_(value)
+@contextmanager
+def holding(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Other values in a network's parameters for a while."""
+    current = [parameter.detach().clone() for parameter in parameters]
+    _put(parameters, values)
+    try:
+        yield
+    finally:
+        _put(parameters, current)
+
+
+def _put(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
 
 
 def _step_of(file: Path) -> int:
     return int(file.stem.removeprefix("reference-"))
 
 
-def _annotated(model: PreTrainedModel, budget: int, rows: Sequence[Row], sampling: Sampling, name: str) -> list[Row]:
+def annotated(model: PreTrainedModel, budget: int, rows: Sequence[Row], sampling: Sampling, name: str) -> list[Row]:
     """The rows with the log-probabilities f32[L] that the network has now among their extras, 0 where masked."""
     logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     no_weights = [np.zeros(len(row.token_ids), np.float32) for row in rows]

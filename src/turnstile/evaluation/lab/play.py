@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Player:
         self._words = {name: _WORDS + place for place, name in enumerate(_views(world))}
         self._scores = list(scores) if scores is not None else [plain_score(world, p) for p in range(len(world.paths))]
         self._trajectories: dict[int, Trajectory] = {}
-        self._values: list[list[F32]] = []
+        self._exact: list[tuple[list[F32], list[F32]]] = []
         process = world.process
         self.tasks = [Task(id=f"{process.name}-{n}", env=process.name) for n in range(len(process.starts))]
 
@@ -54,18 +54,23 @@ class Player:
     def scores(self, paths: Sequence[int]) -> list[Score]:
         return [self._scores[path] for path in paths]
 
-    def values(self, path: int) -> list[F32]:
-        """What an exact critic says before each sampled token of a path, [turn] -> f32[n]: the return that its seat
-        still expects."""
-        if not self._values:
+    def exact(self, path: int) -> tuple[list[F32], list[F32]]:
+        """What an exact critic says before each sampled token of a path, and once it is said, [turn] -> f32[n]: the
+        return that its seat expects from that turn on."""
+        if not self._exact:
             world = self.world
-            flat = expected(world, world.probabilities(self.pi), world.before).astype(np.float32)
-            tokens = iter(flat)
-            self._values = [
-                [_frozen(np.array([next(tokens) for _ in step.tokens], dtype=np.float32)) for step in found.steps]
-                for found in world.paths
-            ]
-        return self._values[path]
+            probabilities = world.probabilities(self.pi)
+            both = [self._by_turn(expected(world, probabilities, at)) for at in (world.before, world.after)]
+            self._exact = list(zip(*both, strict=True))
+        return self._exact[path]
+
+    def _by_turn(self, flat: F64) -> list[list[F32]]:
+        """f64[tokens of all paths] as [path][turn] -> f32[n]."""
+        tokens = iter(flat.astype(np.float32))
+        return [
+            [_frozen(np.array([next(tokens) for _ in step.tokens], dtype=np.float32)) for step in found.steps]
+            for found in self.world.paths
+        ]
 
     def _make(self, path: int) -> Trajectory:
         process, found = self.world.process, self.world.paths[path]
@@ -89,7 +94,7 @@ class Player:
                     message=Message(role="assistant", content=" ".join(map(str, step.tokens))),
                     observation=(Message(role="user", content=following),),
                     rewards={"step": step.reward},
-                    signals={"tag": process.tag(step.state, step.action)},
+                    signals={"tag": process.tag(step.state, step.action), "subgoal": process.subgoal(step.state)},
                     state_key=process.key(step.state),
                     agent=step.seat,
                 )
@@ -134,9 +139,16 @@ class Drawn:
     owner: I64  # [tokens] the step of each token
     logits: I64  # [tokens]
 
-    def aux(self, n: int) -> dict[str, list[list[F32]]]:
-        """What learned parts would add to step n: `values`, [trajectory][turn] -> f32[n], those of an exact critic."""
-        return {"values": [self.player.values(path) for path in self.paths[n].ravel().tolist()]}
+    def aux(self, n: int) -> dict[str, Any]:
+        """What learned parts would add to step n if they were exact. [trajectory][turn] -> f32[n]: `values`, and
+        `implicit`, what having said a token adds to them. [trajectory] -> f32[K]: `q` and `v` of turns."""
+        exact = [self.player.exact(path) for path in self.paths[n].ravel().tolist()]
+        return {
+            "values": [before for before, _ in exact],
+            "implicit": [[b - a for a, b in zip(*turns, strict=True)] for turns in exact],
+            "q": [np.array([own[-1] for own in after], dtype=np.float32) for _, after in exact],
+            "v": [np.array([own[0] for own in before], dtype=np.float32) for before, _ in exact],
+        }
 
     def gradients(self, advantages: F64) -> F64:
         """What each step's update would be, f64[N, D], of the advantages of all its tokens in the order of steps,

@@ -49,4 +49,5 @@ class Process:
     key: Callable[[State], str]
     seat: Callable[[State], str] = lambda state: SOLO
     tag: Callable[[State, int], str] = lambda state, action: "act"  # what kind of turn the action makes
+    subgoal: Callable[[State], str] = lambda state: ""  # what is pursued there, as an agent that plans would name it
     knobs: Mapping[str, Any]

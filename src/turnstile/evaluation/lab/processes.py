@@ -31,6 +31,7 @@ def delayed(*, horizon: int = 4, delay: int = 2) -> Process:
         step=step,
         view=lambda state: f"turn {state[0]}",
         key=str,
+        subgoal=lambda state: f"turns {state[0] // 2 * 2} and on",
         knobs={"horizon": horizon, "delay": delay},
     )
 
@@ -51,6 +52,7 @@ def lock(*, length: int = 3) -> Process:
         step=step,
         view=lambda state: f"{state[0]} {state[1]}",
         key=str,
+        subgoal=lambda state: f"digit {state[1]}",
         knobs={"length": length},
     )
 
@@ -80,6 +82,7 @@ def key_door(*, distractors: int = 3) -> Process:
         view=lambda state: f"room {state[0]}",
         key=str,
         tag=lambda state, action: "explore" if 0 < state[0] < last else "act",
+        subgoal=lambda state: "key" if state[0] == 0 else "door" if state[0] == last else "way",
         knobs={"distractors": distractors},
     )
 

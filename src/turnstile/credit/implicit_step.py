@@ -1,0 +1,62 @@
+"""Credit from implicit process rewards, learned from outcomes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State, learned
+from turnstile.credit.rloo import rloo
+from turnstile.credit.stats import F64, Of, check_range
+from turnstile.credit.turns import turns_of
+from turnstile.types import Group
+
+
+@learned("implicit")
+def implicit_step(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    omega: float = 1.0,
+    gamma: float = 1.0,
+    of: Of = "outcome",
+) -> tuple[Advantages, State]:
+    """A_{i,t} = R_i - mean_{j != i} R_j + omega sum_{k >= t} gamma^(k-t) (rho_{i,k} - mean_{j != i} rho_j), rho_{i,k} =
+    beta log(phi / reference) summed over the tokens of turn k, rho_j its mean over the turns of attempt j (PRIME, arXiv
+    2502.01456, by turns instead of tokens).
+
+    phi is a language model whose log-ratio is trained to tell good attempts from bad; then the log-ratio of a turn is
+    a reward for that turn, of which nobody wrote a label. With `gamma = 0` each turn has its own reward alone, as in
+    iStar (OPRL, arXiv 2509.19199), which divides by the group's deviation besides. That the leave-one-out means are of
+    the attempts' mean rewards is PRIME as we remember it.
+
+    Needs phi, which the trainer brings and trains in the same step (`[implicit]`). Float64, over trajectories in the
+    baseline; a group with fewer than two of them gets 0. Equal outcomes do not give 0. Raises ConfigError where
+    `aux["implicit"]` is missing, TrainingError for a reward that is not finite.
+    """
+    check_range("implicit_step", 0.0, 1.0, gamma=gamma)
+    check_range("implicit_step", 0.0, np.inf, omega=omega)
+    whole, _ = rloo(groups, scores, {}, {}, of=of)
+    step = turns_of(groups, scores)
+    rewards = np.array([own.sum() for own in step.learned("implicit_step", aux, "implicit")], dtype=np.float64)
+    result = np.zeros_like(rewards)
+    for group in range(len(groups)):
+        turns = step.group == group
+        result[turns] = _above_others(rewards[turns], step.trajectory[turns], step.counted[turns])
+    credit = step.to_tokens(omega * step.sums_to_go(result, gamma))
+    return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(whole, credit, strict=True)], state
+
+
+def _above_others(rewards: F64, trajectory: Any, counted: Any) -> F64:
+    """The turns of one group less the mean over the other attempts of their mean turns; 0 where there is no other."""
+    result = np.zeros_like(rewards)
+    means = {int(i): float(rewards[trajectory == i].mean()) for i in np.unique(trajectory[counted])}
+    for i in np.unique(trajectory):
+        others = [mean for j, mean in means.items() if j != i]
+        if others:
+            result[trajectory == i] = rewards[trajectory == i] - np.mean(others)
+    return result

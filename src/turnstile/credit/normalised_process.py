@@ -1,0 +1,62 @@
+"""PPR's ReNorm: process rewards brought into line with the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.stats import Scale, check_knob, check_range, normaliser
+from turnstile.credit.turns import turns_of
+from turnstile.types import Group
+
+
+def normalised_process(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    calibrate: Literal["sum", "product", "none"] = "sum",
+    middle: float = 0.5,
+    gamma: float = 1.0,
+    baseline: Literal["index", "none"] = "index",
+    scale: Scale = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """A_{i,t} = normalised sum_{k >= t} gamma^(k-t) z_{i,k}, with z_{i,t} = (r_{i,t} - middle) + (R_i - middle): ReNorm
+    (PPR, arXiv 2509.25598).
+
+    With process rewards and outcomes within [0, 1], as in the paper, no step of a failed attempt is worth more than 0
+    and none of a solved one less, and both lie within [-1, 1]. That the outcome is handed to every step and both are
+    centred so that the signs agree is what descriptions and reviews of the paper say; the formula is from memory. So
+    `calibrate` has other ways to it: `product`, z = R_i r_{i,t} and R_i more at the last turn; `none`, z = r_{i,t} and
+    R_i more at the last turn, which is `turn_return`.
+
+    The paper gives z to PPO with a critic. Here the critic's place is taken by the group's turns at the same index
+    (`baseline = "index"`, centred or with `scale = "std"` normalised), or by nothing (`none`: z has a middle already).
+    The outcome counts once a turn, so longer attempts sum more of it, which turns the gradient where the policy decides
+    how long an attempt lasts (`walk` in the lab); with `gamma = 0` each turn has its own z alone.
+
+    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    """
+    check_knob("normalised_process", "calibrate", calibrate, ("sum", "product", "none"))
+    check_knob("normalised_process", "baseline", baseline, ("index", "none"))
+    check_range("normalised_process", 0.0, 1.0, gamma=gamma)
+    normalise = normaliser("normalised_process", scale, ddof=ddof, eps=eps)
+    step = turns_of(groups, scores)
+    at_end = np.where(step.last, step.outcomes, 0.0)
+    if calibrate == "sum":
+        values = step.rewards + step.outcomes - 2 * middle
+    elif calibrate == "product":
+        values = step.rewards * step.outcomes + at_end
+    else:
+        values = step.rewards + at_end
+    result = step.sums_to_go(values, gamma)
+    if baseline == "index":
+        at_index = list(zip(step.group.tolist(), step.index.tolist(), strict=True))
+        result = step.within(at_index, result, normalise)
+    return step.to_tokens(result), state

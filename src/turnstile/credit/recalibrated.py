@@ -1,0 +1,61 @@
+"""SPEAR's recalibrated advantage: an outcome against what the policy has reached of late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from turnstile.credit.base import EQUAL, Advantages, Scores, State, to_tokens
+from turnstile.credit.stats import Members, Of, check_knob, check_range, check_scores, members
+from turnstile.types import Group
+
+
+def recalibrated(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    window: int = 10240,
+    over: Literal["groups", "trajectories"] = "groups",
+    positive: bool = True,
+    of: Of = "outcome",
+) -> tuple[Advantages, State]:
+    """A_i = max(0, R_i - b), b the median of what was reached of late (SPEAR, arXiv 2509.22601).
+
+    A replayed attempt was good when it was played; what it is worth now is told by the policy of now, without playing
+    its task again. What is remembered are the last `window` means of groups (the paper's code), or with
+    `over = "trajectories"` rewards of single attempts, those of this step among them: the estimator's `state`, which
+    goes into the checkpoint. A replayed attempt is one that is in the gradient and out of the baseline
+    (`Score.in_baseline`): it is compared and not remembered. `positive = False` keeps what lies below b, with its sign.
+
+    Median and positive part are those of the paper's code, which can also divide by the median deviation of groups and
+    by default does not. `of`: the outcome R_i or the composed total S_i. Float64; values within 1e-8 of b give exactly
+    0, and so does everything while nothing is remembered. Raises TrainingError for a reward that is not finite.
+    """
+    check_knob("recalibrated", "over", over, ("groups", "trajectories"))
+    check_knob("recalibrated", "of", of, ("total", "outcome"))
+    check_range("recalibrated", 1, np.inf, window=window)
+    check_scores(groups, scores)
+    found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
+    fresh = [value for group, m in zip(groups, found, strict=True) for value in _reached(group, m, over)]
+    recent = [*state.get("recent", ()), *fresh][-window:]
+    advantages: Advantages = []
+    for group, m in zip(groups, found, strict=True):
+        values = m.values - np.median(recent) if recent else np.zeros_like(m.values)
+        values = np.where(np.abs(values) < EQUAL, 0.0, values)
+        values = np.maximum(values, 0.0) if positive else values
+        advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
+    return advantages, {**state, "recent": recent}
+
+
+def _reached(group: Group, m: Members, over: str) -> list[float]:
+    """What a group adds to the memory, attempts in the order of their numbers."""
+    if not m.counted.any():
+        return []
+    if over == "groups":
+        return [float(m.values[m.counted].mean())]
+    order = sorted(np.flatnonzero(m.counted).tolist(), key=lambda i: group.trajectories[i].attempt)
+    return [float(m.values[i]) for i in order]

@@ -1,0 +1,87 @@
+"""Two levels: which subgoal was worth taking on, and which turn served it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.stats import F64, Scale, check_knob, check_range, normaliser
+from turnstile.credit.turns import I64, Turns, turns_of, within
+from turnstile.types import Group
+
+
+def subgoal(
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    state: State,
+    *,
+    key: str = "subgoal",
+    reached: str = "subgoal_reached",
+    omega: float = 1.0,
+    gamma: float = 1.0,
+    gamma_low: float = 1.0,
+    among: Literal["index", "name"] = "index",
+    scale: Scale = "std",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> tuple[Advantages, State]:
+    """A_{i,t} = A_high(segment of t) + omega A_low(t), as in hierarchies of a policy that sets subgoals and one that
+    pursues them (VSC-RL, arXiv 2502.07949; GLIDER, arXiv 2505.19761).
+
+    A segment is a run of turns whose signal `key` names the same subgoal. High: its return, the sum of its step rewards
+    and of the later segments', discounted with `gamma` for each segment, with the outcome at the last one, normalised
+    among the group's segments at the same index of their attempts (`among = "name"`: of the same subgoal). Low: the
+    step rewards from turn t to the segment's end, discounted with `gamma_low`, and 1 more at that end where its signal
+    `reached` is set, normalised among the group's turns that pursued the same subgoal.
+
+    Both papers learn a critic for each level, VSC-RL beside a divergence from a reference, which is a loss's business;
+    means of the group in the critics' place are ours. Turns without the signal are one segment and have no low part:
+    where nobody names a subgoal this is `grpo` on the total.
+
+    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    """
+    check_knob("subgoal", "among", among, ("index", "name"))
+    check_range("subgoal", 0.0, 1.0, gamma=gamma, gamma_low=gamma_low)
+    check_range("subgoal", 0.0, np.inf, omega=omega)
+    normalise = normaliser("subgoal", scale, ddof=ddof, eps=eps)
+    step = turns_of(groups, scores)
+    names = [str(turn.signals.get(key) or "") for turn in step.turns]
+    begins = [t for t in range(len(names)) if step.index[t] == 0 or names[t] != names[t - 1]]
+    first = np.array(begins, dtype=np.int64)
+    segment = np.searchsorted(first, np.arange(len(names)), side="right") - 1
+    group, trajectory = step.group[first].tolist(), step.trajectory[first]
+    number = np.arange(len(first)) - np.searchsorted(trajectory, trajectory)
+    alike: list[Hashable] = list(
+        zip(group, [names[t] for t in begins] if among == "name" else number.tolist(), strict=True)
+    )
+    high = within(alike, _high(step, segment, trajectory, gamma), step.counted[first], normalise)
+    pursued: list[Hashable] = [
+        (g, name) if name else place for place, (g, name) in enumerate(zip(step.group.tolist(), names, strict=True))
+    ]
+    low = step.within(pursued, _low(step, segment, reached, gamma_low), normalise)
+    return step.to_tokens(high[segment] + omega * low), state
+
+
+def _high(step: Turns, segment: I64, trajectory: I64, gamma: float) -> F64:
+    """The return from each segment on, [segments]."""
+    own = np.bincount(segment, weights=step.rewards + np.where(step.last, step.outcomes, 0.0))
+    returns = np.zeros(len(trajectory))
+    for s in range(len(returns) - 1, -1, -1):
+        goes_on = s + 1 < len(returns) and trajectory[s + 1] == trajectory[s]
+        returns[s] = own[s] + (gamma * returns[s + 1] if goes_on else 0.0)
+    return returns
+
+
+def _low(step: Turns, segment: I64, reached: str, gamma: float) -> F64:
+    """What a turn still gets within its segment, [T]."""
+    returns = np.zeros(len(segment))
+    for t in range(len(returns) - 1, -1, -1):
+        if t + 1 < len(returns) and segment[t + 1] == segment[t]:
+            returns[t] = step.rewards[t] + gamma * returns[t + 1]
+        else:
+            returns[t] = step.rewards[t] + float(bool(step.turns[t].signals.get(reached)))
+    return returns

@@ -1,0 +1,63 @@
+"""ArCHer's credit: what a turn is worth in its state, by a critic of whole turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnstile.credit.base import Advantages, Scores, State, learned
+from turnstile.credit.stats import F64, check_range
+from turnstile.credit.turns import turns_of
+from turnstile.errors import ConfigError, TrainingError
+from turnstile.types import Group
+
+
+def _bootstrapped(
+    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, **_: Any
+) -> list[F64]:
+    """What Q is to be, [trajectory] -> f64[K]: r_t + gamma V(s_{t+1}) with the V given, r_K + R at the end; NaN where
+    nothing is to be learned. What a turn that is passed over brings falls on the one before it."""
+    step = turns_of(groups, scores)
+    values = np.concatenate([*aux["v"], np.zeros(0)])
+    found = np.full(len(values), np.nan)
+    ahead = reward = 0.0
+    for t in range(len(values) - 1, -1, -1):
+        if step.last[t]:
+            ahead, reward = 0.0, step.outcomes[t]
+        reward += step.rewards[t]
+        if step.valued[t]:
+            found[t] = reward + gamma * ahead
+            ahead, reward = float(values[t]), 0.0
+    found[~step.counted] = np.nan
+    return np.split(found, np.cumsum([len(t.turns) for group in groups for t in group.trajectories])[:-1])
+
+
+@learned("utterance", _bootstrapped)
+def utterance_critic(
+    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, *, gamma: float = 1.0
+) -> tuple[Advantages, State]:
+    """A_t = Q(s_t, a_t) - V(s_t), the smaller of two Q and of two V, given to every token of turn t (ArCHer, arXiv
+    2402.19446): an actor-critic whose actions are whole utterances, with a policy of tokens below it.
+
+    Q learns r_t + gamma V'(s_{t+1}) and V learns Q'(s_t, a_t), V' and Q' being slow copies, so that nothing is asked of
+    an episode but single turns, whoever played them; `gamma` discounts turns. The outcome falls on the last turn.
+    Nothing of the rewards is in A_t that is not in the critic.
+
+    Needs a critic, which the trainer brings (`[critic]`). Raises ConfigError where `aux["q"]` or `aux["v"]` is missing,
+    TrainingError for a reward or a value that is not finite.
+    """
+    check_range("utterance_critic", 0.0, 1.0, gamma=gamma)
+    step = turns_of(groups, scores)
+    if "q" not in aux or "v" not in aux:
+        raise ConfigError(
+            "credit 'utterance_critic' needs a critic of turns: the trainer learns it; called from Python, give it "
+            'aux={"q": [trajectory] -> f32[K], "v": likewise}'
+        )
+    q, v = (np.concatenate([*aux[name], np.zeros(0)]).astype(np.float64) for name in ("q", "v"))
+    if len(q) != len(step.turns) or len(v) != len(step.turns):
+        raise ValueError("credit 'utterance_critic': q and v are not [trajectory] -> f32[K] of these groups")
+    if not (np.isfinite(q).all() and np.isfinite(v).all()):
+        raise TrainingError("credit 'utterance_critic': the critic's values are not finite; lower critic.lr")
+    return step.to_tokens(q - v), state

@@ -1,0 +1,156 @@
+"""A process reward that nobody labelled: a language model phi whose log-ratio to a reference tells outcomes apart.
+
+phi begins as the policy, with weights and an optimiser of its own, and what is frozen in the policy is shared with it.
+It learns which attempts were good; what its log-ratio adds at each token is then that token's reward (PRIME, arXiv
+2502.01456; OPRL, later iStar, arXiv 2509.19199).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from transformers import PreTrainedModel
+
+from turnstile.batching.batch import Batch
+from turnstile.batching.rows import by_turn, rows_of
+from turnstile.batching.weights import constant
+from turnstile.errors import TrainingError
+from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.dpo import dpo
+from turnstile.losses.pairs import distance_to, sides
+from turnstile.trainer.features import nothing_said, trajectories_of
+from turnstile.trainer.learner import Learner, Objective
+from turnstile.trainer.optim import constant as no_schedule
+from turnstile.trainer.reference import annotated, holding
+from turnstile.types import F32, Group, Row, Sampling, Score
+
+
+@needs("ref_logprobs", whole="trajectory")
+def outcome_cross_entropy(logprobs: Tensor, batch: Batch, *, beta: float) -> tuple[Tensor, Metrics]:
+    """-y log sigmoid(h) - (1 - y) log sigmoid(-h) for each trajectory, with h = beta * the sum over its tokens of
+    log phi - log reference, and y, the outcome within [0, 1], in the place of its tokens' advantages.
+
+    A token has the loss of its trajectory, and its gradient is that of this loss by its log-probability.
+    """
+    side = sides(batch)
+    h = beta * side.total(distance_to(extra(batch, "ref_logprobs", "outcome_cross_entropy"), logprobs))
+    loss, slope = softplus(h) - side.score * h, beta * (torch.sigmoid(h) - side.score)
+    right = ((h > 0) == (side.score > 0.5)).to(logprobs.dtype)
+    return side.spread(loss, slope, logprobs), {"accuracy": right[side.index]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manner:
+    """How phi learns. `objective`: `cross_entropy` of outcomes within [0, 1] (PRIME), or `dpo` between attempts of a
+    group with different outcomes (OPRL). `reference`: the policy that RL began with (PRIME), or the one of before the
+    step (iStar's). `epochs` steps of AdamW at `lr` for each step of the run."""
+
+    objective: Literal["cross_entropy", "dpo"] = "cross_entropy"
+    reference: Literal["start", "old"] = "start"
+    beta: float = 0.05
+    lr: float = 1e-6
+    epochs: int = 1
+
+
+class ImplicitReward:
+    """`look` tells beta * (log phi - log reference) at each token, `learn` moves phi. Both read `learner`'s network as
+    it is then; the rewards of a step are those of phi before it learned from that step."""
+
+    def __init__(self, learner: Learner, manner: Manner, sampling: Sampling) -> None:
+        self._policy, self._manner, self._sampling = learner, manner, sampling
+        model = _twin(learner.model)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        plan = replace(learner.plan, lr=manner.lr, schedule=no_schedule, warmup=0, weight_decay=0.0)
+        self._phi = Learner(model, parameters, plan)
+        self._start = [parameter.detach().clone() for parameter in parameters] if manner.reference == "start" else []
+        self._rows: list[list[Row]] = []  # of each trajectory, with the reference's numbers, from `look` to `learn`
+
+    def look(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """`implicit`: [trajectory][turn] -> f32[n], 0 in turns that are not trained."""
+        everyone = trajectories_of(groups)
+        owned = [[row for row in rows_of(t, nothing_said(t)) if row.loss_mask.any()] for t in everyone]
+        rows = self._against([row for own in owned for row in own])
+        told = iter(annotated(self._phi.model, self._phi.plan.budget, rows, self._sampling, "phi"))
+        known = iter(rows)
+        self._rows = [[next(known) for _ in own] for own in owned]
+        beta = self._manner.beta
+        ratios: list[list[F32]] = []
+        for own in owned:
+            found = [next(told).extras for _ in own]
+            ratios.append([np.float32(beta) * (extras["phi"] - extras["ref_logprobs"]) for extras in found])
+        return {"implicit": [by_turn(*each) for each in zip(everyone, owned, ratios, strict=True)]}
+
+    def _against(self, rows: list[Row]) -> list[Row]:
+        """The rows with the reference's log-probabilities among their extras."""
+        if not rows:
+            return []
+        if self._manner.reference == "old":
+            return annotated(self._policy.model, self._policy.plan.budget, rows, self._sampling, "ref_logprobs")
+        with holding(self._phi.parameters, self._start):
+            return annotated(self._phi.model, self._phi.plan.budget, rows, self._sampling, "ref_logprobs")
+
+    def learn(
+        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """Metrics: implicit/loss and implicit/accuracy (of outcomes above a half, or of pairs; both before phi moved,
+        trajectories weighing as many as their tokens), implicit/reward (the mean of a turn's), implicit/skipped (steps
+        whose gradient was not finite)."""
+        rows, self._rows = self._labelled(groups, scores), []
+        if not rows:
+            return {}
+        own = len({row.origin for row in rows})
+        loss = dpo if self._manner.objective == "dpo" else outcome_cross_entropy
+        objective = Objective(
+            loss=partial(loss, beta=self._manner.beta), weigh=partial(constant, divisor=own), sampling=self._sampling
+        )
+        reports = [self._phi.update(rows, objective)[0] for _ in range(self._manner.epochs)]
+        turns = [float(values.sum()) for trajectory in aux["implicit"] for values in trajectory]
+        return {
+            "implicit/loss": reports[0]["loss/total"] * own / reports[0]["tokens/trained"],
+            "implicit/accuracy": reports[0]["loss/accuracy"],
+            "implicit/reward": float(np.mean(turns)),
+            "implicit/skipped": sum(report["optim/skipped"] for report in reports),
+        }
+
+    def _labelled(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> list[Row]:
+        """The rows that `look` saw of trajectories that count, with the outcome as each token's advantage."""
+        known, found = iter(self._rows), []
+        for group, group_scores in zip(groups, scores, strict=True):
+            for trajectory, score in zip(group.trajectories, group_scores, strict=True):
+                own = next(known)
+                if not score.in_baseline or score.outcome is None:
+                    continue
+                outcome = float(sum(score.outcome.values()))
+                if self._manner.objective == "cross_entropy" and not 0 <= outcome <= 1:
+                    raise TrainingError(
+                        f"task {group.task.id!r}, attempt {trajectory.attempt}: an outcome of {outcome:g} is no label; "
+                        "implicit.objective = 'cross_entropy' needs outcomes within [0, 1], 'dpo' takes any"
+                    )
+                found += [replace(row, advantages=np.where(row.loss_mask, np.float32(outcome), 0)) for row in own]
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """phi's weights that learn, its optimiser, and the reference where that is the one of the start."""
+        weights = [parameter.detach() for parameter in self._phi.parameters]
+        return {"phi": weights, "learner": self._phi.state(), "start": self._start}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for into, values in ((self._phi.parameters, state["phi"]), (self._start, state["start"])):
+                for own, value in zip(into, values, strict=True):
+                    own.copy_(value)
+        self._phi.restore(state["learner"])
+
+
+def _twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of what learns; what is frozen is the same memory."""
+    shared: dict[int, nn.Parameter] = {id(p): p for p in model.parameters() if not p.requires_grad}
+    return copy.deepcopy(model, dict(shared))

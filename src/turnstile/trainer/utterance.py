@@ -1,0 +1,181 @@
+"""A critic of whole turns, on the policy's last hidden states: what a state is worth, and what was said in it.
+
+The state is read before the first token of a turn; what was said in it is that and the mean over the turn's tokens,
+each read once it is there. As the critic of tokens it does not move the policy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from turnstile.batching.rows import rows_of
+from turnstile.credit.base import Targets
+from turnstile.trainer.critic import step_finite
+from turnstile.trainer.features import features, nothing_said, trajectories_of
+from turnstile.trainer.learner import Learner
+from turnstile.types import F32, Group, Row, Score
+
+TWICE = (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The turns of a step that are trained, from `look` to `learn`."""
+
+    turns: np.ndarray[Any, np.dtype[np.int64]]  # [M] which of the step's turns
+    lengths: list[int]  # turns of each trajectory
+    before: Tensor  # [M, H] the state
+    after: Tensor  # [M, 2H] the state, and what was said in it
+
+    def spread(self, values: Tensor) -> list[F32]:
+        """[M] as [trajectory] -> f32[K], 0 in turns that are not trained."""
+        flat = np.zeros(sum(self.lengths), np.float32)
+        flat[self.turns] = values.detach().float().cpu().numpy()
+        return np.split(flat, np.cumsum(self.lengths)[:-1])
+
+
+class UtteranceCritic:
+    """Two Q and two V, each with a slow copy: Q_i learns what `targets` makes of slow V_i, V_i learns slow Q_i.
+
+    `epochs` steps of Adam at `lr` over the turns of a step, after each of which the slow copies go a share `tau` of the
+    way. All begin at 0. Unlike the paper's it keeps no turns of earlier steps, whose hidden states would be of another
+    network by now.
+    """
+
+    def __init__(self, learner: Learner, targets: Targets, *, lr: float, epochs: int, tau: float) -> None:
+        self._learner = learner
+        self._targets = targets
+        self._epochs = epochs
+        self._tau = tau
+        self._width = int(learner.model.config.get_text_config().hidden_size)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the heads' first weights must not depend on what ran before
+            sizes = {"q": 2 * self._width, "v": self._width}
+            heads = nn.ModuleDict({f"{what}{i}": _head(size) for what, size in sizes.items() for i in TWICE})
+        self._heads = heads.to(learner.model.device)
+        self._slow = copy.deepcopy(self._heads).requires_grad_(False)
+        self._optimizer = torch.optim.Adam(self._heads.parameters(), lr=lr)
+        self._seen: _Seen | None = None
+
+    def look(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """`q` and `v`: [trajectory] -> f32[K], each the smaller of two; 0 for turns that are not trained."""
+        seen = self._seen = self._read(groups)
+        with torch.no_grad():
+            q, v = (
+                torch.minimum(*(self._of(self._heads, f"{what}{i}", states) for i in TWICE))
+                for what, states in (("q", seen.after), ("v", seen.before))
+            )
+        return {"q": seen.spread(q), "v": seen.spread(v)}
+
+    def learn(
+        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """Metrics: utterance/q_loss and v_loss (mean square, at the first epoch), utterance/explained (the share of the
+        variance of what Q was to be that it told beforehand), utterance/q and v (means)."""
+        seen, self._seen = self._seen, None
+        if seen is None or not len(seen.turns):
+            return {}
+        told = np.concatenate(aux["q"])[seen.turns]
+        hoped = np.concatenate(self._targets(groups, scores, aux))[seen.turns]
+        known = torch.from_numpy(np.isfinite(hoped))
+        if not known.any():
+            return {}
+        spread = float(np.nanvar(hoped))
+        metrics = {
+            "utterance/explained": 1.0 - float(np.nanvar(hoped - told)) / spread if spread > 0 else 0.0,
+            "utterance/q": float(told.mean()),
+            "utterance/v": float(np.concatenate(aux["v"])[seen.turns].mean()),
+        }
+        for _ in range(self._epochs):
+            self._optimizer.zero_grad(set_to_none=True)
+            losses = {"q_loss": torch.zeros(()), "v_loss": torch.zeros(())}
+            for i in TWICE:
+                with torch.no_grad():
+                    slow_q, slow_v = (
+                        self._of(self._slow, f"q{i}", seen.after),
+                        self._of(self._slow, f"v{i}", seen.before),
+                    )
+                wanted = np.concatenate(self._targets(groups, scores, {"v": seen.spread(slow_v)}))[seen.turns]
+                targets = torch.from_numpy(wanted).float().to(slow_q.device)
+                for what, states, to in (("q", seen.after, targets), ("v", seen.before, slow_q)):
+                    loss = mse_loss(self._of(self._heads, f"{what}{i}", states[known]), to[known])
+                    losses[f"{what}_loss"] = losses[f"{what}_loss"] + loss
+            (losses["q_loss"] + losses["v_loss"]).backward()
+            for name, total in losses.items():
+                metrics.setdefault(f"utterance/{name}", float(total.detach()) / 2)
+            step_finite(self._optimizer, self._heads, "the critic")
+            with torch.no_grad():
+                for slow, fast in zip(self._slow.parameters(), self._heads.parameters(), strict=True):
+                    slow.lerp_(fast, self._tau)
+        return metrics
+
+    def _of(self, heads: nn.ModuleDict, name: str, states: Tensor) -> Tensor:
+        value: Tensor = heads[name](states.to(self._learner.model.device))[:, 0]
+        return value
+
+    def state(self) -> dict[str, Any]:
+        """Heads, slow copies and the optimiser's moments."""
+        heads, slow = self._heads.state_dict(), self._slow.state_dict()
+        return {"heads": heads, "slow": slow, "optimizer": self._optimizer.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._heads.load_state_dict(state["heads"])
+        self._slow.load_state_dict(state["slow"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def _read(self, groups: Sequence[Group]) -> _Seen:
+        everyone = trajectories_of(groups)
+        lengths = [len(trajectory.turns) for trajectory in everyone]
+        rows, turns = [], []
+        for begin, trajectory in zip(np.cumsum([0, *lengths]), everyone, strict=False):
+            for row in rows_of(trajectory, nothing_said(trajectory)):
+                if row.loss_mask.any():
+                    trained = np.unique(row.turn_ids[row.loss_mask])
+                    rows.append((row, trained))
+                    turns.append(begin + trained)
+        if not rows:
+            return _Seen(np.empty(0, np.int64), lengths, torch.empty(0, self._width), torch.empty(0, 2 * self._width))
+        seen = features(self._learner, [_opened(row, trained) for row, trained in rows])
+        before = [states for each in zip(seen, rows, strict=True) for states in _apart(*each)]
+        state = torch.stack([states[0] for states in before])
+        said = torch.stack([states[1:].mean(0) for states in before])
+        return _Seen(np.concatenate(turns), lengths, state, torch.cat([state, said], dim=1))
+
+
+def _opened(row: Row, turns: np.ndarray[Any, Any]) -> Row:
+    """The row with exactly those tokens marked before which something of these turns is read: their own, and the one
+    after each turn; the row has one more, so that there is one after the last."""
+    mask = np.append(np.isin(row.turn_ids, turns), False)
+    mask[1:] |= mask[:-1]
+    arrays: dict[str, Any] = {name: np.append(getattr(row, name), getattr(row, name)[-1]) for name in _ARRAYS}
+    return replace(row, loss_mask=mask, **arrays)
+
+
+def _apart(states: Tensor, row: tuple[Row, np.ndarray[Any, Any]]) -> list[Tensor]:
+    """What `_opened` read, [n + 1, H] for each turn of n tokens."""
+    owner = row[0].turn_ids
+    places = np.flatnonzero(_opened(*row).loss_mask)
+    found = []
+    for turn in row[1]:
+        own = np.flatnonzero(owner == turn)
+        begin = int(np.searchsorted(places, own[0]))
+        found.append(states[begin : begin + len(own) + 1])
+    return found
+
+
+_ARRAYS = ("token_ids", "logprobs", "advantages", "turn_ids", "versions")
+
+
+def _head(size: int) -> nn.Sequential:
+    last = nn.Linear(size, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.Linear(size, size), nn.ReLU(), last)
