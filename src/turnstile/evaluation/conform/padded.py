@@ -96,9 +96,18 @@ class PaddedEstimator:
     say of it. `part`: which array of the result, 0 the advantages, 1 the returns.
     """
 
-    def __init__(self, function: Function, *, pad: int = 0, fallen: bool = False, part: int = 0) -> None:
+    def __init__(
+        self,
+        function: Function,
+        *,
+        pad: int = 0,
+        fallen: bool = False,
+        part: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.function, self.roles = function, roles(function)
-        self.pad, self.fallen, self.part = pad, fallen, part
+        self.lay_out = functools.partial(lay_out, pad=pad, fallen=fallen, dtype=dtype)
+        self.part = part
 
     def __call__(
         self, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, **knobs: Any
@@ -106,7 +115,7 @@ class PaddedEstimator:
         flat = [score for group_scores in scores for score in group_scores]
         if any(score.in_baseline and not score.in_gradient for score in flat):
             raise DoesNotApply("padded arrays cannot say that an attempt counts but is not learned from")
-        arrays, places = lay_out(groups, flat, aux, pad=self.pad, fallen=self.fallen)
+        arrays, places = self.lay_out(groups, flat, aux)
         result = self.function(**{name: arrays[role] for name, role in self.roles.items()}, **knobs)
         values = self._array(result, arrays["mask"])
         return [[values[row, begin:end] for begin, end in turns] for row, turns in enumerate(places)], state
@@ -127,7 +136,13 @@ class PaddedEstimator:
 
 
 def lay_out(
-    groups: Sequence[Group], scores: Sequence[Score], aux: Mapping[str, Any], *, pad: int = 0, fallen: bool = False
+    groups: Sequence[Group],
+    scores: Sequence[Score],
+    aux: Mapping[str, Any],
+    *,
+    pad: int = 0,
+    fallen: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[dict[str, Any], list[list[tuple[int, int]]]]:
     """The arrays by what they are, and where in its row each turn lies: [trajectory][turn] -> (begin, end)."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -135,7 +150,7 @@ def lay_out(
     behind = [2 * len(trajectory.turns[-1].observation) for trajectory in trajectories]
     ends = [turns[-1][1] + tokens for turns, tokens in zip(places, behind, strict=True)]
     shape = len(trajectories), max(ends) + pad
-    rewards, mask, values = (torch.zeros(shape, dtype=torch.float32) for _ in range(3))
+    rewards, mask, values = (torch.zeros(shape, dtype=dtype) for _ in range(3))
     critic = aux.get("values") or [[np.zeros(end - begin) for begin, end in turns] for turns in places]
     for row, (turns, score) in enumerate(zip(places, scores, strict=True)):
         values[row, : ends[row]] = VALUE_AT_OBSERVATION

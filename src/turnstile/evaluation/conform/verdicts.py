@@ -96,14 +96,19 @@ def conform(subject: Subject, *, seed: int = 0) -> list[Verdict]:
     except TurnstileError:
         raise
     except (AssertionError, DoesNotApply) as error:
-        raise ConfigError(f"{subject.name} cannot be held to the invariants: {error}") from error
+        why = str(error) or f"an assertion of its own failed ({_where(error)})"
+        raise ConfigError(f"{subject.name} cannot be held to the invariants: {why}") from error
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            f"{subject.name} raised {type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno}); "
+            f"{subject.name} raised {type(error).__name__}: {error} ({_where(error)}); "
             f"as {_article(subject.form)} it is called as {SHAPES[subject.form]}"
         ) from error
     return [_verdict(number, finding, subject.exempt.get(number)) for number, finding in findings.items()]
+
+
+def _where(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}, line {last.lineno}"
 
 
 def _article(form: Form) -> str:
