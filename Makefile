@@ -23,11 +23,11 @@ EXTRAS := container,grammar,lora,parquet,remote,tensorboard,smollm2,dev
 TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 SOURCES := src tests recipes benchmarks docs
 
-.PHONY: help setup demo test faults check format docs results bench-peers clean
+.PHONY: help setup demo test faults check format docs results bench-peers conform-peers clean
 
 help:
 	@sed -n '1,9s/^# \{0,1\}//p' Makefile
-	@echo "targets: setup demo test faults check format docs results bench-peers clean"
+	@echo "targets: setup demo test faults check format docs results bench-peers conform-peers clean"
 
 setup: $(READY)
 
@@ -95,6 +95,18 @@ $(PEER)/.ready: benchmarks/peers/trl.txt
 	@$(PEER)/bin/python -m pip --disable-pip-version-check install -q 'torch==$(TORCH_PIN)+cpu' 2>/dev/null \
 	  || $(PEER)/bin/python -m pip --disable-pip-version-check install 'torch==$(TORCH_PIN)'
 	@$(PEER)/bin/python -m pip --disable-pip-version-check install -q -r $<
+	@touch $@
+
+# What benchmarks/conform_peers.py looks at: beside the packages named, torch and the like are those of .venv.
+CONFORM := .peers/conform
+SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+conform-peers: setup $(CONFORM)/.ready
+
+$(CONFORM)/.ready: benchmarks/peers/conform.txt
+	@test -x $(CONFORM)/bin/python || $(PYTHON) -m venv $(CONFORM)
+	@$(BIN)/python $(SITE) > "$$($(CONFORM)/bin/python $(SITE))/venv.pth"
+	@echo "installing verl, TRL, OpenRLHF and SkyRL into $(CONFORM), without what they depend on"
+	@$(CONFORM)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
 	@touch $@
 
 clean:

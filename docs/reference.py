@@ -22,7 +22,7 @@ import click
 from turnstile import config
 from turnstile.cli.main import cli
 from turnstile.credit import check as credit_check
-from turnstile.credit.check import INVARIANTS, Declaration
+from turnstile.credit.invariants import INVARIANTS, Declaration
 from turnstile.evaluation.lab.study import line_of
 from turnstile.evaluation.lab.table import Grid, directions, progress, to_markdown
 from turnstile.lookup import KINDS, resolve
@@ -200,9 +200,8 @@ def pages() -> dict[Path, str]:
     ]
     algorithms = [
         f'# The catalogue\n\n{made}\nA recipe names these kinds, `credit.kind = "gigpo"`; their knobs stand beside the '
-        "kind. What each must keep is tested (`turnstile.credit.check.check_estimator`, "
-        "`turnstile.losses.check.check_loss`, `turnstile.rewards.check.check_rewards`, which take "
-        "functions of your own too):\n",
+        "kind. What each must keep is tested by `turnstile conform`, which [takes functions of your own and of other "
+        "frameworks](howto/conform.md) too, and for rewards by `turnstile.rewards.check.check_rewards`:\n",
         *(f"{number}. {what}" for number, what in INVARIANTS.items()),
         "\nWhere one cannot hold, it is said below. Credit and losses have a row of [the lab](results/lab.md): the "
         "cosine between their gradient and the exact one (! where it is surely another, o where it follows the outcome "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from turnstile.credit.base import Advantages
-from turnstile.credit.check import sample_trajectory
+from turnstile.credit.samples import sample_trajectory
 from turnstile.types import Group, Message, Score, Task, Trajectory, Turn
 
 

@@ -178,17 +178,27 @@ def resolve(room: str, kind: str) -> Any:
     """
     table = KINDS[room]
     path = table.get(kind, kind)
-    module_name, colon, attribute = path.partition(":")
-    if not colon:
+    if ":" not in path:
         hint = "or write your own as package.module:name"
         raise ConfigError(f"unknown {room} kind {kind!r}; {nearest(kind, table)} ({hint})")
+    return load(path, f"{room} kind {kind!r}", known=kind in table)
+
+
+def load(path: str, where: str, *, known: bool = False) -> Any:
+    """The object that `module:attribute` names; `known` paths are our own, whose broken imports are our faults.
+
+    Raises ConfigError, which begins with `where`, when it is no such path, or module or attribute are not there.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError(f"{where}: {path!r} is not of the form package.module:name")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if kind in table or (error.name is not None and not module_name.startswith(error.name)):
+        if known or (error.name is not None and not module_name.startswith(error.name)):
             raise  # a broken import inside that module is its own error
         raise ConfigError(
-            f"{room} kind {kind!r}: there is no module {module_name!r} on the import path; "
+            f"{where}: there is no module {module_name!r} on the import path; "
             "start in the folder that holds it, or name that folder in PYTHONPATH"
         ) from error
     try:
@@ -196,7 +206,7 @@ def resolve(room: str, kind: str) -> Any:
     except AttributeError:
         public = [name for name in vars(module) if not name.startswith("_")]
         hint = nearest(attribute, public)
-        raise ConfigError(f"{room} kind {kind!r}: {module_name} has no {attribute!r}; {hint}") from None
+        raise ConfigError(f"{where}: {module_name} has no {attribute!r}; {hint}") from None
 
 
 PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {

@@ -1,4 +1,4 @@
-"""Every estimator through the checker, and faulty ones that the checker must catch."""
+"""Faulty estimators that the checker must catch; those of the tables go through it in evaluation/conform."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ import numpy as np
 import pytest
 
 from turnstile.credit.base import Advantages, to_tokens
-from turnstile.credit.check import DECLARED, INVARIANTS, Declaration, check_estimator
+from turnstile.credit.check import DECLARED, check_estimator
+from turnstile.credit.invariants import INVARIANTS
 from turnstile.lookup import KINDS, resolve
 
 
 def test_every_kind_declares_itself() -> None:
     assert {declared.kind for declared in DECLARED} == set(KINDS["credit"])
     assert all(set(declared.exempt) <= set(INVARIANTS) for declared in DECLARED)
-
-
-@pytest.mark.parametrize("declared", DECLARED, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")
-@pytest.mark.parametrize("seed", [0, 1])
-def test_invariants(declared: Declaration, seed: int) -> None:
-    broken = check_estimator(resolve("credit", declared.kind), declared.knobs, seed=seed)
-    assert set(broken) == set(declared.exempt), broken
 
 
 def _uncentred_std(groups, scores, aux, state):  # type: ignore[no-untyped-def]
@@ -69,3 +63,42 @@ def test_the_checker_wants_one_array_for_each_turn() -> None:
 
     with pytest.raises(AssertionError, match="trajectory"):
         check_estimator(too_short)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "number", "seen"),
+    [
+        (
+            _context_counts,
+            1,
+            "with 5 to 8 more observed tokens before every turn, the advantage of turn 0 of attempt 3",
+        ),
+        (_context_counts, 5, "the advantage of the last action is 6 at the outcome -10, and 6 at 10"),
+        (_uncentred_std, 4, "an attempt that failed, without a reward, gets the advantage 0.1"),
+        (_uncentred_std, 7, "the advantage of turn 0 of attempt 0 of g0 is -1 where all 3 outcomes are 0.1"),
+        (_finds_turns_by_reward, 6, "turn 0 of attempt 0 of g0 gets no advantage"),
+    ],
+)
+def test_what_is_broken_has_a_counterexample(estimator: Callable[..., Any], number: int, seen: str) -> None:
+    assert seen in check_estimator(estimator)[number]
+
+
+def test_what_is_not_finite_is_no_matter_of_invariants() -> None:
+    def blind(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+        return [
+            [np.full(len(turn.completion.token_ids), np.nan) for turn in t.turns]
+            for g in groups
+            for t in g.trajectories
+        ], state
+
+    with pytest.raises(AssertionError, match="the advantage of turn 0 of attempt 0 of g0 is nan"):
+        check_estimator(blind)
+
+
+def test_an_estimator_that_raises_on_what_is_unusual_has_that_as_its_counterexample() -> None:
+    def never_flat(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+        if any(len({score.total for score in found}) == 1 for found in scores):
+            raise ZeroDivisionError("all the same")
+        return resolve("credit", "grpo")(groups, scores, aux, state)
+
+    assert check_estimator(never_flat) == {7: "raises ZeroDivisionError: all the same"}

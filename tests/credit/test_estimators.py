@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from turnstile.credit.base import Advantages
-from turnstile.credit.check import sample_trajectory
 from turnstile.credit.grpo import grpo
 from turnstile.credit.rloo import rloo
+from turnstile.credit.samples import sample_trajectory
 from turnstile.credit.turn_return import turn_return
 from turnstile.errors import ConfigError, TrainingError
 from turnstile.types import Group, Score, Task

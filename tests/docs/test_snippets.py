@@ -128,6 +128,18 @@ def test_the_loss_of_ones_own(elsewhere: Path, model: str, capsys: Any) -> None:
     assert json.loads(lines[-1])["loss/agreed"] == pytest.approx(1.0)
 
 
+def test_what_conform_prints_of_the_functions_of_another_framework(capsys: Any) -> None:
+    page = EXAMPLES.parent / "conform.md"
+    shown = [text for of, text in blocks("text") if of == page]
+    asked = [words for of, words in commands() if of == page and words[1:] and words[1].startswith("their_functions")]
+    assert len(shown) == len(asked) == 2
+    for words, text in zip(asked, shown, strict=True):
+        assert run_command(words) == 1
+        assert "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines()) == text.rstrip()
+    code = (EXAMPLES / "their_functions.py").read_text(encoding="utf-8")
+    assert all(text in code for of, text in blocks("python") if of == page)
+
+
 def test_every_recipe_in_a_document_is_one() -> None:
     found = list(blocks("toml"))
     assert found

@@ -12,7 +12,7 @@ import pytest
 
 from turnstile.build.parts import make_scorer
 from turnstile.config import make_recipe
-from turnstile.credit.check import sample_trajectory
+from turnstile.credit.samples import sample_trajectory
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS
 from turnstile.rewards.base import Threshold

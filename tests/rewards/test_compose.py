@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turnstile.credit.check import sample_trajectory
+from turnstile.credit.samples import sample_trajectory
 from turnstile.errors import ConfigError
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.compose import direct, gated

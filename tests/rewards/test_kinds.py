@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turnstile.credit.check import sample_trajectory
+from turnstile.credit.samples import sample_trajectory
 from turnstile.errors import ConfigError
 from turnstile.rewards.outcome import outcome_class
 from turnstile.rewards.signal import env_reward, of_turns, signal

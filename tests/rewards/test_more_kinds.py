@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from made_groups import attempt
-from turnstile.credit.check import sample_trajectory
+from turnstile.credit.samples import sample_trajectory
 from turnstile.errors import ConfigError
 from turnstile.rewards.answers import exact, regex, well_formed
 from turnstile.rewards.events import novelty, reward_machine, tags

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from turnstile.credit.check import sample_trajectory
+from turnstile.credit.samples import sample_trajectory
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.rates import completed, modified, rates, resolved

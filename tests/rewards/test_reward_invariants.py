@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnstile.credit.check import sample_trajectory
+from turnstile.credit.samples import sample_trajectory
 from turnstile.lookup import KINDS, resolve
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import make_term

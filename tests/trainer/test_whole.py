@@ -15,7 +15,7 @@ from networks import distance, network, random_rows
 from turnstile.batching.batch import Batch, join
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
-from turnstile.credit.check import Declaration
+from turnstile.credit.invariants import Declaration
 from turnstile.lookup import resolve
 from turnstile.losses.base import Needs, needs, needs_of
 from turnstile.losses.check import DECLARED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from turnstile.config import Kind
@@ -18,19 +18,25 @@ def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[...,
     `given` names the parameters that will be passed at the call. Raises ConfigError for an unknown kind, for a knob
     that the function does not take, naming the nearest it does, and for a value that is not of the knob's type.
     """
-    function = resolve(room, kind.kind)
+    return with_knobs(f"{room} kind {kind.kind!r}", resolve(room, kind.kind), kind.knobs, given=given)
+
+
+def with_knobs(
+    where: str, function: Any, knobs: Mapping[str, Any], *, given: Collection[str] = ()
+) -> functools.partial[Any]:
+    """`function` with `knobs` bound, checked as in `bind`; errors begin with `where`."""
     if not callable(function):
-        raise ConfigError(f"{room} kind {kind.kind!r} is {type(function).__name__}, not something that can be called")
+        raise ConfigError(f"{where} is {type(function).__name__}, not something that can be called")
     parameters = inspect.signature(function).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        knobs = [name for name in known if name not in given]
-        for knob in kind.knobs:
-            if knob not in knobs:
-                hint = nearest(knob, knobs) if knobs else "it has none"
-                raise ConfigError(f"{room} kind {kind.kind!r} has no knob {knob!r}; {hint}")
-    check_types(f"{room} kind {kind.kind!r}", function, kind.knobs)
-    return functools.partial(function, **kind.knobs)
+        taken = [name for name in known if name not in given]
+        for knob in knobs:
+            if knob not in taken:
+                hint = nearest(knob, taken) if taken else "it has none"
+                raise ConfigError(f"{where} has no knob {knob!r}; {hint}")
+    check_types(where, function, knobs)
+    return functools.partial(function, **knobs)
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:

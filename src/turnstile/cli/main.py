@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demos": ("turnstile.cli.demos:demos", "Conversations to learn from before RL."),
     "sandbox": ("turnstile.cli.sandbox:sandbox", "Check, serve and prune sandboxes; make images for them."),
     "lab": ("turnstile.cli.lab:lab", "Hold estimators and losses against exact gradients."),
+    "conform": ("turnstile.cli.conform:conform_command", "Hold any advantage or loss function against the invariants."),
     "config": ("turnstile.cli.config:config", "Print a recipe with every default filled in."),
     "doctor": ("turnstile.cli.doctor:doctor", "Say what this machine can do, and how to mend what is missing."),
 }

@@ -1,10 +1,10 @@
-"""A checker that any token loss can be put through, for the invariants of `credit.check.INVARIANTS`.
+"""A checker that any token loss can be put through, for the invariants of `credit.invariants.INVARIANTS`.
 
     broken = check_loss(my_loss, {"clip": 0.2})
     assert not broken, broken
 
 `DECLARED` and `FACTORS` say for each built-in kind which invariants do not hold, and why they cannot. Invariants 5
-and 6 speak of rewards and turns, which a loss never sees.
+and 6 speak of rewards, which a loss never sees.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import PER_TOKEN, Batch
-from turnstile.credit.check import Declaration
+from turnstile.credit.invariants import Declaration, DoesNotApply, Finding, broken, examine, goes
 from turnstile.losses.base import Metrics, TokenLoss, Whole, needs_of
 
 _NO_REWARD = {7: "it does not depend on rewards"}
@@ -70,17 +70,22 @@ _CUTS: Mapping[Whole, tuple[int, ...]] = {"": (3, 9, 12), "trajectory": (6, 18),
 
 
 def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed: int = 0) -> dict[int, str]:
-    """The invariants 1, 2, 3, 4 and 7 that a token loss breaks: number -> what was seen. Empty when all hold.
+    """The invariants that a token loss breaks: number -> a counterexample. Empty when all hold."""
+    return broken(examine_loss(functools.partial(loss, **dict(knobs or {})), seed=seed))
+
+
+def examine_loss(loss: Callable[..., tuple[Tensor, Metrics]], *, seed: int = 0) -> dict[int, Finding]:
+    """What comes of every invariant for a token loss whose knobs are bound.
 
     The batch has 24 tokens, one of which has weight 0 and log-probabilities as far apart as they get, and the
     extras that built-in losses read. What the loss needs in one batch (`losses.base.needs`) is never cut: not a
-    trajectory of six tokens, not a group of two, nor ever a turn of three.
+    trajectory of six tokens, not a group of two, nor ever a turn of three. Raises AssertionError for a result that is
+    not one finite value a token with detached metrics, where nothing unusual was given.
     """
     batch, logprobs = sample_batch(seed=seed)
-    bound: Callable[..., tuple[Tensor, Metrics]] = functools.partial(loss, **dict(knobs or {}))
 
     def run(logprobs: Tensor, batch: Batch) -> Tensor:
-        values, metrics = bound(logprobs, batch)
+        values, metrics = loss(logprobs, batch)
         for name, values_of in (("loss", values), *metrics.items()):
             if values_of.shape != logprobs.shape:
                 raise AssertionError(f"{name} is {tuple(values_of.shape)}, not one value for each of {len(logprobs)}")
@@ -88,28 +93,69 @@ def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed:
             raise AssertionError("metrics must be detached")
         return values
 
-    broken: dict[int, str] = {}
     plain = run(logprobs, batch)
-    if not torch.equal(plain, run(logprobs, with_masked(batch))):
-        broken[1] = "the loss of a token depends on where it lies among masked tokens"
+    odd = (~torch.isfinite(plain) & (batch.weights != 0)).nonzero()
+    if len(odd):
+        raise AssertionError(f"the loss of token {int(odd[0])} is {float(plain[odd[0]])}, of finite log-probabilities")
+    whole = needs_of(loss).whole
+    return examine(
+        {
+            1: [lambda: _differ("behind three more masked tokens", plain, run(logprobs, with_masked(batch)))],
+            2: [lambda: _permutation(run, logprobs, batch, seed)],
+            3: [functools.partial(_splitting, run, logprobs, batch, begin) for begin in _CUTS[whole]],
+            4: [lambda: _masked(run, logprobs, batch)],
+            5: [_sees_no_rewards],
+            6: [_sees_no_rewards],
+            7: [lambda: _no_advantage(run, logprobs, batch)],
+        }
+    )
+
+
+Run = Callable[[Tensor, Batch], Tensor]
+
+
+def _permutation(run: Run, logprobs: Tensor, batch: Batch, seed: int) -> str | None:
     order = torch.randperm(len(logprobs), generator=torch.Generator().manual_seed(seed))
-    if not torch.allclose(plain[order], run(logprobs[order], select(batch, order)), rtol=1e-12, atol=0):
-        broken[2] = "the loss depends on the order of tokens"
-    for begin in _CUTS[needs_of(bound).whole]:
-        halves = torch.arange(0, begin), torch.arange(begin, len(logprobs))
-        apart = torch.cat([run(logprobs[half], select(batch, half)) for half in halves])
-        if not torch.allclose(plain, apart, rtol=1e-12, atol=0):
-            broken[3] = "the loss of a token depends on which others are in its micro-batch"
+    moved = run(logprobs[order], select(batch, order))
+    return _differ("with the tokens in another order", run(logprobs, batch), moved[torch.argsort(order)], rtol=1e-12)
+
+
+def _splitting(run: Run, logprobs: Tensor, batch: Batch, begin: int) -> str | None:
+    halves = torch.arange(0, begin), torch.arange(begin, len(logprobs))
+    apart = torch.cat([run(logprobs[half], select(batch, half)) for half in halves])
+    return _differ(f"with tokens 0 to {begin - 1} in a batch of their own", run(logprobs, batch), apart, rtol=1e-12)
+
+
+def _masked(run: Run, logprobs: Tensor, batch: Batch) -> str | None:
     slopes = _gradient(run, logprobs, batch)[1]
-    if slopes[:, batch.weights == 0].any() or not torch.isfinite(slopes).all():
-        broken[4] = "a token of weight 0 got a gradient"
+    masked = slopes[:, batch.weights == 0]
+    if masked.any():
+        return f"a token of weight 0 has the gradient {float(masked[masked != 0][0]):.3g}"
+    if not torch.isfinite(slopes).all():
+        return f"beside a token of weight 0, a gradient is {float(slopes[~torch.isfinite(slopes)][0])}"
+    return None
+
+
+def _no_advantage(run: Run, logprobs: Tensor, batch: Batch) -> str | None:
     flat = replace(batch, advantages=torch.zeros_like(batch.advantages))
-    if any(found.any() for found in _gradient(run, logprobs, flat)):
-        broken[7] = "a zero advantage gave a loss or a gradient"
-    return broken
+    for name, found in zip(("loss", "gradient"), _gradient(run, logprobs, flat), strict=True):
+        if found.any():
+            return f"where every advantage is 0, a token has the {name} {float(found[found != 0][0]):.3g}"
+    return None
 
 
-def _gradient(run: Callable[[Tensor, Batch], Tensor], logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def _sees_no_rewards() -> str | None:
+    raise DoesNotApply("a loss sees advantages, no rewards")
+
+
+def _differ(what: str, expected: Tensor, actual: Tensor, *, rtol: float = 0.0) -> str | None:
+    if torch.allclose(expected, actual, rtol=rtol, atol=0):
+        return None
+    n = int((expected - actual).abs().nan_to_num(nan=torch.inf).argmax())
+    return f"{what}, the loss of token {n} {goes(float(expected[n]), float(actual[n]))}"
+
+
+def _gradient(run: Run, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The loss [N], and the gradient of a step by log-probability and by entropy [2, N]."""
     leaf = logprobs.clone().requires_grad_()
     entropy = batch.extras["entropy"].clone().requires_grad_()

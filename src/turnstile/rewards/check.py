@@ -1,4 +1,4 @@
-"""A checker that any reward terms can be put through, for the invariants of `credit.check.INVARIANTS`.
+"""A checker that any reward terms can be put through, for the invariants of `credit.invariants.INVARIANTS`.
 
     broken = check_rewards(terms, task, trajectory)
     assert not broken, broken
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from turnstile.credit.check import with_observations
+from turnstile.credit.samples import with_observations
 from turnstile.rewards.base import Term
 from turnstile.rewards.build import Compose
 from turnstile.rewards.compose import gated

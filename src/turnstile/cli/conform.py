@@ -1,0 +1,154 @@
+"""`turnstile conform`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from turnstile.build.kinds import with_knobs
+from turnstile.cli.bars import bars
+from turnstile.config import make_recipe
+from turnstile.credit.invariants import INVARIANTS, exempt_of
+from turnstile.errors import ConfigError
+from turnstile.evaluation.conform.verdicts import (
+    FORMS,
+    GIVEN,
+    ROOMS,
+    Standing,
+    Subject,
+    Verdict,
+    conform,
+    declared,
+    form_of,
+    ours,
+)
+from turnstile.lookup import KINDS, load, nearest, resolve
+
+MARKS: Mapping[Standing, str] = {"holds": "+", "broken": "BROKEN", "declared": "d", "does not apply": "-"}
+
+
+@click.command("conform", short_help="Hold any advantage, return or loss function against the seven invariants.")
+@click.argument("name", required=False, metavar="[MODULE:FUNCTION]")
+@click.argument("knobs", nargs=-1, metavar="[KNOB=VALUE]...")
+@click.option(
+    "--as",
+    "form",
+    metavar="FORM",
+    help=f"What it is called with: {', '.join(FORMS)}, or your own adapter, module:function.",
+)
+@click.option(
+    "--exempt",
+    "exempted",
+    multiple=True,
+    type=click.IntRange(1, 7),
+    help="An invariant it need not keep; again for more.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of the made-up groups and tokens.")
+def conform_command(
+    name: str | None, knobs: tuple[str, ...], form: str | None, exempted: tuple[int, ...], seed: int
+) -> int:
+    """Says which of the seven invariants of a training signal hold for a function, with a counterexample for each that
+    is broken. Exits with 1 where one is broken that the function does not declare.
+
+    MODULE:FUNCTION is any function of yours or of another framework, or one of ours: credit:grpo, loss:ppo,
+    factor:tis; its knobs follow it. Without one, all of ours are checked. What form a function has is read from the
+    names of its parameters; --as says it where these do not. `padded` are arrays as most frameworks have them:
+    token_level_rewards [B, L], response_mask and index (and values) to advantages, or old_log_prob, log_prob,
+    advantages and response_mask to a scalar loss.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    if name is None:
+        if knobs or form or exempted:
+            raise click.UsageError("knobs, --as and --exempt are of a function; name it first")
+        return check_ours(console, seed)
+    subject = find(name, knobs, form, exempted)
+    verdicts = conform(subject, seed=seed)
+    console.print(to_table(verdicts))
+    counts = Counter(each.standing for each in verdicts)
+    words: Mapping[Standing, str] = {"holds": "hold", "does not apply": "do not apply"}
+    told = (f"{counts[each]} {words.get(each, each)}" for each in MARKS if counts[each])
+    console.print(Text(f"{name}: {', '.join(told)}"))
+    return 1 if counts["broken"] else 0
+
+
+def find(name: str, knobs: Sequence[str], form: str | None, exempted: Sequence[int] = ()) -> Subject:
+    """The subject that the command's words name. Raises ConfigError for what is not there or does not fit."""
+    given = make_recipe({"credit": {"kind": name}}, [f"credit.{knob}" for knob in knobs]).credit.knobs
+    by_hand = dict.fromkeys(exempted, "said so with --exempt")
+    paths = {path: (room, kind) for room in ROOMS for kind, path in KINDS[room].items()}
+    room, kind = paths.get(name) or name.partition(":")[::2]
+    if room in ROOMS and (kind in KINDS[room] or "." not in name):
+        if form is not None:
+            raise ConfigError(f"{name} is one of ours, whose form is known; leave --as {form} out")
+        own = ROOMS[room][0]
+        function = with_knobs(name, resolve(room, kind), given, given=GIVEN[own])
+        return Subject(name=name, form=own, function=function, exempt={**declared(room, kind, given), **by_hand})
+    if ":" not in name:
+        known = [f"{room}:{kind}" for room in ROOMS for kind in KINDS[room]]
+        same = [each for each in known if each.endswith(f":{name}")]
+        hint = f"did you mean {' or '.join(same)}?" if same else nearest(name, known)
+        raise ConfigError(f"{name!r} names no function; {hint} (or write your own as package.module:function)")
+    return foreign(name, load(name, f"the function {name!r}"), given, form, by_hand)
+
+
+def foreign(
+    name: str, function: Any, knobs: Mapping[str, Any], form: str | None, by_hand: Mapping[int, str]
+) -> Subject:
+    """Any function, in the form that `form` names or makes of it, or that its parameters show."""
+    exempt = {**exempt_of(function), **by_hand}
+    if not callable(function):
+        raise ConfigError(f"{name} is {type(function).__name__}, not something that can be called")
+    if form is None or form in FORMS:
+        found = next((each for each in FORMS if each == form), None) or form_of(name, function)
+        bound = with_knobs(name, function, knobs, given=GIVEN[found])
+        return Subject(name=name, form=found, function=bound, exempt=exempt)
+    if ":" not in form:
+        raise ConfigError(
+            f"--as {form!r} is no form; {nearest(form, FORMS)} (or an adapter of your own, module:function)"
+        )
+    adapted = load(form, f"the adapter {form!r}")(with_knobs(name, function, knobs))
+    if not callable(adapted):
+        raise ConfigError(f"the adapter {form} gives {type(adapted).__name__}, not something that can be called")
+    return Subject(name=name, form=form_of(f"what {form} makes of {name}", adapted), function=adapted, exempt=exempt)
+
+
+def to_table(verdicts: Sequence[Verdict]) -> Table:
+    """One row an invariant: its number, how it stands, its text, and the note below it."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    for each in verdicts:
+        standing = each.standing.upper() if each.standing == "broken" else each.standing
+        table.add_row(str(each.number), standing, INVARIANTS[each.number])
+        if each.note:
+            table.add_row("", "", Text(each.note, style="bold" if each.standing == "broken" else "dim"))
+    return table
+
+
+def check_ours(console: Console, seed: int) -> int:
+    """One row a kind of ours at each set of knobs that it declares, and what is broken undeclared."""
+    subjects = ours()
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("")
+    for number in INVARIANTS:
+        table.add_column(str(number), justify="center")
+    faults = []
+    with bars(console) as shown:
+        for subject in shown.track(subjects, description="checking"):
+            verdicts = conform(subject, seed=seed)
+            table.add_row(Text(subject.name), *(MARKS[each.standing] for each in verdicts))
+            faults += [f"{subject.name} breaks {v.number}: {v.note}" for v in verdicts if v.standing == "broken"]
+    console.print(table)
+    console.print(
+        Text("+ holds, d cannot hold, as declared (docs/algorithms.md says why), - does not apply", style="dim")
+    )
+    for fault in faults:
+        console.print(Text(fault))
+    console.print(Text(f"{len(subjects)} checked, {len(faults)} invariants broken that should hold"))
+    return 1 if faults else 0

@@ -1,0 +1,133 @@
+"""Made-up groups, trajectories, scores and values of a critic, for checkers and tests. Arrays are read-only."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from turnstile.types import F32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
+
+
+def sample_score(outcome: float, turn: F32) -> Score:
+    """A score of one agent, whose total is what it is by definition."""
+    turn.setflags(write=False)
+    return Score(outcome={"agent": outcome}, turn=turn, total=outcome + float(turn.sum(dtype=np.float64)))
+
+
+def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
+    """What learned parts might say of these groups, made up."""
+    values = sample_values(groups)
+    q, v = ([np.array([own[end] for own in turns], dtype=np.float32) for turns in values] for end in (-1, 0))
+    return {"values": values, "implicit": values, "q": [1 + own for own in q], "v": v}
+
+
+def sample_values(groups: Sequence[Group]) -> list[list[F32]]:
+    """Made-up values of a critic, [trajectory][turn] -> f32[n], that depend on group, attempt, turn and token alone."""
+
+    def one(group: Group, attempt: int, turn: int, n: int) -> F32:
+        values = np.random.default_rng([zlib.crc32(group.id.encode()), attempt, turn]).normal(size=n).astype(np.float32)
+        values.setflags(write=False)
+        return values
+
+    return [
+        [one(g, t.attempt, k, len(turn.completion.token_ids)) for k, turn in enumerate(t.turns)]
+        for g in groups
+        for t in g.trajectories
+    ]
+
+
+def sample_group(rng: np.random.Generator, name: str, lengths: Sequence[int]) -> Group:
+    """A group of trajectories with so many turns each, of one to four random tokens a turn, few states and tags, random
+    entropies; the last trajectory branched from the first after its first turn."""
+    task = Task(id=f"task-{name}", env="check")
+    trajectories = [_sampled(rng, task, name, attempt, turns) for attempt, turns in enumerate(lengths)]
+    shared = trajectories[0].turns[:1]
+    trajectories[-1] = replace(trajectories[-1], turns=(*shared, *trajectories[-1].turns[1:]), parent=(0, 1, 0))
+    return Group(id=name, task=task, trajectories=tuple(trajectories))
+
+
+def _sampled(rng: np.random.Generator, task: Task, group: str, attempt: int, turns: int) -> Trajectory:
+    tokens = [int(n) for n in rng.integers(1, 5, size=turns)]
+    plain = sample_trajectory(tokens, task=task.id, group=group, attempt=attempt)
+
+    def told(t: int, turn: Turn) -> Turn:
+        entropies = rng.uniform(0.1, 2.0, size=tokens[t]).astype(np.float32)
+        logprobs = -entropies[::-1]
+        for array in (entropies, logprobs):
+            array.setflags(write=False)
+        return replace(
+            turn,
+            completion=replace(turn.completion, entropies=entropies, logprobs=logprobs),
+            message=Message(role="assistant", content=f"act {rng.integers(2)}"),
+            state_key=f"state {rng.integers(3) if t else 'first'}",
+            signals={"tag": "plan" if rng.random() < 0.5 else "act", "subgoal": "find" if t < 2 else "mend"},
+        )
+
+    return replace(plain, turns=tuple(told(t, turn) for t, turn in enumerate(plain.turns)))
+
+
+def sample_trajectory(
+    tokens: Sequence[int],
+    *,
+    task: str = "task",
+    group: str = "g",
+    attempt: int = 0,
+    stop: Stop = Stop.DONE,
+    signals: Mapping[str, Any] | None = None,
+    turn_signals: Sequence[Mapping[str, Any]] | None = None,
+) -> Trajectory:
+    """A made-up trajectory whose turn t samples `tokens[t]` tokens after two context tokens; arrays read-only."""
+
+    def turn(t: int, n: int) -> Turn:
+        arrays = (
+            np.full(2, 7, dtype=np.int32),
+            np.arange(10 * t, 10 * t + n, dtype=np.int32),
+            np.full(n, -0.5, dtype=np.float32),
+            np.zeros(n, dtype=np.int32),
+        )
+        for array in arrays:
+            array.setflags(write=False)
+        context, ids, logprobs, versions = arrays
+        return Turn(
+            context_ids=context,
+            completion=Completion(
+                token_ids=ids,
+                logprobs=logprobs,
+                versions=versions,
+                sampling=Sampling(),
+                finish="stop",
+                seconds=0.0,
+            ),
+            message=Message(role="assistant", content="act"),
+            observation=(Message(role="user", content="seen"),),
+            signals=dict(turn_signals[t]) if turn_signals else {},
+        )
+
+    return Trajectory(
+        task_id=task,
+        group=group,
+        attempt=attempt,
+        turns=tuple(turn(t, n) for t, n in enumerate(tokens)),
+        stop=stop,
+        signals=dict(signals or {}),
+    )
+
+
+def with_observations(trajectory: Trajectory, extra: int) -> Trajectory:
+    """The same trajectory with `extra` more masked tokens before every turn and more seen after it."""
+    more = Message(role="user", content="more was seen")
+    return replace(
+        trajectory,
+        turns=tuple(
+            replace(
+                turn,
+                context_ids=np.concatenate([turn.context_ids, np.full(extra, 3, dtype=np.int32)]),
+                observation=(*turn.observation, more),
+            )
+            for turn in trajectory.turns
+        ),
+    )
