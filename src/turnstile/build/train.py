@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.build.check import refuse_failed
+from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.kinds import bind
 from turnstile.build.parts import (
     check_kinds,
@@ -65,6 +66,7 @@ def train(
     pair = _tasks(recipe, overfit, tasks, heldout)
     refuse_failed(recipe, *pair)
     check_kinds(recipe, env)
+    check_examiners(recipe)
     parts = {"overfit": overfit, "reward": reward}
     given = {name: getattr(part, "__qualname__", str(part)) for name, part in parts.items() if part is not None}
     return asyncio.run(_train(recipe, run, fresh, given, pair, env, reward))
@@ -90,7 +92,7 @@ async def _train(
     async with AsyncExitStack() as stack:
         tracker = make_trackers(recipe, folder)
         stack.callback(tracker.close)
-        world = make_world(recipe, env)
+        world = make_world(recipe, env, make_examiners(recipe, folder))
         stack.push_async_callback(world.close)
         agent = make_agent(recipe)
         run = Run(
@@ -145,6 +147,7 @@ class _Kept:
             "credit": dict(progress.credit),
             "sampler": self.sampler.state(),
             "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
+            "examiners": {name: examiner.state() for name, examiner in self.run.world.examiners.items()},
         }
         if self.critic is not None:
             state["critic"] = self.critic.state()
@@ -167,6 +170,8 @@ class _Kept:
         for name, alarm in self.alarms.items():
             if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
                 alarm.restore(found.state["alarms"][name])
+        for name, examiner in self.run.world.examiners.items():
+            examiner.restore(found.state["examiners"][name])
         self.run.tracker.resume_at(found.step)
         self.run.recorder.resume_at(found.step)
         for name in read_results(self.run.folder):

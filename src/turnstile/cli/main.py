@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tasks": ("turnstile.cli.tasks:tasks", "Make, check, prepare and list task files."),
     "demos": ("turnstile.cli.demos:demos", "Conversations to learn from before RL."),
     "sandbox": ("turnstile.cli.sandbox:sandbox", "Check, serve and prune sandboxes; make images for them."),
+    "serve": ("turnstile.cli.serve:serve", "Serve a model over OpenAI's protocol."),
     "lab": ("turnstile.cli.lab:lab", "Hold estimators and losses against exact gradients."),
     "config": ("turnstile.cli.config:config", "Print a recipe with every default filled in."),
     "doctor": ("turnstile.cli.doctor:doctor", "Say what this machine can do, and how to mend what is missing."),

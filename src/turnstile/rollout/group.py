@@ -11,6 +11,7 @@ from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env
 from turnstile.errors import InfrastructureError
+from turnstile.rewards.examine import Examiner
 from turnstile.rollout.episode import Attempt, Limits, play
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory
 
@@ -23,7 +24,8 @@ class Player:
 
     `retries` is how often an attempt is played again after an infrastructure failure; `concurrent` how many
     episodes go on at once. With `deterministic` they go in fixed waves of that many, all opened before the
-    first begins, so that which requests meet in the engine does not depend on time.
+    first begins, so that which requests meet in the engine does not depend on time. `examiners` look at the groups
+    when all are played, one after the other.
     """
 
     make_env: Callable[[], Env]
@@ -34,6 +36,7 @@ class Player:
     retries: int = 2
     concurrent: int = 64
     deterministic: bool = False
+    examiners: tuple[Examiner, ...] = ()
 
     async def groups(
         self,
@@ -43,12 +46,14 @@ class Player:
         label: str,
         seed: int,
         stream: str = "",
+        step: int | None = None,
         done: Callable[[Trajectory], None] = lambda _: None,
     ) -> list[Group]:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
-        `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels.
-        `done` is told of each episode as it ends. A fault of the program in one episode stops them all and is
-        raised, with a note that says in which it was (one that many share says so itself)."""
+        `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels. `step`
+        is that of training, for the examiners; `done` is told of each episode as it ends. A fault of the program in
+        one episode stops them all and is raised, with a note that says in which it was (one that many share says so
+        itself)."""
         ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
         jobs = [
             (task, Attempt(group=group, number=number, seed=seed, stream=stream))
@@ -59,10 +64,13 @@ class Player:
             played = await (self._waves(jobs, done) if self.deterministic else self._flow(jobs, done))
         except BaseExceptionGroup as several:  # the first fault stopped all episodes, and is what there is to say
             raise several.exceptions[0] from several
-        return [
+        found = [
             Group(id=group, task=task, trajectories=tuple(played[i * attempts : (i + 1) * attempts]))
             for i, (task, group) in enumerate(zip(tasks, ids, strict=True))
         ]
+        for examiner in self.examiners:
+            found = await examiner.examine(found, step)
+        return found
 
     async def _flow(self, jobs: Sequence[tuple[Task, Attempt]], done: Callable[[Trajectory], None]) -> list[Trajectory]:
         places = asyncio.Semaphore(self.concurrent)

@@ -147,7 +147,7 @@ async def _play(parts: Parts, settings: Settings, step: int, tasks: list[Any]) -
         parts.tracker.progress(f"step {step}, episodes", done, total)
 
     label = f"train/{step}"
-    return await parts.player.groups(tasks, settings.attempts, label=label, seed=settings.seed, done=count)
+    return await parts.player.groups(tasks, settings.attempts, label=label, seed=settings.seed, step=step, done=count)
 
 
 _NAMED = 3  # tasks that are named for each kind of failure

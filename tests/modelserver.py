@@ -1,0 +1,75 @@
+"""Model servers on loopback: this project's own over a tiny network, and bare ones that do as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import torch
+from aiohttp import web
+from transformers import PreTrainedTokenizerBase
+
+from helpers import byte_tokenizer, tiny_llama
+from turnstile.agents.renderer import ChatRenderer
+from turnstile.engines.server import EngineServer
+from turnstile.engines.transformers import TransformersEngine
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def tiny_engine(words: PreTrainedTokenizerBase, *, sharp: float = 3.0) -> TransformersEngine:
+    """A random network whose tokens before matter."""
+    model = tiny_llama(len(words), context=4096)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(sharp if parameter.dim() > 1 else 1.0)
+    ends = [words.convert_tokens_to_ids("<|im_end|>")]
+    return TransformersEngine(model, words, deterministic=True, max_batch=4, packed=False, stop_ids=ends)
+
+
+def tiny_server(engine: Any = None, *, token: str = "", name: str = "tiny") -> EngineServer:
+    words = byte_tokenizer()
+    return EngineServer(
+        engine or tiny_engine(words),
+        model=name,
+        words=ChatRenderer(words),
+        tokenizer=words,
+        context=4096,
+        token=token,
+    )
+
+
+@asynccontextmanager
+async def bare_server(answers: dict[str, Answer]) -> AsyncIterator[str]:
+    """A server of the paths in `answers`, at the address that this gives."""
+    app = web.Application()
+    for path, answer in answers.items():
+        app.router.add_route("*", path, answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+def always(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response(body, status=status, headers=headers)
+
+    return answer
+
+
+def in_turn(*answers: Answer) -> Answer:
+    """Each answer once, the last for ever; `in_turn(...).asked` counts."""
+    left = list(answers)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await (left.pop(0) if len(left) > 1 else left[0])(request)
+
+    return answer
+
+
+MODELS = always({"data": [{"id": "m"}]})
