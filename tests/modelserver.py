@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import torch
@@ -73,3 +75,29 @@ def in_turn(*answers: Answer) -> Answer:
 
 
 MODELS = always({"data": [{"id": "m"}]})
+
+
+@contextmanager
+def in_thread(serving: Callable[[], AbstractAsyncContextManager[str]]) -> Iterator[str]:
+    """A server in a thread and an event loop of its own, for what has a loop itself; gives its address."""
+    loop, ready, url = asyncio.new_event_loop(), threading.Event(), ""
+    over = asyncio.Event()
+
+    async def live() -> None:
+        nonlocal url
+        try:
+            async with serving() as url:
+                ready.set()
+                await over.wait()
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(live(),))
+    thread.start()
+    ready.wait()
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()

@@ -69,6 +69,7 @@ class Endpoint:
         http, self._http = self._http, None
         if http is not None:
             await http.close()
+            await asyncio.sleep(0)  # connections are gone when the loop has turned once more
 
     async def _ask(
         self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float, retries: int | None

@@ -56,6 +56,10 @@ class _Judging(Stateless):
             _log.warning("%s", line)
         return found
 
+    async def close(self) -> None:
+        """Lets the model go, which others may share."""
+        await self._asker.close()
+
     async def _group(self, group: Group) -> Group:
         verdicts = await _all([self._verdict(group.task, one) for one in group.trajectories])
         return self._told(group, verdicts)
