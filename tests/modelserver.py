@@ -20,14 +20,14 @@ from turnstile.engines.transformers import TransformersEngine
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def tiny_engine(words: PreTrainedTokenizerBase, *, sharp: float = 3.0) -> TransformersEngine:
+def tiny_engine(words: PreTrainedTokenizerBase, *, deterministic: bool = True) -> TransformersEngine:
     """A random network whose tokens before matter."""
     model = tiny_llama(len(words), context=4096)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(sharp if parameter.dim() > 1 else 1.0)
+            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
     ends = [words.convert_tokens_to_ids("<|im_end|>")]
-    return TransformersEngine(model, words, deterministic=True, max_batch=4, packed=False, stop_ids=ends)
+    return TransformersEngine(model, words, deterministic=deterministic, max_batch=4, packed=False, stop_ids=ends)
 
 
 def tiny_server(engine: Any = None, *, token: str = "", name: str = "tiny") -> EngineServer:

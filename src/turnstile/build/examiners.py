@@ -67,5 +67,6 @@ def make_asker(recipe: Recipe, folder: Path | None) -> Asker:
         kept=folder / VERDICTS if folder is not None else None,
         concurrent=judge.concurrent,
         tries=judge.tries,
+        constrained=judge.constrained,
         close=close,
     )

@@ -162,7 +162,7 @@ class OpenAIEngine:
         return np.array(ids, np.int32), np.minimum(np.array(logprobs, np.float32), 0), _finish(choice, where)
 
     def _request(self, prompt_ids: I32, sampling: Sampling) -> dict[str, Any]:
-        told = {
+        return {
             "model": self.model,
             "prompt": prompt_ids.tolist(),
             "max_tokens": sampling.max_tokens,
@@ -173,22 +173,14 @@ class OpenAIEngine:
             "return_token_ids": True,
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
-            **_truncation(sampling),
+            **_further(sampling),
         }
-        if sampling.stop:
-            told["stop"] = list(sampling.stop)
-        rules = {"regex": sampling.regex, "grammar": sampling.grammar}
-        if rule := {name: text for name, text in rules.items() if text}:
-            told["structured_outputs"] = rule
-        return told
 
     async def _text(self, prompt_ids: I32, sampling: Sampling) -> tuple[I32, F32, Finish]:
         try:
             messages = [{"role": role, "content": text} for role, text in conversation(prompt_ids)]
         except ValueError as error:
             raise ConfigError(f"engine.mode = 'text': {error}") from None
-        if sampling.regex or sampling.grammar:
-            raise ConfigError("engine.mode = 'text' knows no sampling.regex and no sampling.grammar")
         told = {
             "model": self.model,
             "messages": messages,
@@ -196,10 +188,8 @@ class OpenAIEngine:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
-            **_truncation(sampling),
+            **_further(sampling),
         }
-        if sampling.stop:
-            told["stop"] = list(sampling.stop)
         choice = _choice(await self.endpoint.post("/chat/completions", told))
         message = choice.get("message")
         text = message.get("content") if isinstance(message, Mapping) else None
@@ -223,9 +213,16 @@ class OpenAIEngine:
             self.stats[name] += value
 
 
-def _truncation(sampling: Sampling) -> dict[str, float]:
+def _further(sampling: Sampling) -> dict[str, Any]:
     """What not every server knows is only said where it says something."""
-    return {name: value for name, value in (("top_k", sampling.top_k), ("min_p", sampling.min_p)) if value}
+    rules = {"regex": sampling.regex, "grammar": sampling.grammar}
+    told = {
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "stop": list(sampling.stop),
+        "structured_outputs": {name: text for name, text in rules.items() if text},
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _items(found: object) -> list[Mapping[str, Any]]:

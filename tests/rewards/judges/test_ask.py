@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from turnstile.errors import ConfigError, EngineError
-from turnstile.rewards.judges.ask import Asker, UnreadableError, object_in, share
+from turnstile.rewards.judges.ask import Asker, UnreadableError, form_of, object_in, share
 from turnstile.types import Message
 
 
@@ -21,13 +23,16 @@ class Model:
         self.talks: list[Sequence[Message]] = []
         self.now = self.most = 0
 
-    async def write(self, messages: Sequence[Message], seed: int) -> str:
+    async def write(self, messages: Sequence[Message], seed: int, regex: str = "") -> str:
         self.now += 1
         self.most = max(self.most, self.now)
         await asyncio.sleep(0)
         self.now -= 1
         self.talks.append(messages)
         return self.answers(messages)
+
+
+FORM = form_of({"reason": "...", "score": [0, 10], "more": {"met": [True, False], 'a "b"': ["x.y"]}})
 
 
 def score(said: str) -> float:
@@ -38,19 +43,19 @@ async def test_what_was_asked_before_is_not_asked_again(tmp_path: Path) -> None:
     model = Model(lambda messages: f'{{"score": {len(messages[0].content)}}}')
     kept = tmp_path / "verdicts.jsonl"
     asker = Asker(model.write, identity="m", kept=kept, concurrent=2)
-    found = await asyncio.gather(*(asker.ask(question, score) for question in ("a", "bbbb", "a", "cc", "ddd")))
+    found = await asyncio.gather(*(asker.ask(question, score, FORM) for question in ("a", "bbbb", "a", "cc", "ddd")))
     assert found == [0.1, 0.4, 0.1, 0.2, 0.3]
     assert (len(model.talks), asker.asked, asker.questions, model.most) == (4, 4, 5, 2)
     again = Asker(model.write, identity="m", kept=kept)
-    assert [await again.ask("bbbb", score), again.asked] == [0.4, 0]
+    assert [await again.ask("bbbb", score, FORM), again.asked] == [0.4, 0]
     other = Asker(model.write, identity="another", kept=kept)
-    assert [await other.ask("bbbb", score), other.asked] == [0.4, 1]
+    assert [await other.ask("bbbb", score, FORM), other.asked] == [0.4, 1]
 
 
 async def test_an_answer_that_cannot_be_read_is_asked_for_again_with_the_reason() -> None:
     model = Model(lambda messages: '{"score": 7}' if len(messages) > 1 else '{"score": 77}')
     asker = Asker(model.write, identity="m")
-    assert await asker.ask("how good?", score) == 0.7
+    assert await asker.ask("how good?", score, FORM) == 0.7
     assert [(message.role, message.content) for message in model.talks[1]] == [
         ("user", "how good?"),
         ("assistant", '{"score": 77}'),
@@ -61,14 +66,14 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again_with_the_reason(
 
 async def test_no_verdict_is_none_and_told(tmp_path: Path) -> None:
     asker = Asker(Model(lambda _: "I would say it is good.").write, identity="m", tries=3)
-    assert await asker.ask("?", score) is None
+    assert await asker.ask("?", score, FORM) is None
     assert asker.failures == [("it holds no JSON object with 'score'", False)]
 
     def dead(_: Sequence[Message]) -> str:
         raise EngineError("the server is gone")
 
     gone = Asker(Model(dead).write, identity="m", kept=tmp_path / "kept.jsonl")
-    assert await gone.ask("?", score) is None
+    assert await gone.ask("?", score, FORM) is None
     assert gone.failures == [("the server is gone", True)]
     assert not (tmp_path / "kept.jsonl").exists()  # a failure is no answer
 
@@ -76,7 +81,7 @@ async def test_no_verdict_is_none_and_told(tmp_path: Path) -> None:
         raise ConfigError("the key is wrong")
 
     with pytest.raises(ConfigError, match="the key is wrong"):
-        await Asker(Model(wrong).write, identity="m").ask("?", score)
+        await Asker(Model(wrong).write, identity="m").ask("?", score, FORM)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +113,15 @@ def test_what_cannot_be_read(said: str, why: str) -> None:
     with pytest.raises(UnreadableError) as caught:
         score(said)
     assert why in str(caught.value)
+
+
+def test_a_form_takes_objects_like_the_example() -> None:
+    for said, fits in (
+        ('{"reason": "so it is", "score": 10, "more": {"met": true, "a \\"b\\"": "x.y"}}', True),
+        ('{"reason": "so it is", "score": 5, "more": {"met": true, "a \\"b\\"": "x.y"}}', False),
+        ('{"reason": "so "it" is", "score": 0, "more": {"met": true, "a \\"b\\"": "x.y"}}', False),
+        ('{"reason": "so it is", "score": 0, "more": {"met": true, "a \\"b\\"": "xxy"}}', False),
+    ):
+        assert bool(re.fullmatch(FORM, said)) is fits, said
+        if fits:
+            assert json.loads(said)["more"] == {"met": True, 'a "b"': "x.y"}

@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 
 from made_groups import attempt, group_of
+from modelserver import tiny_engine
+from turnstile.agents.renderer import ChatRenderer
+from turnstile.agents.writer import writer
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rewards.judges.ask import Asker
 from turnstile.rewards.judges.examiners import Checklist, Judge, PairwiseJudge, Rubric
 from turnstile.rewards.judges.transcript import transcript
-from turnstile.types import Group, Message, Stop, Task, ToolCall, Trajectory
+from turnstile.types import Group, Message, Sampling, Stop, Task, ToolCall, Trajectory
 
 Says = Callable[[str], str]
 
 
 def asker(says: Says, tries: int = 1) -> Asker:
-    async def write(messages: Any, seed: int) -> str:
+    async def write(messages: Any, seed: int, regex: str = "") -> str:
         return says(messages[0].content)
 
     return Asker(write, identity="m", tries=tries)
@@ -153,6 +156,32 @@ async def test_what_a_judge_is_shown() -> None:
     missing = Judge(asker=asker(says), reference="solution")
     with pytest.raises(ConfigError, match=r"task 't' has no 'solution' in its data \(there: answer\)"):
         await missing.examine([Group(id="g", task=task, trajectories=(one,))], 1)
+
+
+async def test_a_model_that_knows_nothing_is_read_where_it_is_constrained(bytes_: Any) -> None:
+    pytest.importorskip("llguidance")
+    write = writer(tiny_engine(bytes_, deterministic=False), ChatRenderer(bytes_), Sampling(max_tokens=60))
+    asking = Asker(write, identity="m", tries=1, constrained=True)
+    (found,) = await Rubric(asker=asking, criteria={"is brief": "?", "b": "?"}).examine([said("a")], 1)
+    assert signals(found, "rubric")[0].keys() == {"is brief", "b"}
+
+
+@pytest.mark.parametrize(
+    ("make", "answer"),
+    [
+        (lambda a: Judge(asker=a), '{"reason": "It is.", "score": 10}'),
+        (lambda a: PairwiseJudge(asker=a), '{"reason": "It is.", "winner": "tie"}'),
+        (lambda a: Checklist(asker=a, items={"a": "?"}), '{"a": {"evidence": "x", "met": false}}'),
+    ],
+)
+async def test_every_answer_of_its_form_is_read(make: Callable[[Asker], Any], answer: str) -> None:
+    async def write(messages: Any, seed: int, regex: str = "") -> str:
+        assert re.fullmatch(regex, answer)
+        return answer
+
+    examiner = make(Asker(write, identity="m", tries=1, constrained=True))
+    (found,) = await examiner.examine([said("a", "b")], 1)
+    assert None not in signals(found, examiner.kind)
 
 
 def test_a_long_episode_loses_its_middle() -> None:

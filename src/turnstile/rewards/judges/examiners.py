@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rewards.examine import Stateless, told
-from turnstile.rewards.judges.ask import Asker, UnreadableError, object_in, share
+from turnstile.rewards.judges.ask import Asker, UnreadableError, form_of, object_in, share
 from turnstile.rewards.judges.transcript import BEGIN, END, transcript
 from turnstile.types import JSON, Group, Stop, Task, Trajectory
 
@@ -128,7 +128,7 @@ class Judge(_Judging):
         def read(said: str) -> float:
             return share(object_in(said, "score")["score"], self._best, "score")
 
-        return await self._asker.ask(question, read)
+        return await self._asker.ask(question, read, form_of({"reason": "...", "score": list(range(self._best + 1))}))
 
 
 class PairwiseJudge(_Judging):
@@ -187,7 +187,8 @@ class PairwiseJudge(_Judging):
             '{"reason": "...", "winner": "A"}, "B" or "tie"'
         )
         episodes = (group.trajectories[first], group.trajectories[second])
-        return await self._asker.ask(self._question(group.task, self._asked, answer, *episodes), _winner)
+        question = self._question(group.task, self._asked, answer, *episodes)
+        return await self._asker.ask(question, _winner, form_of({"reason": "...", "winner": ["A", "B", "tie"]}))
 
 
 class Rubric(_Judging):
@@ -224,7 +225,8 @@ class Rubric(_Judging):
             found = object_in(said, *self._criteria)
             return {name: share(found[name], self._best, repr(name)) for name in self._criteria}
 
-        return await self._asker.ask(self._question(task, asked, answer, trajectory), read)
+        points = {name: list(range(self._best + 1)) for name in self._criteria}
+        return await self._asker.ask(self._question(task, asked, answer, trajectory), read, form_of(points))
 
 
 class Checklist(_Judging):
@@ -255,16 +257,18 @@ class Checklist(_Judging):
     async def _judged(self, task: Task, trajectory: Trajectory) -> dict[str, JSON] | None:
         listed = "\n".join(f"- {name}: {text}" for name, text in self._items.items())
         asked = f"Answer these questions about an agent's work, each with yes or no:\n{listed}"
-        form = ", ".join(f'"{name}": {{"evidence": "...", "met": true or false}}' for name in self._items)
+        items = ", ".join(f'"{name}": {{"evidence": "...", "met": true or false}}' for name in self._items)
         evidence = "a passage of the episode, word for word," if self._quoted else "the reason"
-        answer = f"For each give {evidence} as evidence and whether it is met, as a JSON object: {{{form}}}"
+        answer = f"For each give {evidence} as evidence and whether it is met, as a JSON object: {{{items}}}"
         shown = _blanks(transcript(task, trajectory, chars=self._chars, show=self._show))
 
         def read(said: str) -> dict[str, JSON]:
             found = object_in(said, *self._items)
             return {name: self._item(name, found[name], shown) for name in self._items}
 
-        return await self._asker.ask(self._question(task, asked, answer, trajectory), read)
+        item = {"evidence": "...", "met": [True, False]}
+        form = form_of(dict.fromkeys(self._items, item))
+        return await self._asker.ask(self._question(task, asked, answer, trajectory), read, form)
 
     def _item(self, name: str, found: object, shown: str) -> dict[str, JSON]:
         if not isinstance(found, Mapping) or not isinstance(found.get("met"), bool):
