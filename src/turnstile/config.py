@@ -154,9 +154,7 @@ class JudgeConfig(Section):
     timeout: float = Field(120.0, gt=0)  # seconds for an answer
     retries: int = Field(4, ge=0)  # where the server does not answer
     tries: int = Field(2, ge=1)  # until an answer can be read
-    constrained: bool = (
-        False  # let it give no other (of servers vLLM and turnstile serve can; here the extra `grammar`)
-    )
+    constrained: bool = False  # no answer but one that can be read: vLLM, turnstile serve, here the extra `grammar`
     chars: int = Field(20_000, ge=1000)  # of an episode that are shown, less of its middle
 
     @property
