@@ -51,7 +51,7 @@ def multiplicative(
     if any(count is None for count in counts.values()):
         return None
     if any(counts[fault] for fault in hard):
-        return -cost
+        return 0.0 - cost  # not -0.0
     for fault, factor in (penalties or {}).items():
         value *= float(factor) ** float(counts[fault] or 0)
     return value
