@@ -37,10 +37,11 @@ GIVEN = {
     "weights": {"rows"},
     "tracker": {"run"},
     "env": {"grader", "sandboxes"},
-    "engine": {"model", "tokenizer", "stop_ids", "writer", "policy"},
+    "engine": {"tokenizer", "stop_ids", "writer", "policy"},
     "renderer": {"tokenizer", "parser"},
     "schedule": {"progress"},
     "compose": {"terms", "task", "trajectory"},
+    "examiner": {"asker", "chars"},
     "demonstrator": {"task", "rng"},
     "policy": {"task", "rng"},
 }
@@ -81,7 +82,7 @@ def sections() -> Iterator[str]:
     names = {
         field.annotation.__name__: name
         for name, field in config.Recipe.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, config.Section)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, config.Section | config.EngineConfig)
     }
     names |= {"TermConfig": "rewards.terms", "GateConfig": "rewards.terms.gate"}
     for name in ("Recipe", *names):
@@ -116,7 +117,9 @@ def knobs(room: str, thing: Any) -> str:
     return ", ".join(
         f"`{p.name}`" if p.default is p.empty else f"`{p.name} = {shown(p.default)}`"
         for p in inspect.signature(thing).parameters.values()
-        if p.name not in GIVEN.get(room, ()) and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        if p.name not in GIVEN.get(room, ())
+        and not (room == "engine" and p.name == "model" and p.default is p.empty)  # a network, not its name
+        and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
     )
 
 

@@ -56,11 +56,25 @@ class ModelConfig(Section):
     threads: int = Field(0, ge=0)  # 0: as many as torch finds
 
 
-class EngineConfig(Section):
+class EngineConfig(Kind):
+    """What samples: `transformers`, in this process, with the keys below; or `openai`, a server, with its own knobs."""
+
+    kind: str = "transformers"
     deterministic: bool = False  # every pass takes max_batch tokens, each by itself: runs repeat bit by bit, slower
     max_batch: int = Field(64, ge=1)  # tokens decoded at once
     memory_mb: int = Field(4096, ge=64)  # for keys and values
     packed: bool = True  # on a CPU, sample from reordered copies of the weights: faster, for their memory again
+
+    @model_validator(mode="after")
+    def _known(self) -> EngineConfig:
+        if self.in_process and (extra := next(iter(self.knobs), None)):
+            raise ValueError(f"unknown key {extra!r}; {nearest(extra, type(self).model_fields)}")
+        return self
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the model is sampled from here."""
+        return self.kind == "transformers"
 
 
 class AgentConfig(Section):
@@ -131,6 +145,27 @@ class TermConfig(Kind):
 class RewardsConfig(Section):
     compose: Literal["gated", "direct"] = "gated"
     terms: tuple[TermConfig, ...] = (TermConfig(kind="signal", name="outcome", level=1),)
+
+
+class JudgeConfig(Section):
+    """The model that examiners ask: behind an OpenAI-compatible server, or without a `url` loaded into this process."""
+
+    model: str = ""  # as model.id; with a url the server's name for it (default: the only one there)
+    url: str | tuple[str, ...] = ""  # like http://127.0.0.1:8000/v1; several serve the same model
+    key: str = "OPENAI_API_KEY"  # the environment variable with the server's key
+    temperature: float = Field(0.0, ge=0)
+    max_tokens: int = Field(512, ge=1)
+    concurrent: int = Field(16, ge=1)  # questions asked at once
+    timeout: float = Field(120.0, gt=0)  # seconds for an answer
+    retries: int = Field(4, ge=0)  # where the server does not answer
+    tries: int = Field(2, ge=1)  # until an answer can be read
+    constrained: bool = False  # no answer but one that can be read: vLLM, turnstile serve, here the extra `grammar`
+    chars: int = Field(20_000, ge=1000)  # of an episode that are shown, less of its middle
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses, if there are any."""
+        return tuple(filter(None, (self.url,) if isinstance(self.url, str) else self.url))
 
 
 class WarmstartConfig(Section):
@@ -220,6 +255,8 @@ class Recipe(Section):
     rollout: RolloutConfig = RolloutConfig()
     ends: EndsConfig = EndsConfig()
     rewards: RewardsConfig = RewardsConfig()
+    examiners: tuple[Kind, ...] = ()  # what looks at played episodes and writes signals for rewards to read
+    judge: JudgeConfig = JudgeConfig()
     credit: Kind = Kind(kind="grpo")
     loss: Kind = Kind(kind="ppo")
     factors: tuple[Kind, ...] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn

@@ -92,6 +92,14 @@ class EngineError(InfrastructureError):
     """The engine could not sample."""
 
 
+class EngineGoneError(EngineError):
+    """The server that samples does not answer, or is not able to. `pause`: for how many seconds it wants no request."""
+
+    def __init__(self, text: str, pause: float | None = None) -> None:
+        super().__init__(text)
+        self.pause = pause
+
+
 class VerifierError(InfrastructureError):
     """The verdict could not be had: the verifier crashed, was killed or wrote nothing."""
 

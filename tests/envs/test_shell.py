@@ -68,8 +68,9 @@ async def test_the_oracle_resolves(env: ShellEnv, task: Task) -> None:
     signals = dict(await env.measure())
     patch = str(signals.pop("patch"))
     assert signals == {
-        "submitted": True, "modified": True, "resolved": True, "f2p_passed": 2, "f2p_total": 2, "p2p_passed": 1,
-        "p2p_total": 1, "ignored": 0, "problem": "",
+        "submitted": True, "modified": True, "resolved": True, "f2p_passed": 2, "f2p_total": 2,
+        "f2p_tests": {"tests/test_clamp.py::test_below": True, "tests/test_clamp.py::test_inside": True},
+        "p2p_passed": 1, "p2p_total": 1, "ignored": 0, "problem": "",
     }  # fmt: skip
     assert patch.startswith(f"diff --git a/{FILE} b/{FILE}\n--- a/{FILE}\n+++ b/{FILE}\n@@ ")
     assert "-        if value > low:\n+        if value < low:\n" in patch

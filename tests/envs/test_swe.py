@@ -95,6 +95,7 @@ async def test_oracle_resolves(grader, task):
     patch = signals.pop("patch")
     assert signals == {
         "submitted": True, "modified": True, "resolved": True, "f2p_passed": 2, "f2p_total": 2,
+        "f2p_tests": {"tests/test_clamp.py::test_below": True, "tests/test_clamp.py::test_inside": True},
         "p2p_passed": 1, "p2p_total": 1,
     }  # fmt: skip
     assert "--- a/tinyrange/__init__.py\n+++ b/tinyrange/__init__.py\n" in patch
@@ -109,6 +110,7 @@ async def test_untouched_code_fails_and_the_message_says_how(grader, task):
     signals = await env.measure()
     assert (signals["modified"], signals["resolved"], signals["submitted"], signals["patch"]) == (False,) * 3 + ("",)
     assert (signals["f2p_passed"], signals["p2p_passed"]) == (0, 1)
+    assert set(signals["f2p_tests"].values()) == {False}
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,14 @@ SCOPES = {
     "tags": "turn",
     "novelty": "turn",
     "reward_machine": "turn",
+    "weighted_tests": "episode",
+    "multiplicative": "episode",
+    "tool_bonus": "episode",
+    "information_gain": "turn",
+    "judge": "episode",
+    "pairwise_judge": "episode",
+    "rubric": "episode",
+    "checklist": "episode",
 }
 REQUIRED: dict[str, dict[str, Any]] = {
     "regex": {"pattern": "x"},
@@ -72,6 +80,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "long_trajectory": {"threshold": 1, "most": 2},
     "tags": {"rewards": {}},
     "reward_machine": {"states": {}},
+    "tool_bonus": {"steps": 1},
 }
 """The knobs that have no default."""
 

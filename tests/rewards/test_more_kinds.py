@@ -16,9 +16,10 @@ from turnstile.errors import ConfigError
 from turnstile.rewards.answers import exact, regex, well_formed
 from turnstile.rewards.events import novelty, reward_machine, tags
 from turnstile.rewards.length import efficiency, long_trajectory, overlong
-from turnstile.rewards.shaping import bounded, centred, potential, self_correction
-from turnstile.rewards.tested import share_of_tests
-from turnstile.types import Stop, Task, Trajectory
+from turnstile.rewards.penalties import multiplicative, tool_bonus
+from turnstile.rewards.shaping import bounded, centred, information_gain, potential, self_correction
+from turnstile.rewards.tested import share_of_tests, weighted_tests
+from turnstile.types import Message, Stop, Task, ToolCall, Trajectory
 
 TASK = Task(id="t", env="e", data={"answer": 42})
 
@@ -81,6 +82,76 @@ def test_share_of_tests() -> None:
     assert share_of_tests(TASK, verdict(None, None)) is None
     bare = recorded([{}], f2p_passed=1, f2p_total=1, p2p_passed=0, p2p_total=0)
     assert share_of_tests(TASK, bare, kept=0.5) == 1.0
+
+
+def weighed(passed: Any, weights: Any, *, kept: Any = 3) -> Trajectory:
+    counts = {"f2p_passed": 2, "f2p_total": 4, "p2p_passed": kept, "p2p_total": 3}
+    return recorded([{}], f2p_tests=passed, test_weights=weights, **counts)
+
+
+def test_weighted_tests() -> None:
+    passed = {"easy": True, "fair": True, "hard": False}
+    weights = {"easy": 0.125, "fair": 0.25, "hard": 0.625, "gone": 9.0}
+    assert weighted_tests(TASK, weighed(passed, weights)) == 0.375
+    assert weighted_tests(TASK, weighed(passed | {"hard": True}, weights)) == 1.0
+    assert weighted_tests(TASK, weighed(passed, dict.fromkeys(passed, 0.0))) == 0.5  # everybody passes: two of four
+    assert weighted_tests(TASK, weighed({}, {})) == 0.5
+    assert weighted_tests(TASK, weighed(passed, weights, kept=2)) == 0.0
+    assert weighted_tests(TASK, weighed(passed, weights, kept=2), unbroken=False) == 0.375
+    assert weighted_tests(TASK, weighed(passed, weights, kept=None)) is None
+    assert weighted_tests(TASK, weighed(None, weights)) is None
+    for wrong in (math.nan, -1.0, None, "0.5"):
+        with pytest.raises(ConfigError, match=r"gives 'hard' the weight .*, not a number of 0 or more"):
+            weighted_tests(TASK, weighed(passed, weights | {"hard": wrong}))
+
+
+def test_multiplicative() -> None:
+    plain = {"outcome": 0.5, "slips": 0, "late": False, "escaped": 0}
+
+    def of(**signals: Any) -> float | None:
+        factors = {"slips": 0.5, "late": 0.8}
+        return multiplicative(TASK, recorded([{}], **plain | signals), penalties=factors, hard=["escaped"], cost=2.0)
+
+    found = [of(), of(slips=1), of(slips=2), of(late=True), of(slips=2, late=True)]
+    assert found == pytest.approx([0.5, 0.25, 0.125, 0.4, 0.1])
+    assert of(escaped=True) == of(escaped=3, outcome=1.0, slips=1) == -2.0
+    assert of(outcome=0.0, slips=1) == 0.0
+    assert of(outcome=None) is of(slips=None) is of(escaped=None) is None
+    assert multiplicative(TASK, recorded([{}], resolved=True), signal="resolved") == 1.0
+    for signals, line in (({"outcome": -0.1}, "wants outcome >= 0"), ({"outcome": math.nan}, "wants outcome >= 0"),
+                          ({"slips": -1}, "wants a count of 0 or more"), ({"slips": "x"}, "slips = 'x'")):  # fmt: skip
+        with pytest.raises(ConfigError, match=line):
+            of(**signals)
+
+
+def calling(*names: Sequence[str], step: int | None) -> Trajectory:
+    plain = recorded([{}] * len(names), training_step=step)
+    calls = [tuple(ToolCall(id="c", name=name, arguments={}) for name in of_turn) for of_turn in names]
+    turns = zip(plain.turns, calls, strict=True)
+    return replace(plain, turns=tuple(
+        replace(turn, message=Message(role="assistant", tool_calls=of_turn)) for turn, of_turn in turns
+    ))  # fmt: skip
+
+
+def test_tool_bonus_fades() -> None:
+    calls = [["run", "view"], [], ["submit"]]
+    found = [tool_bonus(TASK, calling(*calls, step=step), steps=4) for step in (0, 1, 2, 3, 4, 9)]
+    expected = [0.3, 0.3 * (1 + math.sqrt(0.5)) / 2, 0.15, 0.3 * (1 - math.sqrt(0.5)) / 2, 0.0, 0.0]
+    assert found == pytest.approx(expected)
+    assert tool_bonus(TASK, calling(*calls, step=0), steps=4, but=["submit"]) == pytest.approx(0.2)
+    assert tool_bonus(TASK, calling(*[["run"]] * 20, step=0), steps=4) == 1.0
+    assert tool_bonus(TASK, calling(*calls, step=None), steps=4) == 0.0  # in an evaluation
+    assert tool_bonus(TASK, replace(calling(*calls, step=0), stop=Stop.ERROR), steps=4) is None
+
+
+def test_information_gain() -> None:
+    known = recorded([{}] * 3, answer_probabilities=[0.25, 0.5, 0.375, 1.0])
+    assert information_gain(TASK, known).tolist() == [0.25, -0.125, 0.0]
+    assert information_gain(TASK, known, last=True).tolist() == [0.25, -0.125, 0.625]
+    assert information_gain(TASK, recorded([{}] * 2, answer_probabilities=None)).tolist() == [0.0, 0.0]
+    for wrong in ([0.5] * 3, [0.5, math.nan, 0.5, 0.5], [0.5, 1.5, 0.5, 0.5], "high", [None] * 4):
+        with pytest.raises(ConfigError, match="wants 4 probabilities for the 3 turns of task 't'"):
+            information_gain(TASK, recorded([{}] * 3, answer_probabilities=wrong))
 
 
 def test_potential_telescopes_to_its_start() -> None:
@@ -151,6 +222,12 @@ def test_reward_machine() -> None:
         (reward_machine, {"states": {"start": {"x": 5}}}, "start.x = 5 is not [next state, reward]"),
         (reward_machine, {"states": {"start": ["y", 1]}}, "start.EVENT = ['y', 1] is not [next state, reward]"),
         (reward_machine, {"states": {"begin": {}}}, "there is no state start = 'start'"),
+        (multiplicative, {"penalties": {"x": 1.5}}, "wants penalties in [0, 1], got x = 1.5"),
+        (multiplicative, {"cost": -1.0}, "wants cost >= 0"),
+        (tool_bonus, {"steps": 0}, "wants steps > 0"),
+        (tool_bonus, {"steps": 1}, 'add [[examiners]] kind = "clock" to the recipe'),
+        (weighted_tests, {}, "needs the signal 'f2p_passed'"),
+        (information_gain, {}, "needs the signal 'answer_probabilities'"),
     ],
 )
 def test_bad_input_is_one_clear_line(function: Any, knobs: dict[str, Any], message: str) -> None:

@@ -31,13 +31,26 @@ KNOBS: dict[str, dict[str, Any]] = {
     "format": {"pattern": "[a-z]+"},
     "overlong": {"limit": 5, "buffer": 4},
     "long_trajectory": {"threshold": 1, "most": 4},
+    "multiplicative": {"penalties": {"training_step": 0.5}},
+    "tool_bonus": {"steps": 4},
     "tags": {"rewards": {"plan": 0.5}},
     "reward_machine": {"states": {"start": {"fix": ["start", 0.25]}}},
 }
-VERDICT = {"f2p_passed": 1, "f2p_total": 2, "p2p_passed": 3, "p2p_total": 3}
+VERDICT = {
+    "f2p_passed": 1, "f2p_total": 2, "p2p_passed": 3, "p2p_total": 3, "f2p_tests": {"a": True, "b": False},
+}  # fmt: skip
+EXAMINED = {
+    "test_weights": {"a": 0.25, "b": 0.5},
+    "training_step": 1,
+    "answer_probabilities": [0.1, 0.2, 0.4, 0.4],
+    "judge": 0.5,
+    "pairwise_judge": 0.75,
+    "rubric": {"short": 0.2, "right": 1.0},
+    "checklist": {"tested": {"met": True, "evidence": "seen"}, "asked": {"met": False, "evidence": ""}},
+}
 RECORDED = sample_trajectory(
     [1, 2, 1],
-    signals={"submitted": True, "modified": True, "resolved": True, "x": 2, "reference": [1, 3], **VERDICT},
+    signals={"submitted": True, "modified": True, "resolved": True, "x": 2, "reference": [1, 3]} | VERDICT | EXAMINED,
     turn_signals=[TURN] * 3,
 )
 

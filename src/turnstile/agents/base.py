@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from turnstile.types import I32, Message, ToolSpec
@@ -82,3 +82,14 @@ class Scaffold:
 
     renderer: Renderer
     parser: Parser
+
+
+def instructed(parser: Parser, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
+    """The messages with the parser's instructions at the end of the first one."""
+    told = parser.instructions(tools) if tools else ""
+    if not told or not messages:
+        return list(messages)
+    if messages[0].role == "assistant":
+        return [Message(role="user", content=told), *messages]
+    first = messages[0]
+    return [replace(first, content=f"{first.content}\n\n{told}" if first.content else told), *messages[1:]]

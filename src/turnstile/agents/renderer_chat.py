@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from jinja2 import TemplateError
 
-from turnstile.agents.base import Context, Parser, Tokenizer
+from turnstile.agents.base import Context, Parser, Tokenizer, instructed
 from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.errors import ConfigError
 from turnstile.types import I32, Message, ToolCall, ToolSpec
@@ -129,7 +129,7 @@ class ChatRenderer:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, head: bool = True) -> str:
         if not self._native_calls:
-            messages = self._instructed(messages, tools)
+            messages = instructed(self.parser, messages, tools)
         dicts = self._alternating([self._as_dict(message, tools) for message in messages], head)
         text: str = self.tokenizer.apply_chat_template(
             dicts,
@@ -140,16 +140,6 @@ class ChatRenderer:
             **self._variables,
         )
         return text
-
-    def _instructed(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
-        """The messages with the parser's instructions at the end of the first one."""
-        told = self.parser.instructions(tools) if tools else ""
-        if not told or not messages:
-            return list(messages)
-        if messages[0].role == "assistant":
-            return [Message(role="user", content=told), *messages]
-        first = messages[0]
-        return [replace(first, content=f"{first.content}\n\n{told}" if first.content else told), *messages[1:]]
 
     def _as_dict(self, message: Message, tools: Sequence[ToolSpec]) -> dict[str, Any]:
         if message.role == "assistant" and not self._native_calls:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from turnstile.agents.base import Renderer
+from turnstile.agents.writer import writer
 from turnstile.build.parts import make_agent
 from turnstile.config import make_recipe
-from turnstile.engines.base import Engine
-from turnstile.tasks.swe.bugs.describe import Described, Write, describe
-from turnstile.types import Message, Sampling
+from turnstile.tasks.swe.bugs.describe import Described, describe
+from turnstile.types import Sampling
 
 
 def describe_tasks(
@@ -31,20 +30,3 @@ def describe_tasks(
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     write = writer(agent.engine, agent.scaffold.renderer, sampling)
     return asyncio.run(describe(file, write, model=model, tries=tries, done=done))
-
-
-def writer(engine: Engine, renderer: Renderer, sampling: Sampling) -> Write:
-    """A model as a function from a conversation to its answer."""
-
-    async def write(messages: Sequence[Message], seed: int) -> str:
-        session = engine.open(f"describe/{seed}")
-        try:
-            settings = Sampling(
-                temperature=sampling.temperature, max_tokens=sampling.max_tokens, stop=renderer.stop, seed=seed
-            )
-            completion = await engine.generate(renderer.prompt(messages, ()), settings, session)
-        finally:
-            engine.close(session)
-        return renderer.text(completion.token_ids)
-
-    return write

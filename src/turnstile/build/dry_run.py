@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from turnstile.batching.rows import rows_of
+from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.kinds import bind
 from turnstile.build.parts import (
     Agent,
@@ -44,6 +45,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     tasks = read_tasks(recipe, "train", recipe.tasks.limit)
     heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
     check_kinds(recipe)
+    check_examiners(recipe)
     check_scripts(recipe)
     talks = read_talks(recipe)
     bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
@@ -76,7 +78,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
 
 async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]:
     """One group of the recipe, and the seconds it took."""
-    world = make_world(recipe)
+    world = make_world(recipe, examiners=make_examiners(recipe, None))
     try:
         player = make_player(recipe, world, agent.scaffold, agent.engine, agent.context)
         began = time.monotonic()

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.parts import (
     EVALUATION,
+    Agent,
     for_evaluation,
     make_agent,
     make_player,
@@ -21,6 +23,7 @@ from turnstile.build.parts import (
 )
 from turnstile.build.run_folder import read_results
 from turnstile.build.scripts import MODEL, check_policies, play_policy
+from turnstile.build.servers import Remote, is_text, make_remote
 from turnstile.build.session import counter
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
@@ -46,6 +49,8 @@ def evaluate(
 ) -> dict[str, list[EpisodeResult]]:
     """Plays the recipe's held-out tasks and returns the results by name.
 
+    Where the recipe's engine is a server, its model plays, under the name `engine.model`.
+
     `policy` is "model" or a name of the recipe's `eval.policies`. The model is `model`, else the last
     checkpoint of `run`, else the recipe's own. Episodes go into the record of `run`, where there is one, under
     the name in the results and in place of those of an earlier call; what the run evaluated itself under that name
@@ -69,6 +74,7 @@ async def _evaluate(
     predictions: str | Path | None,
 ) -> dict[str, list[EpisodeResult]]:
     check_policies(recipe)
+    check_examiners(recipe)
     tasks = read_tasks(recipe, "heldout", limit or recipe.eval.tasks)
     scorer = make_scorer(recipe)
     name, network, step = _subject(recipe, run, model, policy)
@@ -80,9 +86,9 @@ async def _evaluate(
         tracker = make_trackers(recipe.model_copy(update={"trackers": (Kind(kind="console"),)}), folder)
         stack.callback(tracker.close)
         if policy == MODEL:
-            groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker)
+            groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker, folder)
         else:
-            groups = await _with_policy(stack, recipe, policy, network, tasks, tracker)
+            groups = await _with_policy(stack, recipe, policy, network, tasks, tracker, folder)
         scores = scorer(groups)
         if run is not None:
             recorder = Recorder(run)
@@ -103,23 +109,36 @@ async def _with_model(
     tasks: Sequence[Task],
     samples: int,
     tracker: Tracker,
+    folder: Path,
 ) -> list[Group]:
-    world = make_world(recipe)
+    world = make_world(recipe, examiners=make_examiners(recipe, folder))
     stack.push_async_callback(world.close)
-    agent = make_agent(recipe, network)
-    player = for_evaluation(recipe, make_player(recipe, world, agent.scaffold, agent.engine, agent.context))
+    speaker: Agent | Remote
+    if recipe.engine.in_process:
+        speaker = make_agent(recipe, network)
+    else:
+        scaffold = make_scaffold(recipe, None if is_text(recipe) else load_tokenizer(network))
+        speaker = await make_remote(recipe, scaffold)
+        stack.push_async_callback(speaker.close)
+    player = for_evaluation(recipe, make_player(recipe, world, speaker.scaffold, speaker.engine, speaker.context))
     done = counter(tracker, f"evaluating {name}", len(tasks) * samples)
     return await player.groups(tasks, samples, label=f"eval/{name}", seed=recipe.seed, stream=EVALUATION, done=done)
 
 
 async def _with_policy(
-    stack: AsyncExitStack, recipe: Recipe, policy: str, network: str, tasks: Sequence[Task], tracker: Tracker
+    stack: AsyncExitStack,
+    recipe: Recipe,
+    policy: str,
+    network: str,
+    tasks: Sequence[Task],
+    tracker: Tracker,
+    folder: Path,
 ) -> list[Group]:
     policies = recipe.eval.policies
     if policy not in policies:
         hint = nearest(policy, policies) if policies else "it names none"
         raise ConfigError(f"eval.policies of this recipe has no {policy!r}; {hint}")
-    world = make_world(recipe)
+    world = make_world(recipe, examiners=make_examiners(recipe, folder))
     stack.push_async_callback(world.close)
     scaffold = make_scaffold(recipe, load_tokenizer(network))
     done = counter(tracker, f"evaluating {policy}", len(tasks))
@@ -128,6 +147,10 @@ async def _with_policy(
 
 def _subject(recipe: Recipe, run: Path | None, model: str | None, policy: str) -> tuple[str, str, int]:
     """What is evaluated: its name, the model (of a policy: whose tokenizer is used) and the training step it is of."""
+    if not recipe.engine.in_process and policy == MODEL:
+        if model is not None:
+            raise ConfigError(f"--model names a model to load; that of a server is named with engine.model={model}")
+        return str(recipe.engine.knobs.get("model") or "server"), recipe.model.id, 0
     if model is not None:
         return model, model, 0
     if run is None:

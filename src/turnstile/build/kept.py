@@ -70,6 +70,7 @@ class Kept:
             "credit": dict(progress.credit),
             "sampler": dict(self.tasks_at()),
             "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
+            "examiners": {name: examiner.state() for name, examiner in self.run.world.examiners.items()},
             "scores": {str(step): score for step, score in self.scores.items()},
             "threads": torch.get_num_threads(),
         }
@@ -127,6 +128,8 @@ class Kept:
         for name, alarm in self.alarms.items():
             if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
                 alarm.restore(found.state["alarms"][name])
+        for name, examiner in self.run.world.examiners.items():
+            examiner.restore(found.state["examiners"][name])
         self.run.tracker.resume_at(found.step)
         self.run.recorder.resume_at(found.step)
         for name in read_results(self.run.folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.agents.base import Scaffold
+from turnstile.agents.renderer_messages import MessagesRenderer
 from turnstile.build.kinds import bind, takes
 from turnstile.build.sandboxes import make_sandboxes
 from turnstile.config import Kind, Recipe, TermConfig
@@ -31,6 +32,7 @@ from turnstile.models.memory import keep_freed_memory
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.ends import Ends
+from turnstile.rewards.examine import Examiner
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Limits
 from turnstile.rollout.group import Player
@@ -53,19 +55,29 @@ class Shared(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """What episodes happen in: the environment's maker and what all its episodes share."""
+    """What episodes happen in, and who looks at them: the environment's maker, what all its episodes share, and the
+    examiners by name."""
 
     make_env: Callable[[], Env]
     shared: tuple[Shared, ...] = ()  # in the order they were made
+    examiners: Mapping[str, Examiner] = field(default_factory=dict)
 
     async def close(self) -> None:
-        for part in reversed(self.shared):
+        for part in reversed((*self.shared, *self.examiners.values())):
             await part.close()
 
 
-def make_world(recipe: Recipe, env: Callable[..., Env] | None = None) -> World:
-    """The environment of a recipe, or `env` in its place. One that names a parameter `sandboxes`, `grader` or
-    `problems` is given the run's; one whose methods are plain functions is called in threads."""
+def make_world(
+    recipe: Recipe, env: Callable[..., Env] | None = None, examiners: Mapping[str, Examiner] | None = None
+) -> World:
+    """The environment of a recipe, or `env` in its place, with the `examiners`, which it closes. An environment that
+    names a parameter `sandboxes`, `grader` or `problems` is given the run's; one whose methods are plain functions is
+    called in threads."""
+    world = _make_world(recipe, env)
+    return replace(world, examiners=examiners or {})
+
+
+def _make_world(recipe: Recipe, env: Callable[..., Env] | None) -> World:
     threads = Threads(recipe.episode.concurrent)  # none is made before it is needed
     maker = functools.partial(env, **recipe.env.knobs) if env is not None else bind("env", recipe.env, given=SHARED)
     if not any(takes(maker, name) for name in SHARED):
@@ -98,6 +110,11 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
         bind("tracker", kind, given=("run",))
     if recipe.rollout.slack and recipe.engine.deterministic:
         raise ConfigError("rollout.slack goes by the clock, so with it no run repeats; drop it or engine.deterministic")
+    if not recipe.engine.in_process:
+        raise ConfigError(
+            f"engine.kind = {recipe.engine.kind!r} is for turnstile eval; training changes the weights that it samples "
+            "from, in this process: leave engine.kind out"
+        )
     if recipe.sampling.temperature == 0:
         raise ConfigError("sampling.temperature = 0 leaves nothing to learn from; train with one above 0")
 
@@ -132,9 +149,12 @@ class Agent:
     context: int
 
 
-def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Scaffold:
-    """The agent's halves. A renderer that names a parameter `parser` is given the agent's."""
+def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> Scaffold:
+    """The agent's halves. A renderer that names a parameter `parser` is given the agent's; without a tokenizer it is
+    `messages`."""
     parser = bind("parser", recipe.agent.parser)()
+    if tokenizer is None:
+        return Scaffold(MessagesRenderer(parser=parser), parser)
     maker = bind("renderer", recipe.agent.renderer, given=("tokenizer", "parser"))
     return Scaffold(maker(tokenizer, parser=parser) if takes(maker, "parser") else maker(tokenizer), parser)
 
@@ -200,6 +220,7 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
         concurrent=episode.concurrent,
         deterministic=recipe.engine.deterministic,
         deadlines=Deadlines(recipe.rollout.slack) if recipe.rollout.slack else None,
+        examiners=tuple(world.examiners.values()),
     )
 
 

@@ -54,6 +54,7 @@ async def group_source(
         seed=recipe.seed,
         ahead=recipe.rollout.ahead,
         last=train.steps,
+        examiners=tuple(run.world.examiners.values()),
         say=say,
     )
     kept.tasks_at = source.state

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.build.check import refuse_failed
+from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.kept import Kept, check_keep_best, open_books
 from turnstile.build.kinds import bind
 from turnstile.build.parts import (
@@ -68,6 +69,7 @@ def train(
     pair = _tasks(recipe, overfit, tasks, heldout)
     refuse_failed(recipe, *pair)
     check_kinds(recipe, env)
+    check_examiners(recipe)
     if replay is not None:
         pair = (pair[0], [])  # nothing is played, so nothing is evaluated
     parts = {"overfit": overfit, "reward": reward, "replay": replay}
@@ -103,7 +105,7 @@ async def _train(
         stack.callback(books.close)
         tracker = make_trackers(recipe, folder)
         stack.callback(tracker.close)
-        world = make_world(recipe, env) if replay is None else World(make_env=_no_env)
+        world = World(make_env=_no_env) if replay else make_world(recipe, env, make_examiners(recipe, folder))
         stack.push_async_callback(world.close)
         chance.seed(recipe.seed)
         agent = make_agent(recipe)

@@ -66,9 +66,9 @@ class ShellEnv:
     Turn signals: parsed, command, succeeded (a shell command: with exit code 0), reason (of what did not),
     looked_at_failing_code (a file with the fault was viewed, or named in a shell command), ran_tests and tests_passed
     (a shell command that calls a known test runner, and its exit code), modified (the files differ from before the
-    turn). Episode signals: submitted, modified (what is graded), resolved, f2p_passed, f2p_total, p2p_passed,
-    p2p_total, patch (a git diff of what is graded), ignored (the number of changed files that are not: tests and their
-    settings), problem (why no test could pass, "" otherwise).
+    turn). Episode signals: submitted, modified (what is graded), resolved, f2p_passed, f2p_total, f2p_tests (whether
+    each of them passed), p2p_passed, p2p_total, patch (a git diff of what is graded), ignored (the number of changed
+    files that are not: tests and their settings), problem (why no test could pass, "" otherwise).
     """
 
     def __init__(
@@ -124,7 +124,8 @@ class ShellEnv:
         f2p, p2p = len(problem.fail_to_pass) or 1, len(problem.pass_to_pass)
         found: dict[str, JSON] = {
             "submitted": self._submitted, "modified": False, "resolved": False, "f2p_passed": 0, "f2p_total": f2p,
-            "p2p_passed": p2p, "p2p_total": p2p, "patch": "", "ignored": 0, "problem": "",
+            "f2p_tests": dict.fromkeys(problem.fail_to_pass, False), "p2p_passed": p2p, "p2p_total": p2p, "patch": "",
+            "ignored": 0, "problem": "",
         }  # fmt: skip
         try:
             change = await self._working_copy().change()
@@ -139,6 +140,7 @@ class ShellEnv:
             "modified": True,
             "resolved": verdict.resolved,
             "f2p_passed": verdict.fail_to_pass_passed,
+            "f2p_tests": verdict.turned(problem.fail_to_pass),
             "p2p_passed": verdict.pass_to_pass_passed,
             "patch": await graded_patch(problem, change),
             "problem": verdict.problem or "",

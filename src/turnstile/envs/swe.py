@@ -49,7 +49,8 @@ class SweEnv:
 
     Turn signals: parsed, command, succeeded, reason (of what did not), looked_at_failing_code, ran_tests,
     tests_passed (None where none ran), modified. Episode signals: submitted, modified, resolved, f2p_passed,
-    f2p_total, p2p_passed, p2p_total, patch (a unified diff against the buggy tree).
+    f2p_total, f2p_tests (whether each of them passed), p2p_passed, p2p_total, patch (a unified diff against the buggy
+    tree).
     """
 
     def __init__(self, *, grader: Grader, chars: int = 70) -> None:
@@ -93,10 +94,12 @@ class SweEnv:
             found |= {
                 "resolved": verdict.resolved,
                 "f2p_passed": verdict.fail_to_pass_passed,
+                "f2p_tests": verdict.turned(bug.f2p),
                 "p2p_passed": verdict.pass_to_pass_passed,
             }
         else:
-            found |= {"resolved": False, "f2p_passed": 0, "p2p_passed": len(bug.p2p)}
+            untouched = dict.fromkeys(bug.f2p, False)
+            found |= {"resolved": False, "f2p_passed": 0, "f2p_tests": untouched, "p2p_passed": len(bug.p2p)}
         return found | {"f2p_total": len(bug.f2p), "p2p_total": len(bug.p2p), "patch": self.patch()}
 
     def patch(self) -> str:

@@ -10,10 +10,11 @@ from turnstile.errors import ConfigError
 from turnstile.types import Trajectory, Turn
 
 
-def episode_signal(trajectory: Trajectory, name: str, needed_by: str) -> Any:
-    """`Trajectory.signals[name]`. Raises ConfigError, naming the reward that wanted it, where it is missing."""
+def episode_signal(trajectory: Trajectory, name: str, needed_by: str, *, examiner: str = "") -> Any:
+    """`Trajectory.signals[name]`. Raises ConfigError, naming the reward that wanted it, where it is missing; the
+    kind of `examiner` that writes it, where there is one."""
     if name not in trajectory.signals:
-        raise _missing("the episode", "measure()", name, needed_by, list(trajectory.signals))
+        raise _missing("the episode", "measure()", name, needed_by, list(trajectory.signals), examiner)
     return trajectory.signals[name]
 
 
@@ -24,10 +25,14 @@ def turn_signal(turn: Turn, name: str, needed_by: str) -> Any:
     return turn.signals[name]
 
 
-def _missing(what: str, where: str, name: str, needed_by: str, recorded: Sequence[str]) -> ConfigError:
+def _missing(
+    what: str, where: str, name: str, needed_by: str, recorded: Sequence[str], examiner: str = ""
+) -> ConfigError:
     known = ", ".join(sorted(recorded)) or "nothing"
     close = get_close_matches(name, recorded, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? Otherwise" if close else "either"
+    if examiner:
+        hint = f'add [[examiners]] kind = "{examiner}" to the recipe, or'
     return ConfigError(
         f"reward {needed_by!r} needs the signal {name!r}, which {what} did not record (recorded: {known}); {hint} "
         f"let {where} of the environment give it, or take another reward"

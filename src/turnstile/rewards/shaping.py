@@ -77,6 +77,34 @@ def centred(
     return float(np.mean(0.5 * (1.0 + np.tanh((float(value) - np.atleast_1d(np.asarray(against, np.float64))) / 2))))
 
 
+def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) -> F32:
+    """p_t - p_{t-1} for each turn, f32[K], where p_t is the policy's probability of the task's answer after turn t
+    (IGPO, arXiv 2510.14967: exp of the mean log-probability of the answer's tokens).
+
+    p_0, ..., p_K is the episode's signal answer_probabilities, which the environment or an examiner of your own
+    recorded: that of the policy as it was when it played, before the first turn and after each. The last turn, whose
+    answer the outcome judges, gets 0 unless `last`; so does every turn of an episode for which there are none (None).
+    Raises ConfigError where the signal is missing, or is not K + 1 numbers in [0, 1].
+    """
+    found = episode_signal(trajectory, "answer_probabilities", "information_gain")
+    turns = len(trajectory.turns)
+    if found is None:
+        return np.zeros(turns, dtype=np.float32)
+    try:
+        after = np.asarray(found, dtype=np.float64)
+    except (TypeError, ValueError):
+        after = np.zeros(0)
+    if after.shape != (turns + 1,) or not ((after >= 0.0) & (after <= 1.0)).all():
+        raise ConfigError(
+            f"reward 'information_gain' wants {turns + 1} probabilities for the {turns} turns of task {task.id!r}, got "
+            f"answer_probabilities = {found!r}"
+        )
+    gained = np.diff(after)
+    if not last:
+        gained[-1:] = 0.0
+    return gained.astype(np.float32)
+
+
 def self_correction(task: Task, trajectory: Trajectory, *, signal: str = "tests_passed", bonus: float = 1.0) -> float:
     """`bonus` where the agent's first verdict in the episode was wrong and its last one right, -`bonus` where it was
     the reverse, else 0 (SCoRe, arXiv 2409.12917).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from turnstile.errors import ConfigError
 from turnstile.rewards.recorded import episode_signal
 from turnstile.types import Stop, Task, Trajectory
@@ -21,11 +23,58 @@ def share_of_tests(task: Task, trajectory: Trajectory, *, kept: float = 0.0, unb
         raise ConfigError(f"reward 'tests_passed' wants kept in [0, 1], got {kept}")
     if trajectory.stop is Stop.ERROR:
         return None
-    names = ("f2p_passed", "f2p_total", "p2p_passed", "p2p_total")
-    found = [episode_signal(trajectory, name, "tests_passed") for name in names]
-    if any(value is None for value in found):
+    found = _counts(trajectory, "tests_passed", "f2p_passed", "f2p_total", "p2p_passed", "p2p_total")
+    if found is None:
         return None
-    turned, to_turn, held, to_hold = map(float, found)
+    turned, to_turn, held, to_hold = found
     if unbroken and held < to_hold:
         return 0.0
     return (1.0 - kept) * turned / max(to_turn, 1.0) + kept * (held / to_hold if to_hold else 1.0)
+
+
+def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True) -> float | None:
+    """sum of w_j over the passed tests / sum of all w_j, in [0, 1]: tests that few attempts pass weigh more (after
+    VeRPO, arXiv 2601.03525).
+
+    The tests are those that the repair must turn, by name in the signal f2p_tests. Their weights are the signal
+    test_weights, which the examiner `test_rates` writes from the pass rates so far: add it under [[examiners]]. Where
+    all weights are 0, as everybody passes everything, and where the task names no test, each test counts the same.
+    With `unbroken`, a change that breaks a test that passed before (p2p_passed < p2p_total) gets 0.
+
+    None where infrastructure failed or no verdict could be had. Raises ConfigError where a signal is missing, and for
+    a weight that is not a number of 0 or more.
+    """
+    if trajectory.stop is Stop.ERROR:
+        return None
+    counts = _counts(trajectory, "weighted_tests", "f2p_passed", "f2p_total", "p2p_passed", "p2p_total")
+    passed = episode_signal(trajectory, "f2p_tests", "weighted_tests")
+    weights = episode_signal(trajectory, "test_weights", "weighted_tests", examiner="test_rates")
+    if counts is None or passed is None or weights is None:
+        return None
+    turned, to_turn, held, to_hold = counts
+    if unbroken and held < to_hold:
+        return 0.0
+    shares = _weights(task, passed, weights)
+    if not sum(shares.values()):
+        return turned / max(to_turn, 1.0)
+    return sum(share for test, share in shares.items() if passed[test]) / sum(shares.values())
+
+
+def _counts(trajectory: Trajectory, reward: str, *names: str) -> tuple[float, ...] | None:
+    """The numbers of those signals; None where one of them is."""
+    found = [episode_signal(trajectory, name, reward) for name in names]
+    return None if any(value is None for value in found) else tuple(map(float, found))
+
+
+def _weights(task: Task, passed: Mapping[str, bool], weights: Mapping[str, float]) -> dict[str, float]:
+    """The weight of each test."""
+    shares = {}
+    for test in passed:
+        weight = weights.get(test)
+        if not isinstance(weight, int | float) or not 0.0 <= weight < float("inf"):
+            raise ConfigError(
+                f"reward 'weighted_tests': the signal 'test_weights' of task {task.id!r} gives {test!r} the weight "
+                f"{weight!r}, not a number of 0 or more"
+            )
+        shares[test] = float(weight)
+    return shares

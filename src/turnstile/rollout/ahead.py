@@ -9,15 +9,16 @@ ever queues up. With `ahead` = 0 this is playing and training in turn, in two pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from turnstile.errors import EngineError, TrainingError
+from turnstile.rewards.examine import Examiner
 from turnstile.rollout.books import Books, Step
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.group import Job
+from turnstile.rollout.group import Job, examined
 from turnstile.rollout.journal import Key
 from turnstile.rollout.source import Publisher, Say, Tell, label, taken
 from turnstile.rollout.workers import Began, Ended, Play, Told, Turned, Weights, Worker
@@ -84,15 +85,17 @@ class Ahead:
         seed: int,
         ahead: int,
         last: int,
+        examiners: Sequence[Examiner] = (),
         say: Say = lambda _: None,
     ) -> None:
         self._start, self._write, self._engine, self._sampler, self._say = start, write, engine, sampler, say
-        self._books = books
+        self._books, self._examiners = books, examiners
         self._groups, self._attempts, self._seed, self._ahead, self._last = groups, attempts, seed, ahead, last
         self._worker: Worker | None = None
         self._weights: Weights | None = None
         self._batches: dict[int, _Batch] = {}
-        self._given: Mapping[str, Any] = sampler.state()
+        self._done: Mapping[str, Any] = sampler.state()
+        self._taken: Mapping[str, Any] = self._done
         self._stats: dict[str, float] = {}
         self._deaths = 0
 
@@ -105,11 +108,12 @@ class Ahead:
         while batch.missing:
             await self._take()
             tell(len(batch.played), len(batch.jobs))
-        self._given = batch.state
-        return self._batches.pop(step).groups(self._attempts)
+        self._taken = batch.state
+        return await examined(self._batches.pop(step).groups(self._attempts), self._examiners, step)
 
     def publish(self, version: int) -> None:
         """Hands the weights over, and asks for the groups that they are new enough for."""
+        self._done = self._taken
         self._engine.publish(version)
         self._weights = Weights(version, self._write(version))
         if self._worker is None:
@@ -121,7 +125,7 @@ class Ahead:
             self._worker.send(Play(self._batches[step].missing))
 
     def state(self) -> Mapping[str, Any]:
-        return self._given
+        return self._done
 
     def take_stats(self) -> dict[str, float]:
         taken, self._stats = self._stats, {}

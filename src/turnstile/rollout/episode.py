@@ -15,7 +15,7 @@ from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env, Step
 from turnstile.errors import InfrastructureError, SandboxError
-from turnstile.types import JSON, Sampling, Stop, Task, Trajectory, Turn
+from turnstile.types import JSON, Message, Sampling, Stop, Task, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -91,6 +91,7 @@ async def play(
         turns=tuple(episode.turns),
         stop=stop,
         signals=signals,
+        opening=episode.opening,
         error=error,
         times={**episode.times, "total": time.monotonic() - started},
     )
@@ -115,13 +116,14 @@ class _Episode:
         self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.opened = False
+        self.opening: tuple[Message, ...] = ()
         self.turns: list[Turn] = []
         self.times = {"generate": 0.0, "environment": 0.0}
 
     async def run(self) -> Stop:
         """Turns until an end; returns which."""
         start = await self._timed("environment", self.env.reset(self.task))
-        self.opened = True
+        self.opened, self.opening = True, start.messages
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
         history = list(start.messages)
         held = added = renderer.prompt(history, start.tools)

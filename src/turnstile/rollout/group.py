@@ -13,6 +13,7 @@ from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env
 from turnstile.errors import InfrastructureError
+from turnstile.rewards.examine import Examiner
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Attempt, Limits, play
 from turnstile.rollout.journal import Key
@@ -47,7 +48,8 @@ class Player:
 
     `retries` is how often an attempt is played again after an infrastructure failure; `concurrent` how many
     episodes go on at once. With `deterministic` they go in fixed waves of that many, all opened before the
-    first begins, so that which requests meet in the engine does not depend on time.
+    first begins, so that which requests meet in the engine does not depend on time. `examiners` look at the groups
+    when all are played, one after the other.
     """
 
     make_env: Callable[[], Env]
@@ -59,6 +61,7 @@ class Player:
     concurrent: int = 64
     deterministic: bool = False
     deadlines: Deadlines | None = None  # sooner than those of `limits`
+    examiners: tuple[Examiner, ...] = ()
     places: asyncio.Semaphore | None = None  # of several calls together, in place of `concurrent` for each
 
     async def groups(
@@ -69,14 +72,15 @@ class Player:
         label: str,
         seed: int,
         stream: str = "",
+        step: int | None = None,
         done: Callable[[Trajectory], None] = lambda _: None,
         watch: Watch | None = None,
     ) -> list[Group]:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
-        `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels.
-        `done` is told of each episode as it ends, `watch` of all that happens; what that knows to have finished is
-        not played. A fault of the program in one episode stops them all and is raised, with a note that says in which
-        it was (one that many share says so itself)."""
+        `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels. `step`
+        is that of training, for the examiners. `done` is told of each episode as it ends, `watch` of all that happens;
+        what that knows to have finished is not played. A fault of the program in one episode stops them all and is
+        raised, with a note that says in which it was (one that many share says so itself)."""
         ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
         jobs = [
             (task, Attempt(group=group, number=number, seed=seed, stream=stream))
@@ -84,10 +88,11 @@ class Player:
             for number in range(attempts)
         ]
         found = await self.play(jobs, done=done, watch=watch or Watch())
-        return [
+        groups = [
             Group(id=group, task=task, trajectories=tuple(found[group, number] for number in range(attempts)))
             for task, group in zip(tasks, ids, strict=True)
         ]
+        return await examined(groups, self.examiners, step)
 
     async def play(
         self, jobs: Sequence[Job], *, watch: Watch, done: Callable[[Trajectory], None] = lambda _: None
@@ -165,6 +170,14 @@ class Player:
     def _limits(self, task: Task) -> Limits:
         soonest = float("inf") if self.deadlines is None else self.deadlines.seconds(task)
         return replace(self.limits, seconds=soonest) if soonest < (self.limits.seconds or float("inf")) else self.limits
+
+
+async def examined(groups: Sequence[Group], examiners: Sequence[Examiner], step: int | None) -> list[Group]:
+    """The groups as examiners leave them, one after the other."""
+    found = list(groups)
+    for examiner in examiners:
+        found = list(await examiner.examine(found, step))
+    return found
 
 
 async def _close(env: Env) -> None:

@@ -87,7 +87,7 @@ class InTurn:
 
         watch = self.books.watch(step)
         groups = await self.player.groups(
-            tasks, self.attempts, label=label(step), seed=self.seed, done=count, watch=watch
+            tasks, self.attempts, label=label(step), seed=self.seed, step=step, done=count, watch=watch
         )
         if watch.taken:
             self.say(taken(step, watch.taken, total))

@@ -10,10 +10,11 @@ import ast
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from turnstile.agents.writer import Write
 from turnstile.errors import TaskError
 from turnstile.tasks import journal
 from turnstile.tasks.base import load_tasks, write_tasks
@@ -22,9 +23,6 @@ from turnstile.tasks.swe.bugs.leaks import leak
 from turnstile.tasks.swe.bugs.statement import problem_statement
 from turnstile.tasks.swe.grading.notes import digest
 from turnstile.types import Message, Task
-
-Write = Callable[[Sequence[Message], int], Awaitable[str]]
-"""A conversation and a seed -> the model's answer."""
 
 SHORTEST, LONGEST = 40, 2000  # characters of a statement
 _DOCSTRING = 1500  # characters of it that are shown

@@ -48,6 +48,11 @@ class Verdict:
     seconds: float = 0.0
     from_memo: bool = False
 
+    def turned(self, fail_to_pass: Sequence[str]) -> dict[str, bool]:
+        """Whether each of these tests passed."""
+        bad = set(self.failed)
+        return {test: test not in bad for test in fail_to_pass}
+
 
 class Grader:
     """Grades repairs in sandboxes of one provider and remembers up to `memo` runs.

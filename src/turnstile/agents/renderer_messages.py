@@ -1,0 +1,55 @@
+"""Conversations for servers that take messages: no tokenizer and no template of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from turnstile.agents.base import Context, Parser, instructed
+from turnstile.agents.parsing.hermes import HermesParser
+from turnstile.engines.talk import END, spelled, text_of, written
+from turnstile.types import I32, Message, ToolSpec
+
+
+class MessagesRenderer:
+    """Messages as they are, in the ids of `engines.talk`: code points and marks between them.
+
+    The tools stand in the first message in the parser's words and are called in its syntax, so no server has to know
+    of tools; what they answer are user messages.
+    """
+
+    stop: tuple[str, ...] = ()  # the server knows where a message ends
+
+    def __init__(self, *, parser: Parser | None = None) -> None:
+        self.parser: Parser = HermesParser() if parser is None else parser
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
+        """Every message, and the head of the assistant's turn; i32[L]."""
+        told = instructed(self.parser, messages, tools)
+        return written((self._pair(message, tools) for message in told), head=True)
+
+    def observation(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
+    ) -> Context:
+        """The new messages behind the assistant's; never fresh."""
+        ended = len(sampled) > 0 and int(sampled[-1]) == END
+        ids = written((self._pair(message, tools) for message in new), head=True)
+        return Context(ids=ids if ended else np.concatenate([np.array([END], np.int32), ids]))
+
+    def said(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
+        """The message in the parser's words."""
+        return self.completion(self.parser.write(message, tools))
+
+    def text(self, token_ids: I32) -> str:
+        """The text before the end."""
+        return text_of(token_ids)
+
+    def completion(self, text: str) -> I32:
+        """The text and the end."""
+        return np.concatenate([spelled(text), np.array([END], np.int32)])
+
+    def _pair(self, message: Message, tools: Sequence[ToolSpec]) -> tuple[str, str]:
+        if message.role == "assistant":
+            return "assistant", self.parser.write(message, tools)
+        return ("system" if message.role == "system" else "user"), message.content

@@ -1,0 +1,28 @@
+"""`turnstile serve`: a model of this process behind an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnstile.build.parts import make_agent
+from turnstile.config import make_recipe
+from turnstile.engines.server import EngineServer
+
+
+def make_server(
+    model: str, overrides: Sequence[str] = (), *, name: str = "", token: str = "", renderer: str = "chat"
+) -> EngineServer:
+    """The server of a model: a folder, a hub id or a packaged name. `overrides` change keys of a recipe, like
+    engine.max_batch=32. Raises ConfigError for a model that cannot be had."""
+    parser = "lines" if renderer == "lines" else "hermes"
+    agent = {"renderer": {"kind": renderer}, "parser": {"kind": parser}}
+    recipe = make_recipe({"model": {"id": model}, "agent": agent}, overrides)
+    made = make_agent(recipe)
+    return EngineServer(
+        made.engine,
+        model=name or model,
+        words=made.scaffold.renderer,
+        tokenizer=made.tokenizer,
+        context=made.context,
+        token=token,
+    )

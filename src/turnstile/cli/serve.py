@@ -1,0 +1,54 @@
+"""`turnstile serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+from typing import Any
+
+import click
+
+from turnstile.errors import ConfigError
+
+
+@click.command(short_help="Serve a model over OpenAI's protocol.")
+@click.argument("model")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option("--name", default="", help="What clients call the model; default: MODEL.")
+@click.option(
+    "--renderer",
+    default="chat",
+    show_default=True,
+    type=click.Choice(["chat", "lines"]),
+    help="How conversations are laid out.",
+)
+def serve(model: str, overrides: tuple[str, ...], host: str, port: int, name: str, renderer: str) -> None:
+    """Serves MODEL, a hub id, a folder or a packaged name, until it is interrupted or terminated.
+
+    Others reach it at http://HOST:PORT/v1: /models, /completions (texts or token ids; ids and log-probabilities of what
+    was sampled come back where a request wants them) and /chat/completions. KEY=VALUE changes a key of the recipe that
+    the engine is made from, like engine.max_batch=32. Clients need the key in the environment variable
+    TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. What goes over the network is
+    not encrypted: put TLS or an SSH tunnel in front.
+    """
+    module = importlib.import_module("turnstile.engines.server")  # needs an extra
+    token = os.environ.get(module.TOKEN, "")
+    if not token and not importlib.import_module("turnstile.sandboxes.http.server").is_loopback(host):
+        raise ConfigError(f"other machines can reach {host}, so clients must have a key: set {module.TOKEN}")
+    make_server = importlib.import_module("turnstile.build.serve").make_server
+    server = make_server(model, overrides, name=name, token=token, renderer=renderer)
+    asyncio.run(_until_told(server, host, port, name or model))
+
+
+async def _until_told(server: Any, host: str, port: int, name: str) -> None:
+    """Until the process is interrupted or terminated."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with server.listening(host, port) as url:
+        click.echo(f"{name} is served at {url}")
+        await stop.wait()

@@ -1,0 +1,241 @@
+"""Any engine behind an OpenAI-compatible address: `turnstile serve`.
+
+/v1/models, /v1/completions (a text, or token ids; the ids of what was sampled with `return_token_ids`, their
+log-probabilities with `logprobs`), /v1/chat/completions and /health. What a request does not say is off, as in
+`types.Sampling`; one whose client goes away is ended.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from turnstile.engines.base import Engine
+from turnstile.errors import ConfigError, EngineError, MissingExtraError
+from turnstile.types import I32, Completion, Message, Sampling, ToolSpec
+
+try:
+    from aiohttp import web
+except ModuleNotFoundError as error:
+    raise MissingExtraError("a model server", "remote") from error
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TOKEN = "TURNSTILE_SERVE_TOKEN"
+"""The environment variable that holds the key which clients must have."""
+MOST = 64 << 20  # bytes of a request
+DEFAULT_TOKENS = 256
+
+
+class Words(Protocol):
+    """What turns a conversation into a prompt and ids into an answer: a renderer."""
+
+    stop: tuple[str, ...]
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32: ...
+
+    def text(self, token_ids: I32) -> str: ...
+
+
+class Letters(Protocol):
+    """The part of a tokenizer that a server uses."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str | list[str]: ...
+
+
+class RefusedError(ValueError):
+    """A request that cannot be served, and why."""
+
+
+class EngineServer:
+    """Serves `engine` under the name `model`. `words` lays out conversations, `tokenizer` reads texts; `context` is how
+    many tokens a prompt and its answer may have. With a `token` requests must carry it as their bearer."""
+
+    def __init__(
+        self, engine: Engine, *, model: str, words: Words, tokenizer: Letters, context: int, token: str = ""
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._words = words
+        self._tokenizer = tokenizer
+        self._context = context
+        self._token = f"Bearer {token}".encode() if token else b""
+        self._numbers = itertools.count()
+        self.app = web.Application(client_max_size=MOST, middlewares=[self._guard])
+        self.app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/v1/models", self._models),
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+            ]
+        )
+
+    @asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[str]:
+        """Serve at an address, which this gives (port 0: a free one). Raises ConfigError where that cannot be had."""
+        runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        try:
+            await runner.setup()
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as error:
+                raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
+            found = runner.addresses[0]
+            name = f"[{found[0]}]" if ":" in found[0] else found[0]
+            yield f"http://{name}:{found[1]}/v1"
+        finally:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if self._token and request.path != "/health" and not hmac.compare_digest(given, self._token):
+            return _refused(401, "the key is missing or wrong")
+        try:
+            return await handler(request)
+        except RefusedError as error:
+            return _refused(400, str(error))
+        except ConfigError as error:
+            return _refused(400, str(error))
+        except EngineError as error:
+            return _refused(503, str(error))
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        one = {"id": self._model, "object": "model", "owned_by": "turnstile", "max_model_len": self._context}
+        return web.json_response({"object": "list", "data": [one]})
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        asked = await self._asked(request)
+        prompt = asked.get("prompt")
+        if isinstance(prompt, str):
+            ids = self._tokenizer.encode(prompt, add_special_tokens=False)
+        elif isinstance(prompt, list) and all(isinstance(x, int) and not isinstance(x, bool) for x in prompt):
+            ids = prompt
+        else:
+            raise RefusedError("prompt must be one text, or a list of token ids")
+        found = await self._sample(np.array(ids, np.int32), asked, ())
+        choice: dict[str, Any] = {"index": 0, "finish_reason": found.finish, "text": self._decoded(found.token_ids)}
+        if asked.get("logprobs") is not None:
+            choice["logprobs"] = {
+                "tokens": [self._decoded(found.token_ids[i : i + 1]) for i in range(len(found.token_ids))],
+                "token_logprobs": found.logprobs.astype(float).tolist(),
+            }
+        if asked.get("return_token_ids"):
+            choice["token_ids"] = found.token_ids.tolist()
+        return self._answer("text_completion", choice, len(ids), found)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        asked = await self._asked(request)
+        if asked.get("tools"):
+            raise RefusedError("tools are not served; say in a message how they are called")
+        told = asked.get("messages")
+        if not isinstance(told, list) or not told:
+            raise RefusedError("messages must be a list of messages, one at least")
+        prompt = self._words.prompt([_message(item) for item in told], ())
+        found = await self._sample(prompt, asked, self._words.stop)
+        message = {"role": "assistant", "content": self._words.text(found.token_ids)}
+        choice = {"index": 0, "finish_reason": found.finish, "message": message}
+        return self._answer("chat.completion", choice, len(prompt), found)
+
+    async def _asked(self, request: web.Request) -> dict[str, Any]:
+        try:
+            asked = json.loads(await request.read())
+        except (ValueError, RecursionError):
+            raise RefusedError("the request is no JSON") from None
+        if not isinstance(asked, dict):
+            raise RefusedError("the request is no JSON object")
+        if asked.get("model") != self._model:
+            raise RefusedError(f"the model {asked.get('model')!r} is not served here, {self._model!r} is")
+        for name in ("stream", "echo"):
+            if asked.get(name):
+                raise RefusedError(f"{name} is not served")
+        for name in ("n", "best_of"):
+            if asked.get(name) not in (None, 1):
+                raise RefusedError(f"{name} = {asked[name]} is not served; ask as often as you want answers")
+        return asked
+
+    async def _sample(self, prompt: I32, asked: Mapping[str, Any], stop: tuple[str, ...]) -> Completion:
+        sampling = _sampling(asked, stop)
+        room = self._context - len(prompt)
+        if room < 1:
+            raise RefusedError(f"the prompt has {len(prompt)} tokens, and the model's context is {self._context}")
+        session = self._engine.open(f"serve/{next(self._numbers)}")
+        try:
+            if sampling.max_tokens > room:
+                raise RefusedError(f"max_tokens = {sampling.max_tokens} leaves the context, which has room for {room}")
+            return await self._engine.generate(prompt, sampling, session)
+        finally:
+            self._engine.close(session)
+
+    def _decoded(self, ids: I32) -> str:
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+    def _answer(self, kind: str, choice: dict[str, Any], asked: int, found: Completion) -> web.StreamResponse:
+        used = {"prompt_tokens": asked, "completion_tokens": len(found.token_ids)}
+        body = {
+            "id": f"turnstile-{next(self._numbers)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self._model,
+            "choices": [choice],
+            "usage": {**used, "total_tokens": sum(used.values())},
+        }
+        return web.json_response(body)
+
+
+def _refused(status: int, why: str) -> web.StreamResponse:
+    return web.json_response({"error": {"message": why, "type": "invalid_request_error"}}, status=status)
+
+
+def _message(item: object) -> Message:
+    if not isinstance(item, Mapping) or item.get("role") not in ("system", "user", "assistant"):
+        raise RefusedError("a message is an object with a role (system, user or assistant) and content")
+    content = item.get("content")
+    if isinstance(content, list):  # its parts, of which texts are served
+        content = "".join(str(part.get("text")) for part in content if isinstance(part, Mapping))
+    if not isinstance(content, str):
+        raise RefusedError("a message's content must be text")
+    return Message(role=item["role"], content=content)
+
+
+def _sampling(asked: Mapping[str, Any], stop: tuple[str, ...]) -> Sampling:
+    """What a request says of how tokens are drawn."""
+    own = asked.get("stop")
+    rules = asked.get("structured_outputs")
+    rules = rules if isinstance(rules, Mapping) else {}
+    most = asked.get("max_completion_tokens", asked.get("max_tokens"))
+    sampling = Sampling(
+        temperature=_number(asked, "temperature", 1.0, 0.0, 100.0),
+        top_p=_number(asked, "top_p", 1.0, 1e-9, 1.0),
+        top_k=max(0, int(_number(asked, "top_k", 0, -1, 2**31))),
+        min_p=_number(asked, "min_p", 0.0, 0.0, 1.0),
+        max_tokens=int(_number({"max_tokens": most}, "max_tokens", DEFAULT_TOKENS, 1, 2**31)),
+        stop=stop + ((own,) if isinstance(own, str) else tuple(str(item) for item in own or ())),
+        seed=int(_number(asked, "seed", 0, -(2**63), 2**63)),
+        regex=str(rules.get("regex") or ""),
+        grammar=str(rules.get("grammar") or ""),
+    )
+    if any(not item for item in sampling.stop):
+        raise RefusedError("a stop string must not be empty")
+    return sampling
+
+
+def _number(asked: Mapping[str, Any], name: str, default: float, least: float, most: float) -> float:
+    value = asked.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise RefusedError(f"{name} = {value!r} is no number from {least:g} to {most:g}")
+    return value

@@ -1,0 +1,96 @@
+"""Rewards of what a judge said, from the signals that the examiners of the same names write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from turnstile.errors import ConfigError
+from turnstile.lookup import nearest
+from turnstile.rewards.recorded import episode_signal
+from turnstile.types import Stop, Task, Trajectory
+
+
+def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float | None:
+    """The score that a language model gave the episode, in [0, 1].
+
+    It is the signal that the examiner `judge` writes. None where infrastructure failed and where the judge gave no
+    verdict: never 0. Raises ConfigError where the signal is missing, or is no number in [0, 1].
+    """
+    return _share(trajectory, signal, "judge")
+
+
+def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwise_judge") -> float | None:
+    """The share of comparisons with the other attempts of its group that a language model let the episode win, in
+    [0, 1], a tie half. Within a group they average 1/2.
+
+    It is the signal that the examiner `pairwise_judge` writes. None and errors as of `judge`.
+    """
+    return _share(trajectory, signal, "pairwise_judge")
+
+
+def rubric(
+    task: Task, trajectory: Trajectory, *, weights: Mapping[str, float] | None = None, signal: str = "rubric"
+) -> float | None:
+    """sum of w_i s_i / sum of the positive w_i, at least 0, for the scores s_i in [0, 1] that a language model gave by
+    criterion (after RGR-GRPO and RuscaRL).
+
+    Each criterion weighs 1 unless `weights` says otherwise; one that should not hold weighs less than 0. The scores
+    are the signal that the examiner `rubric` writes. None and errors as of `judge`; also for a weight of a criterion
+    that there is none of, and where no weight is positive.
+    """
+    found = _verdicts(trajectory, signal, "rubric")
+    if found is None:
+        return None
+    shares = {name: _number(value, f"{signal}.{name}", "rubric") for name, value in found.items()}
+    return _weighted(shares, weights or {}, "rubric")
+
+
+def checklist(
+    task: Task, trajectory: Trajectory, *, weights: Mapping[str, float] | None = None, signal: str = "checklist"
+) -> float | None:
+    """As `rubric`, where s_i is 1 for an item that is met and 0 for any other (after CM2).
+
+    The items are the signal that the examiner `checklist` writes, each with `met` and its evidence. None and errors as
+    of `rubric`.
+    """
+    found = _verdicts(trajectory, signal, "checklist")
+    if found is None:
+        return None
+    for name, item in found.items():
+        if not isinstance(item, Mapping) or not isinstance(item.get("met"), bool):
+            raise ConfigError(f"reward 'checklist' wants met to be true or false, but {signal}.{name} = {item!r}")
+    return _weighted({name: float(item["met"]) for name, item in found.items()}, weights or {}, "checklist")
+
+
+def _share(trajectory: Trajectory, signal: str, kind: str) -> float | None:
+    if trajectory.stop is Stop.ERROR:
+        return None
+    value = episode_signal(trajectory, signal, kind, examiner=kind)
+    return None if value is None else _number(value, signal, kind)
+
+
+def _verdicts(trajectory: Trajectory, signal: str, kind: str) -> Mapping[str, Any] | None:
+    if trajectory.stop is Stop.ERROR:
+        return None
+    found = episode_signal(trajectory, signal, kind, examiner=kind)
+    if found is not None and (not isinstance(found, Mapping) or not found):
+        raise ConfigError(f"reward {kind!r} wants the signal {signal!r} to map names to verdicts, got {found!r}")
+    return found
+
+
+def _number(value: object, where: str, kind: str) -> float:
+    if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+        raise ConfigError(f"reward {kind!r} wants a number in [0, 1], but the episode recorded {where} = {value!r}")
+    return float(value)
+
+
+def _weighted(shares: Mapping[str, float], weights: Mapping[str, float], kind: str) -> float:
+    for name in weights:
+        if name not in shares:
+            raise ConfigError(f"reward {kind!r} weighs {name!r}, of which there is no verdict; {nearest(name, shares)}")
+    weighed = {name: float(weights.get(name, 1.0)) for name in shares}
+    most = sum(weight for weight in weighed.values() if weight > 0)
+    if not 0.0 < most < float("inf"):
+        raise ConfigError(f"reward {kind!r} wants a weight above 0, got {dict(weights)!r}")
+    return max(0.0, sum(weight * shares[name] for name, weight in weighed.items()) / most)

@@ -1,0 +1,156 @@
+"""Questions to a judge: many at once, each answered once, and read or not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from turnstile.agents.writer import Write
+from turnstile.errors import EngineError
+from turnstile.tasks import journal
+from turnstile.types import Message
+
+T = TypeVar("T")
+LONGEST = 300  # characters of a text in a constrained answer
+_AGAIN = "That cannot be read: {why}. Answer again, with nothing but the JSON object."
+
+
+class UnreadableError(ValueError):
+    """An answer that is none of those asked for, and why, in a clause."""
+
+
+class Asker:
+    """Puts questions to the model `write`, at most `concurrent` at once.
+
+    `identity` names the model and how it is sampled. Answers are kept by content in the file `kept`, if there is one:
+    what was asked before, of the same model, is not asked again. An answer that cannot be read is asked for again, up
+    to `tries` times in all, with the reason; with `constrained` the model can give no other. `failures` holds what went
+    wrong since it was last taken: one line for each question without a verdict, and whether the model could not be had.
+    """
+
+    def __init__(
+        self,
+        write: Write,
+        *,
+        identity: str,
+        kept: Path | None = None,
+        concurrent: int = 16,
+        tries: int = 2,
+        constrained: bool = False,
+        close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._write = write
+        self._identity = identity
+        self._kept = kept
+        self._places = asyncio.Semaphore(concurrent)
+        self._tries = tries
+        self._constrained = constrained
+        self._close = close
+        self._known: dict[str, str] | None = None
+        self._asking: dict[str, asyncio.Task[str]] = {}
+        self.failures: list[tuple[str, bool]] = []
+        self.questions = 0
+        self.asked = 0  # requests made to the model
+
+    async def ask(self, question: str, read: Callable[[str], T], form: str) -> T | None:
+        """What `read` makes of the answer; it raises UnreadableError for one that it cannot read. Every answer that
+        matches `form` can be. None where there is no answer, or none that can be read: see `failures`."""
+        self.questions += 1
+        talk = [Message(role="user", content=question)]
+        why = ""
+        for seed in range(self._tries):
+            try:
+                answer = await self._answer(talk, seed, form if self._constrained else "")
+            except EngineError as error:
+                self.failures.append((str(error), True))
+                return None
+            try:
+                return read(answer)
+            except UnreadableError as error:
+                why = str(error)
+            talk = [
+                *talk[:1],
+                Message(role="assistant", content=answer),
+                Message(role="user", content=_AGAIN.format(why=why)),
+            ]
+        self.failures.append((why, False))
+        return None
+
+    async def close(self) -> None:
+        """Lets the model go."""
+        if self._close is not None:
+            await self._close()
+
+    async def _answer(self, talk: list[Message], seed: int, regex: str) -> str:
+        """What the model says, now or when it was asked this before."""
+        told = json.dumps([self._identity, [[message.role, message.content] for message in talk], seed, regex])
+        key = hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+        known = self._answers()
+        if key in known:
+            return known[key]
+        if key not in self._asking:
+            self._asking[key] = asyncio.ensure_future(self._once(key, talk, seed, regex))
+            self._asking[key].add_done_callback(lambda _: self._asking.pop(key, None))
+        return await asyncio.shield(self._asking[key])
+
+    async def _once(self, key: str, talk: list[Message], seed: int, regex: str) -> str:
+        async with self._places:
+            self.asked += 1
+            answer = await self._write(talk, seed, regex)
+        self._answers()[key] = answer
+        if self._kept is not None:
+            journal.append(self._kept, json.dumps({"key": key, "answer": answer}))
+        return answer
+
+    def _answers(self) -> dict[str, str]:
+        if self._known is None:
+            lines = journal.read(self._kept) if self._kept is not None else ()
+            self._known = {line["key"]: line["answer"] for line in lines}
+        return self._known
+
+
+def object_in(answer: str, *keys: str) -> Mapping[str, Any]:
+    """The last JSON object in an answer that has all `keys`; what is written around it does not count. Raises
+    UnreadableError where there is none."""
+    decoder, found, at = json.JSONDecoder(), None, answer.find("{")
+    while at >= 0:
+        try:
+            value, end = decoder.raw_decode(answer, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        else:
+            if isinstance(value, dict) and all(key in value for key in keys):
+                found = value
+        at = answer.find("{", end)
+    if found is None:
+        raise UnreadableError(f"it holds no JSON object with {' and '.join(map(repr, keys))}")
+    return found
+
+
+def form_of(example: Mapping[str, Any]) -> str:
+    """A regular expression for JSON objects like the example: texts of up to LONGEST characters where it has "...", and
+    one of its choices where it has a list of them."""
+    return r"\{" + ", ".join(f"{re.escape(json.dumps(key))}: {_form(value)}" for key, value in example.items()) + r"\}"
+
+
+def _form(value: object) -> str:
+    if isinstance(value, Mapping):
+        return form_of(value)
+    if isinstance(value, list):
+        return f"({'|'.join(re.escape(json.dumps(choice)) for choice in value)})"
+    return rf'"[^"\\\x00-\x1f]{{1,{LONGEST}}}"'
+
+
+def share(value: object, best: float, what: str) -> float:
+    """A number from 0 to `best` as a share of it. Raises UnreadableError for anything else, NaN too."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UnreadableError(f"{what} is {value!r:.40}, not a number")
+    if not 0 <= value <= best:
+        raise UnreadableError(f"{what} is {value:g}, not from 0 to {best:g}")
+    return float(value) / best

@@ -1,0 +1,46 @@
+"""An episode as a text for a judge to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from turnstile.types import Message, Task, Trajectory
+
+BEGIN, END = "<episode>", "</episode>"
+"""What an episode stands between. Nothing inside can be taken for them."""
+
+
+def transcript(task: Task, trajectory: Trajectory, *, chars: int, show: Sequence[str] = ()) -> str:
+    """What was said, message by message, and at the end the episode's signals that are named in `show`; at most about
+    `chars` characters: long messages lose their middle first, then the episode its own."""
+    parts = [_part(message, chars // 4) for message in _messages(task, trajectory)]
+    parts += [f"[{name}]\n{_middle(_plain(trajectory.signals.get(name)), chars // 2)}" for name in show]
+    text = _middle("\n\n".join(parts), chars)
+    for mark in (BEGIN, END):
+        text = text.replace(mark, mark.replace("<", "< "))
+    return f"{BEGIN}\n{text}\n{END}"
+
+
+def _messages(task: Task, trajectory: Trajectory) -> Iterator[Message]:
+    yield from trajectory.opening or ([Message(role="user", content=task.prompt)] if task.prompt else [])
+    for turn in trajectory.turns:
+        yield turn.message
+        yield from turn.observation
+
+
+def _part(message: Message, chars: int) -> str:
+    calls = [f"calls {call.name} {json.dumps(dict(call.arguments), ensure_ascii=False)}" for call in message.tool_calls]
+    return "\n".join([f"[{message.role}]", *(_middle(text, chars) for text in (message.content, *calls) if text)])
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _middle(text: str, chars: int) -> str:
+    """The text, less its middle where it is longer."""
+    if len(text) <= chars:
+        return text
+    half = chars // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"

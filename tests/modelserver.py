@@ -1,0 +1,103 @@
+"""Model servers on loopback: this project's own over a tiny network, and bare ones that do as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any
+
+import torch
+from aiohttp import web
+from transformers import PreTrainedTokenizerBase
+
+from helpers import byte_tokenizer, tiny_llama
+from turnstile.agents.renderer import ChatRenderer
+from turnstile.engines.server import EngineServer
+from turnstile.engines.transformers import TransformersEngine
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def tiny_engine(words: PreTrainedTokenizerBase, *, deterministic: bool = True) -> TransformersEngine:
+    """A random network whose tokens before matter."""
+    model = tiny_llama(len(words), context=4096)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
+    ends = [words.convert_tokens_to_ids("<|im_end|>")]
+    return TransformersEngine(model, words, deterministic=deterministic, max_batch=4, packed=False, stop_ids=ends)
+
+
+def tiny_server(engine: Any = None, *, token: str = "", name: str = "tiny") -> EngineServer:
+    words = byte_tokenizer()
+    return EngineServer(
+        engine or tiny_engine(words),
+        model=name,
+        words=ChatRenderer(words),
+        tokenizer=words,
+        context=4096,
+        token=token,
+    )
+
+
+@asynccontextmanager
+async def bare_server(answers: dict[str, Answer]) -> AsyncIterator[str]:
+    """A server of the paths in `answers`, at the address that this gives."""
+    app = web.Application()
+    for path, answer in answers.items():
+        app.router.add_route("*", path, answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+def always(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response(body, status=status, headers=headers)
+
+    return answer
+
+
+def in_turn(*answers: Answer) -> Answer:
+    """Each answer once, the last for ever; `in_turn(...).asked` counts."""
+    left = list(answers)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await (left.pop(0) if len(left) > 1 else left[0])(request)
+
+    return answer
+
+
+MODELS = always({"data": [{"id": "m"}]})
+
+
+@contextmanager
+def in_thread(serving: Callable[[], AbstractAsyncContextManager[str]]) -> Iterator[str]:
+    """A server in a thread and an event loop of its own, for what has a loop itself; gives its address."""
+    loop, ready, url = asyncio.new_event_loop(), threading.Event(), ""
+    over = asyncio.Event()
+
+    async def live() -> None:
+        nonlocal url
+        try:
+            async with serving() as url:
+                ready.set()
+                await over.wait()
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(live(),))
+    thread.start()
+    ready.wait()
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
