@@ -21,7 +21,7 @@ from turnstile.rollout.books import Books
 from turnstile.rollout.ledger import FILE
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
-from turnstile.trainer import checkpoint
+from turnstile.trainer import chance, checkpoint
 from turnstile.trainer.critic import Learned
 from turnstile.trainer.learner import Learner
 from turnstile.trainer.loop import Progress
@@ -122,7 +122,8 @@ class Kept:
         if self.run.recipe.engine.deterministic:  # sums come out otherwise with other threads
             torch.set_num_threads(int(found.state["threads"]))
         self.sampler.restore(found.state["sampler"])
-        self.begin()
+        with chance.untouched():  # its first weights are not the ones that stay
+            self.begin()
         if self.learned is not None:
             checkpoint.restore_learned(found, self.learned)
         for name, alarm in self.alarms.items():

@@ -4,7 +4,8 @@ environment, a reward or a loss of one's own may."""
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,16 @@ def state() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """What is drawn inside was not drawn."""
+    before = state()
+    try:
+        yield
+    finally:
+        restore(before)
 
 
 def restore(state: Mapping[str, Any]) -> None:
