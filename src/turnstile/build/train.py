@@ -123,12 +123,14 @@ async def _train(
             await run.evaluate(WARM, heldout, samples=samples)
         with run.timed("reinforcement learning"):
             parts = _parts(run, kept, estimator, objective)
+            stopping.save = kept.save_if_new
             try:
                 progress = await train_loop(parts, _settings(recipe), kept.progress)
             except asyncio.CancelledError:
                 with stopping.saving():
                     kept.save_if_new()
                 raise
+            stopping.save = None
         if progress.step:
             await run.evaluate(FINAL, heldout, samples=samples, step=progress.step)
         path = report(folder, recipe, train_tasks)
