@@ -23,11 +23,11 @@ EXTRAS := container,grammar,lora,parquet,remote,tensorboard,smollm2,dev
 TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 SOURCES := src tests recipes benchmarks docs
 
-.PHONY: help setup demo test faults check format docs results bench-peers conform-peers clean
+.PHONY: help setup demo test faults soak check format docs results bench-peers conform-peers clean
 
 help:
 	@sed -n '1,9s/^# \{0,1\}//p' Makefile
-	@echo "targets: setup demo test faults check format docs results bench-peers conform-peers clean"
+	@echo "targets: setup demo test faults soak check format docs results bench-peers conform-peers clean"
 
 setup: $(READY)
 
@@ -62,9 +62,15 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-# What breaks under an episode, on a real container engine that the tests start themselves (root, dockerd).
+# What breaks under an episode, on a real container engine that the tests start themselves (root, dockerd), and under a
+# run: fifty times SIGKILL, a full disk, a clock that moves, what hangs. `soak` kills KILLS times, each time others with SEED.
+KILLS ?= 500
+SEED ?= soak
 faults: setup
 	@$(BIN)/python -m pytest tests/faults $(ARGS)
+
+soak: setup
+	@TURNSTILE_KILLS=$(KILLS) TURNSTILE_SEED=$(SEED) $(BIN)/python -m pytest tests/faults/test_kills.py $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check $(wildcard $(SOURCES))

@@ -1,16 +1,21 @@
-"""`turnstile train` as a process that gets SIGKILL at a named point: `python killed.py POINT STEP NTH COMMAND...`.
+"""`turnstile train` as a process that something happens to: `python killed.py WHAT POINT STEP NTH COMMAND...`.
 
-POINT is one of `POINTS`, or `moment`, for which NTH is the milliseconds from the beginning of step STEP. The process
-kills itself the NTH time (from 1) that it comes by the point in that step. What it runs is the command itself.
+POINT is one of `POINTS`, or `moment`, for which NTH is the milliseconds from the beginning of step STEP. WHAT is
+`kill`: it gets SIGKILL the NTH time (from 1) that it comes by the point in that step; `fill`: the disk that it works on
+is full from there on; `clock`: from there on the clock goes back a year with each look at it. What it runs is the
+command itself.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,17 +33,23 @@ POINTS = (
 )
 
 
+def start(what: str, point: str, step: int, nth: int, recipe: Path, run: Path) -> subprocess.CompletedProcess[str]:
+    """Trains in a process of its own, to its end, whichever that is."""
+    command = [sys.executable, __file__, what, point, str(step), str(nth), "train", str(recipe), "--out", str(run)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=run.parent)
+
+
 def train(point: str, step: int, nth: int, recipe: Path, run: Path) -> None:
     """Trains in a process of its own, which must die at the point."""
-    command = [sys.executable, __file__, point, str(step), str(nth), "train", str(recipe), "--out", str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = start("kill", point, step, nth, recipe, run)
     assert done.returncode == -signal.SIGKILL, (point, step, nth, done.returncode, done.stdout, done.stderr)
 
 
-class _Death:
+class _Fate:
     """Knows which step it is, and how often the point was come by."""
 
-    def __init__(self, point: str, step: int, nth: int) -> None:
+    def __init__(self, happens: Callable[[], None], point: str, step: int, nth: int) -> None:
+        self.happens = happens
         self.point, self.step, self.nth = point, step, nth
         self.now = 0
         self.passed = 0
@@ -46,17 +57,35 @@ class _Death:
     def begins(self, step: int) -> None:
         self.now = step
         if self.point == "moment" and step == self.step:
-            threading.Timer(self.nth / 1000, die).start()
+            threading.Timer(self.nth / 1000, self.happens).start()
 
     def come_by(self, point: str) -> None:
         if point == self.point and self.now == self.step:
             self.passed += 1
             if self.passed == self.nth:
-                die()
+                self.happens()
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill() -> None:
+    """Leaves no byte on the disk of the current folder."""
+    with Path("ballast").open("ab", buffering=0) as file:
+        for size in (2**16, 2**10, 1):
+            try:
+                while True:
+                    file.write(b"0" * size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+
+def turn_back() -> None:
+    """What time it is gets earlier and earlier."""
+    real, looks = time.time, itertools.count(1)
+    time.time = lambda: real() - 365 * 86400 * next(looks)
 
 
 def before(owner: Any, name: str, do: Callable[..., Any]) -> None:
@@ -70,7 +99,7 @@ def before(owner: Any, name: str, do: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
-def arrange(death: _Death) -> None:
+def arrange(fate: _Fate) -> None:
     """Puts the points where the run comes by."""
     import torch
 
@@ -82,17 +111,17 @@ def arrange(death: _Death) -> None:
     from turnstile.trainer import checkpoint, loop
 
     def at(point: str) -> Callable[..., None]:
-        return lambda *_, **__: death.come_by(point)
+        return lambda *_, **__: fate.come_by(point)
 
     commit = Ledger.commit
 
     def traced(ledger: Ledger, *arguments: Any) -> None:
         """Each statement that names a checkpoint is a place to die: PRAGMA, BEGIN, INSERT, COMMIT, PRAGMA."""
-        ledger._db.set_trace_callback(lambda statement: death.come_by("commit"))
+        ledger._db.set_trace_callback(lambda statement: fate.come_by("commit"))
         commit(ledger, *arguments)
         ledger._db.set_trace_callback(None)
 
-    before(Books, "watch", lambda _, step: death.begins(step))
+    before(Books, "watch", lambda _, step: fate.begins(step))
     before(GuessEnv, "step", at("rollout"))
     before(Journal, "_write", at("turn written"))
     before(loop, "prepare", at("before training"))
@@ -105,13 +134,13 @@ def arrange(death: _Death) -> None:
     before(checkpoint, "keep", at("prune"))
 
 
-def main(point: str, step: str, nth: str, *command: str) -> int:
+def main(what: str, point: str, step: str, nth: str, *command: str) -> int:
     import torch
 
     from turnstile.cli.main import run
 
     torch.set_num_threads(1)
-    arrange(_Death(point, int(step), int(nth)))
+    arrange(_Fate({"kill": die, "fill": fill, "clock": turn_back}[what], point, int(step), int(nth)))
     return run(command)
 
 

@@ -2,7 +2,8 @@
 
 The first signal cancels the run where it waits next: while it plays or evaluates, that is at once, and the network is
 that of the last whole step. If it computes for longer than it is given, it is interrupted in the middle of the step,
-whose checkpoint is then the one before. What even then does not end (a thread that hangs) ends with the process.
+and goes on later from the checkpoint before. If what it waits for does not end (a tool that hangs in a thread), the
+last whole step is saved all the same, and the process ends.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -20,8 +21,9 @@ from typing import Any, TypeVar
 from turnstile.errors import StoppedError
 
 T = TypeVar("T")
-PATIENCE = 4.0
+PATIENCE = 3.0
 """Seconds until it is interrupted, and from then on until the process ends."""
+SOON = 0.05
 
 
 class Stopping:
@@ -29,7 +31,10 @@ class Stopping:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.save: Callable[[], None] | None = None
+        """Saves the last whole step, where the coroutine is one that waits only between steps."""
         self._interrupted = False
+        self._task: asyncio.Task[Any] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns. Raises KeyboardInterrupt when SIGINT stopped it, StoppedError for SIGTERM."""
@@ -61,14 +66,15 @@ class Stopping:
                 signal.setitimer(signal.ITIMER_REAL, PATIENCE)
 
     async def _main(self, work: Coroutine[Any, Any, T], before: dict[signal.Signals, Any]) -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
+        loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        assert self._task is not None
+        cancel = self._task.cancel
 
         def stop(number: int, frame: FrameType | None) -> None:
             if self.signal is not None:  # somebody is in a hurry
                 raise KeyboardInterrupt
             self.signal = signal.Signals(number)
-            loop.call_soon_threadsafe(task.cancel)
+            loop.call_soon_threadsafe(cancel)
             signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
 
         for number in before:
@@ -76,8 +82,17 @@ class Stopping:
         return await work
 
     def _late(self, number: int, frame: FrameType | None) -> None:
-        if self._interrupted and self.signal is not None:
+        assert self.signal is not None
+        if self._interrupted:
             print(f"{self.signal.name}: something does not end, and is left behind", file=sys.stderr, flush=True)
             os._exit(128 + self.signal)
-        self._interrupted = True
-        raise KeyboardInterrupt
+        assert self._task is not None
+        running = asyncio.current_task(self._task.get_loop())
+        if running is self._task or self.save is None:  # it computes
+            self._interrupted = True
+            raise KeyboardInterrupt
+        if running is not None:  # somebody may be at the ledger just now
+            signal.setitimer(signal.ITIMER_REAL, SOON, PATIENCE)
+        else:
+            with self.saving():
+                self.save()

@@ -138,12 +138,14 @@ async def _train(
         with run.timed("reinforcement learning"):
             source = await stack.enter_async_context(group_source(run, kept, env, replay))
             parts = _parts(run, kept, source, estimator, objective)
+            stopping.save = kept.save_if_new
             try:
                 progress = await train_loop(parts, _settings(recipe), kept.progress)
             except asyncio.CancelledError:
                 with stopping.saving():
                     kept.save_if_new()
                 raise
+            stopping.save = None
         if progress.step:
             await run.evaluate(FINAL, heldout, samples=samples, step=progress.step)
         path = report(folder, recipe, train_tasks)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -92,4 +94,12 @@ def _fail(line: str, code: int) -> int:
 
 def main() -> None:
     sys.path.append(os.getcwd())  # a recipe may name package.module:function of the folder one works in
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code in STOPPED:  # not even a thread that hangs keeps the process
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)

@@ -1,0 +1,105 @@
+"""A step that broke off is gone on with: what had finished is taken, everything else is played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_groups import score
+from plays import FakeEnv, once_then, player, says, tasks
+from turnstile.errors import SandboxError
+from turnstile.rollout.books import Books
+from turnstile.rollout.codec import encode
+from turnstile.rollout.ledger import open_ledger
+from turnstile.types import Stop
+
+
+def rows(run: Path, *columns: str) -> list[tuple[Any, ...]]:
+    db = open_ledger(run)
+    found = db.execute(f"SELECT {', '.join(columns)} FROM attempts ORDER BY id").fetchall()
+    db.close()
+    return found
+
+
+class Counted:
+    """Makes environments and knows how many; the last of `bad` of them breaks as a fault of the program does."""
+
+    def __init__(self, bad: int = 0) -> None:
+        self.bad = bad
+        self.made = 0
+
+    def __call__(self) -> FakeEnv:
+        self.made += 1
+        return FakeEnv({"step": ValueError("a fault")} if self.made == self.bad else {})
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_only_what_had_not_finished_is_played(tmp_path: Path, deterministic: bool) -> None:
+    books = Books(tmp_path)
+    how = {"speak": says("look", "submit"), "concurrent": 2, "deterministic": deterministic}
+    with pytest.raises(ValueError, match="a fault"):
+        await player(Counted(bad=5), **how).groups(tasks(2), 4, label="train/1", seed=0, watch=books.watch(1))
+    books.close()
+    finished = sum(state == "finished" for (state,) in rows(tmp_path, "state"))
+    assert 0 < finished < 8
+
+    books, again = Books(tmp_path), Counted()
+    books.ledger.resume_at(0)
+    watch, told = books.watch(1), []
+    found = await player(again, **how).groups(tasks(2), 4, label="train/1", seed=0, watch=watch, done=told.append)
+    assert (watch.taken, again.made, len(told)) == (finished, 8 - finished, 8)
+    assert [[t.attempt for t in group.trajectories] for group in found] == [[0, 1, 2, 3]] * 2
+    assert all(t.stop is Stop.SUBMITTED and len(t.turns) == 2 for group in found for t in group.trajectories)
+    assert set(rows(tmp_path, "state", "turns")) == {("finished", 2)}
+
+    third = Counted()
+    same = await player(third, **how).groups(tasks(2), 4, label="train/1", seed=0, watch=books.watch(1))
+    assert third.made == 0
+    assert encode(same) == encode(found)
+    books.close()
+
+
+async def test_failures_are_booked_and_what_was_given_up_is_played_again(tmp_path: Path) -> None:
+    books, seen = Books(tmp_path), []
+    breaks = once_then(SandboxError("gone"))
+
+    def make() -> FakeEnv:
+        seen.append(rows(tmp_path, "state", "why", "begun"))
+        return FakeEnv({"step": breaks})
+
+    await player(make, says("submit")).groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
+    assert seen == [[("issued", "", 0)], [("env_error", "SandboxError: gone", 1)]]
+    assert rows(tmp_path, "state", "why", "begun") == [("finished", "", 2)]
+
+    broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), retries=1)
+    (group,) = await broken.groups(tasks(1), 1, label="train/2", seed=0, watch=books.watch(2))
+    assert rows(tmp_path, "state", "begun")[1] == ("given_up", 2)
+    books.settle(2, [group], [[score(0.0)]], [])
+    assert rows(tmp_path, "state", "why")[1] == ("given_up", "SandboxError: gone")
+    mended = Counted()
+    watch = books.watch(2)
+    (group,) = await player(mended, says("submit")).groups(tasks(1), 1, label="train/2", seed=0, watch=watch)
+    assert (group.trajectories[0].stop, mended.made, watch.taken) == (Stop.SUBMITTED, 1, 0)
+    books.close()
+
+
+async def test_why_attempts_were_kept_out(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    some = player(FakeEnv, says("look"))
+    played = await some.groups(tasks(2), 3, label="train/1", seed=0, watch=books.watch(1))
+    scores = [
+        [score(1.0), score(1.0, in_gradient=False), score(1.0)],
+        [score(0.0), score(0.0), score(0.0, in_gradient=False)],
+    ]
+    books.settle(1, played, scores, [[played[0].trajectories[0].key]])
+    assert rows(tmp_path, "state", "why", "outcome", "settled") == [
+        ("admitted", "", 1.0, 1),
+        ("gated_out", "its end: turns", 1.0, 1),
+        ("gated_out", "nothing in it to train", 1.0, 1),
+        ("gated_out", "its group's advantages are all zero", 0.0, 1),
+        ("gated_out", "its group's advantages are all zero", 0.0, 1),
+        ("gated_out", "its end: turns", 0.0, 1),
+    ]
+    books.close()
