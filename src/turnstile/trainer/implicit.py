@@ -73,7 +73,7 @@ class ImplicitReward:
         self._start = [parameter.detach().clone() for parameter in parameters] if manner.reference == "start" else []
         self._rows: list[list[Row]] = []  # of each trajectory, with the reference's numbers, from `look` to `learn`
 
-    def look(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`implicit`: [trajectory][turn] -> f32[n], 0 in turns that are not trained."""
         everyone = trajectories_of(groups)
         owned = [[row for row in rows_of(t, nothing_said(t)) if row.loss_mask.any()] for t in everyone]
