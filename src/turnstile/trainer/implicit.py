@@ -100,9 +100,9 @@ class ImplicitReward:
     def learn(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Metrics: implicit/loss and implicit/accuracy (of outcomes above a half, or of pairs; both before phi moved,
-        trajectories weighing as many as their tokens), implicit/reward (the mean of a turn's), implicit/skipped (steps
-        whose gradient was not finite)."""
+        """Metrics: implicit/loss and implicit/accuracy (of outcomes above a half, or of a trajectory's pairs, 0 for
+        one without; both before phi moved, trajectories weighing as many as their tokens), implicit/reward
+        (the mean of a turn's), implicit/skipped (steps whose gradient was not finite)."""
         rows, self._rows = self._labelled(groups, scores), []
         if not rows:
             return {}
