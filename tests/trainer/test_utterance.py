@@ -39,7 +39,7 @@ def critic(*, budget: int = 4096, targets: Any = None, gamma: float = 1.0, **kno
 def step(
     heads: UtteranceCritic, groups: Sequence[Group] = GROUPS, scores: Sequence[Sequence[Score]] = SCORES
 ) -> dict[str, float]:
-    return heads.learn(groups, scores, heads.look(groups))
+    return heads.learn(groups, scores, heads.look(groups, scores))
 
 
 def flat(told: Mapping[str, Any]) -> np.ndarray:
@@ -48,14 +48,14 @@ def flat(told: Mapping[str, Any]) -> np.ndarray:
 
 def test_it_begins_at_nothing_and_learns_what_turns_are_worth() -> None:
     heads = critic()
-    told = heads.look(GROUPS)
+    told = heads.values(GROUPS)
     assert [[len(own) for own in told[name]] for name in "qv"] == [[len(tokens) for tokens in LENGTHS]] * 2
     assert not flat(told).any()
     first = step(heads)
     for _ in range(30):
         last = step(heads)
     assert last["utterance/q_loss"] < 0.05 * first["utterance/q_loss"]
-    told = heads.look(GROUPS)
+    told = heads.values(GROUPS)
     # what the last turn of each attempt brings is its outcome and its step reward; nothing random follows
     assert [own[-1] for own in told["q"]] == pytest.approx([0.5, 1.5, 2.5, 3.5], abs=0.5)
 
@@ -84,8 +84,8 @@ def test_packing_changes_nothing() -> None:
     one, many = critic(epochs=3), critic(epochs=3, budget=64)
     step(one)
     step(many)
-    np.testing.assert_allclose(flat(one.look(GROUPS)), flat(many.look(GROUPS)), atol=1e-4)
-    assert flat(one.look(GROUPS)).any()
+    np.testing.assert_allclose(flat(one.values(GROUPS)), flat(many.values(GROUPS)), atol=1e-4)
+    assert flat(one.values(GROUPS)).any()
 
 
 def test_its_state_goes_through_a_file_bit_by_bit() -> None:
@@ -94,7 +94,7 @@ def test_its_state_goes_through_a_file_bit_by_bit() -> None:
     other.restore(stored(heads.state()))
     step(heads)
     step(other)  # with the slow copies and the optimiser's moments
-    assert flat(other.look(GROUPS)).tolist() == flat(heads.look(GROUPS)).tolist()
+    assert flat(other.values(GROUPS)).tolist() == flat(heads.values(GROUPS)).tolist()
 
 
 def test_what_does_not_count_is_not_learned() -> None:
@@ -102,7 +102,7 @@ def test_what_does_not_count_is_not_learned() -> None:
     nothing = [[replace(s, in_baseline=False, in_gradient=False, outcome=None) for s in SCORES[0]]]
     assert step(heads, GROUPS, nothing) == {}
     assert step(heads, [], []) == {}
-    assert not flat(heads.look(GROUPS)).any()
+    assert not flat(heads.values(GROUPS)).any()
     passed = [replace(turn, trainable=False) for turn in GROUPS[0].trajectories[0].turns]
     silent = [replace(GROUPS[0], trajectories=(replace(GROUPS[0].trajectories[0], turns=tuple(passed)),))]
     assert step(heads, silent, [SCORES[0][:1]]) == {}
@@ -120,6 +120,6 @@ def test_the_targets_are_of_the_slow_copies() -> None:
     assert not np.concatenate(asked[0]).any()  # at first everything says 0
     still = critic(targets=targets, tau=1e-9, epochs=40)
     step(still)
-    told = still.look(GROUPS)
+    told = still.values(GROUPS)
     assert np.concatenate(told["q"]).mean() > 1.0  # q learned the targets, v the slow q, which has not moved
     assert np.abs(np.concatenate(told["v"])).max() < 1e-3

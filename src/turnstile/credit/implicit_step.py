@@ -34,9 +34,11 @@ def implicit_step(
     iStar (OPRL, arXiv 2509.19199), which divides by the group's deviation besides. That the leave-one-out means are of
     the attempts' mean rewards is PRIME as we remember it.
 
-    Needs phi, which the trainer brings and trains in the same step (`[implicit]`). Float64, over trajectories in the
-    baseline; a group with fewer than two of them gets 0. Equal outcomes do not give 0. Raises ConfigError where
-    `aux["implicit"]` is missing, TrainingError for a reward that is not finite.
+    Needs phi, which the trainer brings and trains in the same step (`[implicit]`). What phi has not judged yet has a
+    reward near 0, which is more than most attempts get while most fail, so a large `implicit.beta` or `omega` drives
+    the policy away from what it can do; PRIME, as we remember it, has beta = 0.05 and drops what is nearly always
+    failed. Float64, over trajectories in the baseline; a group with fewer than two of them gets 0. Equal outcomes do
+    not give 0. Raises ConfigError where `aux["implicit"]` is missing, TrainingError for a reward that is not finite.
     """
     check_range("implicit_step", 0.0, 1.0, gamma=gamma)
     check_range("implicit_step", 0.0, np.inf, omega=omega)

@@ -45,8 +45,8 @@ def utterance_critic(
     an episode but single turns, whoever played them; `gamma` discounts turns. The outcome falls on the last turn.
     Nothing of the rewards is in A_t that is not in the critic.
 
-    Needs a critic, which the trainer brings (`[critic]`). Raises ConfigError where `aux["q"]` or `aux["v"]` is missing,
-    TrainingError for a reward or a value that is not finite.
+    Needs a critic, which the trainer brings and fits to the step before its word is taken (`[critic]`). Raises
+    ConfigError where `aux["q"]` or `aux["v"]` is missing, TrainingError for a reward or a value that is not finite.
     """
     check_range("utterance_critic", 0.0, 1.0, gamma=gamma)
     step = turns_of(groups, scores)

@@ -23,9 +23,9 @@ from turnstile.types import Group, Row, Score
 
 class Learned(Protocol):
     """A part that learns beside the policy and tells an estimator what it knows. Once a step: `look` before the
-    estimator, `learn` after the policy's update."""
+    estimator, `learn` after the policy's update. Most tell what they knew before the step, and learn after it."""
 
-    def look(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """What the estimator finds in `aux`."""
         ...
 
@@ -60,7 +60,7 @@ class Critic:
         self._optimizer = torch.optim.Adam(self._head.parameters(), lr=lr)
         self._seen: list[Tensor] = []  # [N, H] before each row's trained tokens, from `look` to `learn`
 
-    def look(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`values`: [trajectory][turn] -> f32[n], the value before each sampled token; 0 in turns that are not
         trainable."""
         return {"values": self.values(groups)}

@@ -73,7 +73,7 @@ class ImplicitReward:
         self._start = [parameter.detach().clone() for parameter in parameters] if manner.reference == "start" else []
         self._rows: list[list[Row]] = []  # of each trajectory, with the reference's numbers, from `look` to `learn`
 
-    def look(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`implicit`: [trajectory][turn] -> f32[n], 0 in turns that are not trained."""
         everyone = trajectories_of(groups)
         owned = [[row for row in rows_of(t, nothing_said(t)) if row.loss_mask.any()] for t in everyone]
@@ -100,9 +100,9 @@ class ImplicitReward:
     def learn(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Metrics: implicit/loss and implicit/accuracy (of outcomes above a half, or of pairs; both before phi moved,
-        trajectories weighing as many as their tokens), implicit/reward (the mean of a turn's), implicit/skipped (steps
-        whose gradient was not finite)."""
+        """Metrics: implicit/loss and implicit/accuracy (of outcomes above a half, or of a trajectory's pairs, 0 for
+        one without; both before phi moved, trajectories weighing as many as their tokens), implicit/reward
+        (the mean of a turn's), implicit/skipped (steps whose gradient was not finite)."""
         rows, self._rows = self._labelled(groups, scores), []
         if not rows:
             return {}

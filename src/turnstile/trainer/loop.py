@@ -89,7 +89,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         _tell_stopped(parts, step, groups)
 
         scores = parts.scorer(groups)
-        aux = {} if parts.learned is None else parts.learned.look(groups)
+        aux = {} if parts.learned is None else parts.learned.look(groups, scores)
         advantages, progress.credit = parts.estimator(groups, scores, aux, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_flat=settings.drop_flat)
         for annotator in parts.annotators:

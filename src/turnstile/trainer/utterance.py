@@ -28,7 +28,7 @@ TWICE = (1, 2)
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The turns of a step that are trained, from `look` to `learn`."""
+    """The turns of a step that are trained."""
 
     turns: np.ndarray[Any, np.dtype[np.int64]]  # [M] which of the step's turns
     lengths: list[int]  # turns of each trajectory
@@ -46,8 +46,8 @@ class UtteranceCritic:
     """Two Q and two V, each with a slow copy: Q_i learns what `targets` makes of slow V_i, V_i learns slow Q_i.
 
     `epochs` steps of Adam at `lr` over the turns of a step, after each of which the slow copies go a share `tau` of the
-    way. All begin at 0. Unlike the paper's it keeps no turns of earlier steps, whose hidden states would be of another
-    network by now.
+    way. All begin at 0. As in the paper's code the critic learns first and the policy then takes its word; unlike the
+    paper's it keeps no turns of earlier steps, whose hidden states would be of another network by now.
     """
 
     def __init__(self, learner: Learner, targets: Targets, *, lr: float, epochs: int, tau: float) -> None:
@@ -63,11 +63,29 @@ class UtteranceCritic:
         self._heads = heads.to(learner.model.device)
         self._slow = copy.deepcopy(self._heads).requires_grad_(False)
         self._optimizer = torch.optim.Adam(self._heads.parameters(), lr=lr)
-        self._seen: _Seen | None = None
+        self._metrics: dict[str, float] = {}  # from `look` to `learn`
 
-    def look(self, groups: Sequence[Group]) -> dict[str, Any]:
+    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
+        """`q` and `v` as `values` has them, once the critic has learned from these groups."""
+        seen = self._read(groups)
+        before = self._told(seen)
+        self._metrics = self._fit(groups, scores, seen, before)
+        return self._told(seen)
+
+    def values(self, groups: Sequence[Group]) -> dict[str, Any]:
         """`q` and `v`: [trajectory] -> f32[K], each the smaller of two; 0 for turns that are not trained."""
-        seen = self._seen = self._read(groups)
+        return self._told(self._read(groups))
+
+    def learn(
+        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """What `look` found, since that is when it learned. Metrics: utterance/explained (the share of the variance of
+        what Q was to be that it told beforehand; 0 for a constant), utterance/q_loss and v_loss (mean square, before),
+        utterance/q and v (means, before)."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def _told(self, seen: _Seen) -> dict[str, Any]:
         with torch.no_grad():
             q, v = (
                 torch.minimum(*(self._of(self._heads, f"{what}{i}", states) for i in TWICE))
@@ -75,16 +93,14 @@ class UtteranceCritic:
             )
         return {"q": seen.spread(q), "v": seen.spread(v)}
 
-    def learn(
-        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
+    def _fit(
+        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], seen: _Seen, before: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Metrics: utterance/q_loss and v_loss (mean square, at the first epoch), utterance/explained (the share of the
-        variance of what Q was to be that it told beforehand), utterance/q and v (means)."""
-        seen, self._seen = self._seen, None
-        if seen is None or not len(seen.turns):
+        """Learns from a step; {} where there is nothing to learn."""
+        if not len(seen.turns):
             return {}
-        told = np.concatenate(aux["q"])[seen.turns]
-        hoped = np.concatenate(self._targets(groups, scores, aux))[seen.turns]
+        told = np.concatenate(before["q"])[seen.turns]
+        hoped = np.concatenate(self._targets(groups, scores, before))[seen.turns]
         known = torch.from_numpy(np.isfinite(hoped))
         if not known.any():
             return {}
@@ -92,17 +108,15 @@ class UtteranceCritic:
         metrics = {
             "utterance/explained": 1.0 - float(np.nanvar(hoped - told)) / spread if spread > 0 else 0.0,
             "utterance/q": float(told.mean()),
-            "utterance/v": float(np.concatenate(aux["v"])[seen.turns].mean()),
+            "utterance/v": float(np.concatenate(before["v"])[seen.turns].mean()),
         }
         for _ in range(self._epochs):
             self._optimizer.zero_grad(set_to_none=True)
             losses = {"q_loss": torch.zeros(()), "v_loss": torch.zeros(())}
             for i in TWICE:
                 with torch.no_grad():
-                    slow_q, slow_v = (
-                        self._of(self._slow, f"q{i}", seen.after),
-                        self._of(self._slow, f"v{i}", seen.before),
-                    )
+                    slow_q = self._of(self._slow, f"q{i}", seen.after)
+                    slow_v = self._of(self._slow, f"v{i}", seen.before)
                 wanted = np.concatenate(self._targets(groups, scores, {"v": seen.spread(slow_v)}))[seen.turns]
                 targets = torch.from_numpy(wanted).float().to(slow_q.device)
                 for what, states, to in (("q", seen.after, targets), ("v", seen.before, slow_q)):
