@@ -1,7 +1,8 @@
 """Which method pays for which problem: everything the lab measures, of every estimator and loss there is.
 
-    python benchmarks/lab.py                     everything, in some minutes on one core
-    python benchmarks/lab.py --only curves       one part: gradients, branched, sweeps, losses, curves or hacking
+    python benchmarks/lab.py                     everything, in half an hour on one core
+    python benchmarks/lab.py --only curves       one part: gradients, branched, sweeps, losses, curves, game or hacking
+    python benchmarks/lab.py --only game         goes on with the runs that are missing, twelve seconds each
     python benchmarks/lab.py --tables            only writes the page of what is kept
 
 What was measured is kept in docs/results/lab/, which is part of the project; the tables below the mark in
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lab_game
 from lab_page import plots, whole
 from turnstile.batching import weights
 from turnstile.credit.check import DECLARED
@@ -118,6 +120,17 @@ def curves() -> Body:
     return {"races": [each.to_json() for each in race(subjects, worlds, Plan(), seeds=SEEDS)]}
 
 
+def game(have: Body | None = None) -> Body:
+    """The number game, run by run; those that are kept are not run again."""
+    file = KEPT / "game.json"
+    runs = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else []
+
+    def keep(runs: list[Body]) -> None:
+        file.write_text(_one_a_line({"runs": runs}), encoding="utf-8")
+
+    return {"runs": lab_game.play_out(runs, keep, seeds=SEEDS)}
+
+
 def hacked() -> Body:
     world, plan = list_world(make("misaligned")), Plan(steps=150, size=8)
     found = [(kind, each) for kind in ("grpo", "rloo") for each in hack(subject(kind), world, plan, seeds=SEEDS)]
@@ -138,6 +151,7 @@ PARTS: dict[str, Callable[[], Body]] = {
     "sweeps": swept,
     "losses": losses,
     "curves": curves,
+    "game": game,
     "hacking": hacked,
 }
 SHARES = {
