@@ -1,7 +1,8 @@
 """Which method pays for which problem: everything the lab measures, of every estimator and loss there is.
 
-    python benchmarks/lab.py                     everything, in some minutes on one core
-    python benchmarks/lab.py --only curves       one part: gradients, branched, sweeps, losses, curves or hacking
+    python benchmarks/lab.py                     everything, in half an hour on one core
+    python benchmarks/lab.py --only curves       one part: gradients, branched, sweeps, losses, curves, game or hacking
+    python benchmarks/lab.py --only game         goes on with the runs that are missing, twelve seconds each
     python benchmarks/lab.py --add               only estimators that the kept gradients, branches and curves lack
     python benchmarks/lab.py --tables            only writes the page of what is kept
 
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import lab_game
 from lab_page import plots, whole
 from turnstile.batching import weights
 from turnstile.credit.check import DECLARED
@@ -144,6 +146,17 @@ def curves(have: Body | None) -> Body:
     return {"races": sorted(races, key=lambda each: (processes.index(each["process"]), order[each["estimator"]]))}
 
 
+def game(_: Body | None) -> Body:
+    """The number game, run by run; those that are kept are not run again."""
+    file = KEPT / "game.json"
+    runs = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else []
+
+    def keep(runs: list[Body]) -> None:
+        file.write_text(_one_a_line({"runs": runs}), encoding="utf-8")
+
+    return {"runs": lab_game.play_out(runs, keep, seeds=SEEDS)}
+
+
 def hacked(_: Body | None) -> Body:
     world, plan = list_world(make("misaligned")), Plan(steps=150, size=8)
     found = [(kind, each) for kind in ("grpo", "rloo") for each in hack(subject(kind), world, plan, seeds=SEEDS)]
@@ -164,6 +177,7 @@ PARTS: dict[str, Callable[[Body | None], Body]] = {
     "sweeps": swept,
     "losses": losses,
     "curves": curves,
+    "game": game,
     "hacking": hacked,
 }
 """Each is given what is kept of it where that is to be added to."""

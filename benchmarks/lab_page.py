@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+import lab_game
 from turnstile.credit.base import learned_of
 from turnstile.evaluation.lab.curves import Race, race_of
 from turnstile.evaluation.lab.figures import draw_races, draw_study, draw_sweeps, to_png
@@ -63,6 +64,8 @@ def page(kept: Mapping[str, Body]) -> list[str]:
         parts += [biases(lines), section(directions(lines)), section(progress(lines)), "![](lab/progress.png)"]
     if "curves" in kept:
         parts += [section(learning(races_of(kept["curves"]))), "![](lab/curves.png)"]
+    if "game" in kept:
+        parts.append(section(lab_game.table(kept["game"]["runs"])))
     if "branched" in kept:
         lines = lines_of(kept["branched"])
         text = (

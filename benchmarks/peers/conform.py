@@ -29,7 +29,17 @@ def main() -> None:
             found[peer] |= {"version": version(peer.lower()), "functions": [look(case) for case in cases()]}
         except (ImportError, AttributeError) as error:  # another version of it
             found[peer]["error"] = f"{type(error).__name__}: {error}"
-    Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    Path(sys.argv[1]).write_text(one_a_line(found), encoding="utf-8")
+
+
+def one_a_line(found: dict[str, Any]) -> str:
+    """As JSON, one function a line, so that a change of one is a change of one line."""
+    peers = []
+    for peer, body in found.items():
+        functions = ",\n  ".join(map(json.dumps, body.get("functions", ())))
+        rest = json.dumps({name: value for name, value in body.items() if name != "functions"})[:-1]
+        peers.append(f'{json.dumps(peer)}: {rest}, "functions": [\n  {functions}\n]}}')
+    return "{\n" + ",\n".join(peers) + "\n}\n"
 
 
 def look(case: Case) -> dict[str, Any]:

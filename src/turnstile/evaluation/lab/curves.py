@@ -136,11 +136,14 @@ class Race:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the share over seeds, by Student's t."""
-        n = len(self.areas)
-        if n < 2:
-            return math.nan, math.nan
-        half = _T95.get(n, 2.0) * float(np.std(self.areas, ddof=1)) / math.sqrt(n) / self.exact
+        half = half_width(self.areas) / self.exact
         return self.share - half, self.share + half
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half the 95 % interval of a mean over seeds, by Student's t; NaN of fewer than two values."""
+    n = len(values)
+    return _T95.get(n, 2.0) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
 
 
 def race_of(body: Any) -> Race:
