@@ -18,6 +18,7 @@ from turnstile.agents.renderer import LinesRenderer
 from turnstile.build.evaluate import evaluate
 from turnstile.build.parts import make_agent, make_scorer
 from turnstile.build.run_folder import open_run, read_recipe
+from turnstile.cli.main import run as run_command
 from turnstile.config import Recipe, make_recipe
 from turnstile.engines.server import EngineServer
 from turnstile.errors import ConfigError, EngineError
@@ -80,11 +81,19 @@ async def halves(request: web.Request) -> web.StreamResponse:
     return web.json_response({"choices": [choice]})
 
 
-def test_a_server_of_messages_plays_without_a_tokenizer(recipe: Recipe) -> None:
+def test_a_server_of_messages_plays_without_a_tokenizer(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    open_run(run, recipe, fresh=False)
     with in_thread(lambda: bare_server({"/v1/models": MODELS, "/v1/chat/completions": halves})) as url:
         wanted = ["engine.kind=openai", f'engine.url="{url}"', "engine.mode=text", "engine.model=m", "model.id=none"]
-        found = evaluate(changed(recipe, *wanted, "sampling.top_k=0"), samples=2)
+        found = evaluate(changed(recipe, *wanted, "sampling.top_k=0"), run=run, samples=2)
     assert [result.resolution for result in found["m"]] == [True] * 4
+    assert run_command(["rollout", "show", str(run), "--label", "m"]) == 0
+    shown = capsys.readouterr().out
+    assert "[user]\nFind the number from 1 to 15.\n\nCommands: guess NUMBER\n[assistant]" in shown
+    assert "guess 8" in shown
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from turnstile.build.run_folder import read_recipe
 from turnstile.cli.episodes import Filter, entries, episodes, filter_options, select
 from turnstile.cli.runs import find_run
 from turnstile.cli.show import show_episode, show_tokens
+from turnstile.engines.talk import Spelling, is_talk
 from turnstile.errors import ConfigError
 from turnstile.models.load import load_tokenizer
 from turnstile.rollout.record import Phase
@@ -47,7 +48,9 @@ def show(
     wanted = Filter(task=task, phase=phase, step=step, label=label)
     episode = select(episodes(entries(folder, wanted), attempt), which)
     console = Console(highlight=False)
-    tokenizer = _tokenizer(folder, console)
+    turns = episode.trajectory.turns
+    spelled = bool(turns) and is_talk(turns[0].context_ids)
+    tokenizer = Spelling() if spelled else _tokenizer(folder, console)
     (show_tokens if tokens else show_episode)(console, episode, tokenizer)
 
 

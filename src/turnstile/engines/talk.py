@@ -38,10 +38,26 @@ def text_of(ids: I32) -> str:
     return plain.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
+class Spelling:
+    """Reads such ids where a tokenizer is asked for: characters as they are, a role as a line of its own."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [int(letter) for letter in spelled(text)]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        marks = {head: f"[{role}]\n" for role, head in HEADS.items()} | {END: "\n"}
+        return "".join(marks[one] if one in marks else chr(one) for one in token_ids)
+
+
+def is_talk(ids: I32) -> bool:
+    """Whether a prompt is of messages, and not of a tokenizer's ids."""
+    return len(ids) > 0 and int(ids[0]) in HEADS.values()
+
+
 def conversation(ids: I32) -> list[tuple[str, str]]:
     """What `written` was given; neighbours of one role are joined, since servers want roles to alternate. Raises
     ValueError for ids that do not begin with a role."""
-    if len(ids) == 0 or ids[0] not in HEADS.values():
+    if not is_talk(ids):
         raise ValueError("this prompt is ids of a tokenizer, and no messages")
     begins = np.flatnonzero((ids >= BEYOND) & (ids != END))
     pieces: Sequence[I32] = np.split(ids, begins[1:])
