@@ -51,9 +51,31 @@ ALGORITHMS: dict[str, tuple[str, tuple[Declaration, ...]]] = {
     "compose": ("Composition of rewards", ()),
     "credit": ("Credit", credit_check.DECLARED),
     "loss": ("Losses", loss_check.DECLARED),
+    "factor": ("Factors of a loss", loss_check.FACTORS),
+    "examiner": ("Examiners: what is found out before rewards judge", ()),
     "weights": ("Weights of tokens", ()),
 }
 """room -> its title in the catalogue, and what its kinds declare of the invariants."""
+OTHERS = frozenset(
+    {"env", "sandbox", "engine", "renderer", "parser", "demonstrator", "policy", "log_parser", "schedule", "tracker"}
+)
+"""Rooms of what is no algorithm of the catalogue."""
+ELSEWHERE = (
+    ("LOOP", "`credit.kind = \"rloo\"`"),
+    ("oracle_turn: a symbolic oracle's verdict on each turn", "the environment's signal, by the reward `turn_signal`"),
+    ("count: intrinsic rewards of counts", "the reward `novelty` with `form = \"count\"`, within an episode"),
+    ("implicit_prm (PRIME, OPRL)", "`credit.kind = \"implicit_step\"` with `[implicit]`, learned in the same step"),
+    ("ProRL's reference reset", "`train.reference_every`"),
+)
+"""What the literature calls otherwise, and where it is."""
+MISSING = (
+    "**progress_attribution** (SPA-RL): learned contributions of turns that sum to the outcome",
+    "**RuscaRL's rubric in the prompt**, shown less and less: `rubric` judges, and is not shown",
+    "**answer probabilities** for `information_gain`: the reward reads them from a signal that nothing here writes yet",
+    "**feedback** for `self_distill`, and **stored samples** for `forward_kl`: the losses are there, and no recipe can "
+    "bring what they need",
+    "**a replay buffer** for `recalibrated`",
+)
 LAB = {"credit": "gradients.json", "loss": "losses.json"}
 """room -> what the lab found of its kinds, below results/lab/."""
 
@@ -125,6 +147,8 @@ def knobs(room: str, thing: Any) -> str:
 
 def catalogue() -> Iterator[str]:
     """Every algorithm of a room with its whole docstring, knobs, file, and the invariants that do not hold for it."""
+    if unplaced := set(KINDS) - set(ALGORITHMS) - OTHERS:
+        raise SystemExit(f"docs/reference.py does not say whether {sorted(unplaced)} belongs in the catalogue")
     for room, (title, declared) in ALGORITHMS.items():
         yield f"## {title}\n"
         yield " · ".join(f"[{kind}](#{room}-{kind.replace('_', '-')})" for kind in KINDS[room]) + "\n"
@@ -210,6 +234,10 @@ def pages() -> dict[Path, str]:
         "cosine between their gradient and the exact one (! where it is surely another, o where it follows the outcome "
         "alone), and how far 64 episodes get (1: as far as the exact gradient).\n",
         *catalogue(),
+        "## Under other names\n\n| in the literature | here |\n| --- | --- |",
+        *(f"| {name} | {here} |" for name, here in ELSEWHERE),
+        "\n## Missing\n",
+        *(f"- {what}" for what in MISSING),
     ]
     reference = [f"# Command line\n\n{made}", *commands(cli, "turnstile")]
     return {
