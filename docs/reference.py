@@ -61,10 +61,10 @@ OTHERS = frozenset(
 )
 """Rooms of what is no algorithm of the catalogue."""
 ELSEWHERE = (
-    ("LOOP", "`credit.kind = \"rloo\"`"),
+    ("LOOP", '`credit.kind = "rloo"`'),
     ("oracle_turn: a symbolic oracle's verdict on each turn", "the environment's signal, by the reward `turn_signal`"),
-    ("count: intrinsic rewards of counts", "the reward `novelty` with `form = \"count\"`, within an episode"),
-    ("implicit_prm (PRIME, OPRL)", "`credit.kind = \"implicit_step\"` with `[implicit]`, learned in the same step"),
+    ("count: intrinsic rewards of counts", 'the reward `novelty` with `form = "count"`, within an episode'),
+    ("implicit_prm (PRIME, OPRL)", '`credit.kind = "implicit_step"` with `[implicit]`, learned in the same step'),
     ("ProRL's reference reset", "`train.reference_every`"),
 )
 """What the literature calls otherwise, and where it is."""

@@ -18,7 +18,7 @@ ONCE = "PLAYED_AHEAD"
 
 def ahead() -> bool:
     """Whether this is the process that plays ahead."""
-    return sys.orig_argv[1:3] == ["-m", MODULE]
+    return MODULE in sys.orig_argv
 
 
 def first_time() -> bool:

@@ -59,7 +59,10 @@ def test_a_record_that_ends_is_said(original: Path, tmp_path: Path, capsys: pyte
     assert "has recorded no group 'train/3/0/" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "told"), [([], "give a recipe"), (["x.toml", "--replay", "y"], "no other")])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [([], "give a recipe"), (["x.toml", "--replay", "y"], "no other"), (["--replay", "y", "--dry-run"], "mode")],
+)
 def test_what_to_train_is_said_once(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["train", *words]) == 2
     assert told in capsys.readouterr().err

@@ -39,6 +39,11 @@ def ahead(inputs: Path, steps: int, demos: int = 0) -> Recipe:
     return in_turn(inputs, steps, demos, ahead=1)
 
 
+def seldom_saved(inputs: Path) -> Recipe:
+    recipe = ahead(inputs, 6)
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"checkpoint_every": 6})})
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inputs")
@@ -132,9 +137,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process finds `played_ahead`."""
-    paths = [str(Path(played_ahead.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    """What happens once has not happened yet."""
     monkeypatch.setenv(played_ahead.ONCE, str(tmp_path / "mark"))
 
 
@@ -162,12 +165,56 @@ def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> N
 def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="no such tool") as raised:
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty)
-    assert "in the process that plays episodes" in raised.value.__notes__
+    (note,) = [note for note in raised.value.__notes__ if note.startswith("in the process that plays episodes")]
+    assert 'raise KeyError("no such tool")' in note
 
 
 def test_what_cannot_be_sent_is_said(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be sent to another process .*rollout.ahead = 0"):
         train(ahead(inputs, 2), run=tmp_path / "run", env=lambda: GuessEnv())
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_only_the_script_knows_is_said_too(inputs: Path, tmp_path: Path) -> None:
+    """It can be sent, and not be read there."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import sys\nfrom pathlib import Path\nfrom test_ahead import ahead, train\n"
+        "from turnstile.envs.guess import GuessEnv\n\nclass Own(GuessEnv):\n    pass\n\n"
+        "train(ahead(Path(sys.argv[1]), 2), run=Path(sys.argv[2]), env=Own)\n"
+    )
+    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent)))
+    done = subprocess.run(
+        [sys.executable, str(script), str(inputs), str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ConfigError: this run cannot be played ahead" in done.stderr
+    assert "'Own'" in done.stderr
+
+
+def test_training_may_be_faster_than_the_other_process_starts(inputs: Path, tmp_path: Path) -> None:
+    """It was killed in step 4 and has no checkpoint since the first: three steps are in the journal, and the weights
+    that are to be sampled with first are gone when they are looked for."""
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import os, sys\nfrom pathlib import Path\nimport turnstile.trainer.loop as loop\n"
+        "from test_ahead import seldom_saved, train\n\nmetrics, steps = loop._metrics, []\n\n"
+        "def die(*arguments, **named):\n    steps.append(1)\n    len(steps) == 4 and os.kill(os.getpid(), 9)\n"
+        "    return metrics(*arguments, **named)\n\nloop._metrics = die\n"
+        "train(seldom_saved(Path(sys.argv[1])), run=Path(sys.argv[2]))\n"
+    )
+    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent)))
+    run = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, str(script), str(inputs), str(run)],
+        env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert train(seldom_saved(inputs), run=run)["step"] == 6
+    said = [json.loads(line)["message"] for line in (run / "messages.jsonl").read_text().splitlines()]
+    assert len([line for line in said if "had finished before" in line]) >= 3
+    assert command(["audit", str(run)]) == 0
 
 
 def test_how_processes_end() -> None:

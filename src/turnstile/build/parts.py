@@ -108,6 +108,11 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
     bind("parser", recipe.agent.parser)
     for kind in recipe.trackers:
         bind("tracker", kind, given=("run",))
+    if 0 < recipe.rollout.slack <= 1:
+        raise ConfigError(
+            f"rollout.slack = {recipe.rollout.slack} stops episodes sooner than others of their task took; take more "
+            "than 1, or 0 for never"
+        )
     if recipe.rollout.slack and recipe.engine.deterministic:
         raise ConfigError("rollout.slack goes by the clock, so with it no run repeats; drop it or engine.deterministic")
     if not recipe.engine.in_process:

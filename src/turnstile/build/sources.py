@@ -12,7 +12,7 @@ from turnstile.build.worker import Setup
 from turnstile.envs.base import Env
 from turnstile.rollout.ahead import Ahead
 from turnstile.rollout.source import GroupSource, InTurn, Replay
-from turnstile.rollout.workers import Worker
+from turnstile.rollout.workers import HURRY, PATIENCE, Worker
 from turnstile.trainer.publish import WeightFiles
 
 
@@ -58,8 +58,10 @@ async def group_source(
         say=say,
     )
     kept.tasks_at = source.state
+    patience = HURRY
     try:
         yield source
+        patience = PATIENCE
     finally:
-        await source.close()
+        await source.close(patience=patience)
         files.remove()

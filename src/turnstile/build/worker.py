@@ -7,9 +7,15 @@ it ends. When its end of the line closes, training is gone or done: it puts ever
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import pickle
+import signal
 import socket
 import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -22,7 +28,17 @@ from turnstile.config import Recipe
 from turnstile.envs.base import Env
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.group import Player, Watch
-from turnstile.rollout.workers import Began, Ended, Fault, Line, Play, Turned, Weights
+from turnstile.rollout.workers import (
+    PATIENCE,
+    Began,
+    Ended,
+    Fault,
+    Line,
+    Play,
+    Turned,
+    Weights,
+    cannot_be_sent,
+)
 from turnstile.types import Trajectory, Turn
 
 
@@ -52,6 +68,8 @@ class _Desk:
     def __init__(self, line: Line, agent: Agent, player: Player) -> None:
         self._line = line
         self._agent = agent
+        self._newest: Weights | None = None
+        self._came = asyncio.Event()
         self._player = replace(player, deterministic=False, places=asyncio.Semaphore(player.concurrent))
 
     async def work(self) -> None:
@@ -59,17 +77,31 @@ class _Desk:
         async with asyncio.TaskGroup() as tasks:
             playing = []
             while (message := await self._line.receive()) is not None:
+                if isinstance(message, Exception):
+                    raise message
                 if isinstance(message, Weights):
-                    loading = tasks.create_task(self._load(message, loading))
+                    self._newest = message
+                    self._came.set()
+                    loading = tasks.create_task(self._load(loading))
                 elif isinstance(message, Play):
                     playing.append(tasks.create_task(self._play(message, loading)))
             for task in playing:
                 task.cancel()
 
-    async def _load(self, weights: Weights, before: asyncio.Task[None] | None) -> None:
+    async def _load(self, before: asyncio.Task[None] | None) -> None:
+        """Loads the newest weights. Training keeps the last files alone: where one is gone, newer ones are on their
+        way, and nothing is sampled before those are loaded."""
         if before is not None:
             await before
-        await self._agent.engine.update(lambda: load(self._agent.model, weights))
+        while True:
+            self._came.clear()
+            weights = self._newest
+            assert weights is not None
+            try:
+                await self._agent.engine.update(functools.partial(load, self._agent.model, weights))
+                return
+            except FileNotFoundError:
+                await self._came.wait()
 
     async def _play(self, asked: Play, loading: asyncio.Task[None] | None) -> None:
         if loading is not None:
@@ -108,11 +140,13 @@ def main(descriptor: int) -> None:
 
 
 async def _main(descriptor: int) -> None:
-    line = Line(socket.socket(fileno=descriptor))
+    line = Line(socket.socket(fileno=descriptor), at_end=_end_soon)
     setup = await line.receive()
     if setup is None:
         return
     try:
+        if isinstance(setup, Exception):
+            raise cannot_be_sent(setup)
         await serve(line, setup)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise
@@ -121,11 +155,22 @@ async def _main(descriptor: int) -> None:
         raise SystemExit(1) from None
 
 
+def _end_soon() -> None:
+    """Nobody is there any more to end this process, should something in it hang."""
+
+    def end() -> None:
+        time.sleep(PATIENCE)
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
 def _report(line: Line, error: BaseException) -> None:
     """Tells training what ended this process: the first fault of those that one brought about."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    where = "in the process that plays episodes"
+    told = "".join(traceback.format_exception(error))
+    where = f"in the process that plays episodes:\n{told}"
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # one that does not survive the way is told in words

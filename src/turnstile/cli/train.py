@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from turnstile.build.audit import compare_runs
 from turnstile.build.dry_run import dry_run
-from turnstile.build.run_folder import read_recipe
+from turnstile.build.run_folder import read_recipe, read_resolved
 from turnstile.build.train import train as train_run
 from turnstile.cli.results import print_results
 from turnstile.cli.runs import find_run, run_folder
 from turnstile.config import load_recipe
 from turnstile.errors import ConfigError, ReplayError
-from turnstile.rollout.parting import Parting, parting
 
 
 @click.command(short_help="Train a model as a recipe says, or go on with a run.")
@@ -50,8 +50,8 @@ def train(
     where it was, and so the same weights where the machine and its threads are the same.
     """
     if replay is not None:
-        if recipe is not None:
-            raise ConfigError("--replay takes the recipe of the run that it names; give no other")
+        if recipe is not None or overfit is not None or dry:
+            raise ConfigError("--replay takes the recipe of the run that it names; give no other, and no other mode")
         _replay(find_run(replay), name, out, fresh)
         return
     if recipe is None:
@@ -69,12 +69,18 @@ def train(
 
 
 def _replay(original: Path, name: str | None, out: str | None, fresh: bool) -> None:
-    recipe = read_recipe(original)
+    recipe, given = read_recipe(original), read_resolved(original).get("given", {})
+    if "reward" in given:
+        raise ReplayError(
+            f"{original} was judged by a function of its caller's ({given['reward']}); replay it from there"
+        )
     folder = run_folder(name or (None if out else f"{original.resolve().name}-replay"), out, recipe)
-    train_run(recipe, run=folder, fresh=fresh, replay=original)
-    found = parting(original, folder)
-    if isinstance(found, Parting):
-        raise ReplayError(f"{folder} parted from {original} at {found}")
+    train_run(recipe, run=folder, fresh=fresh, overfit=given.get("overfit"), replay=original)
+    found = compare_runs(original, folder)
+    if found.parting is not None:
+        raise ReplayError(f"{folder} parted from {original} at {found.parting}")
+    if found.weights is not None:
+        raise ReplayError(f"{folder} parted from {original} in the weights after step {found.weights}")
     click.echo(f"run: {folder}; every step as in {original}, to the last bit")
 
 

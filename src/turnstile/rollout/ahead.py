@@ -21,7 +21,7 @@ from turnstile.rollout.episode import Attempt
 from turnstile.rollout.group import Job, examined
 from turnstile.rollout.journal import Key
 from turnstile.rollout.source import Publisher, Say, Tell, label, taken
-from turnstile.rollout.workers import Began, Ended, Play, Told, Turned, Weights, Worker
+from turnstile.rollout.workers import PATIENCE, Began, Ended, Play, Told, Turned, Weights, Worker
 from turnstile.tasks.base import TaskSampler
 from turnstile.types import Group, Task, Trajectory, Turn
 
@@ -114,6 +114,7 @@ class Ahead:
     def publish(self, version: int) -> None:
         """Hands the weights over, and asks for the groups that they are new enough for."""
         self._done = self._taken
+        self._drain()
         self._engine.publish(version)
         self._weights = Weights(version, self._write(version))
         if self._worker is None:
@@ -131,9 +132,11 @@ class Ahead:
         taken, self._stats = self._stats, {}
         return taken
 
-    async def close(self) -> None:
+    async def close(self, *, patience: float = PATIENCE) -> None:
+        """Ends the worker; what it has told is written down."""
+        self._drain()
         if self._worker is not None:
-            await self._worker.close()
+            await self._worker.close(patience=patience)
 
     def _draw(self, step: int) -> _Batch:
         tasks = {
@@ -158,8 +161,16 @@ class Ahead:
         except EngineError as error:
             await self._again(error)
             return
+        self._book(found)
+
+    def _drain(self) -> None:
+        """Books what came while nobody waited for it."""
+        for found in self._worker.waiting() if self._worker is not None else ():
+            self._book(found)
+
+    def _book(self, found: Told) -> None:
         if isinstance(found, Ended):
-            self._deaths = 0
+            self._deaths = self._deaths if found.again else 0
             for name, value in found.stats.items():
                 self._stats[name] = self._stats.get(name, 0.0) + value
             key = found.trajectory.key

@@ -10,8 +10,8 @@ ENOUGH = 4  # episodes of a task before anything is concluded from them
 class Deadlines:
     """`slack` times the longest that an episode of the same task has taken; no limit for a task that is little known.
 
-    An episode that met its deadline counts as having taken that long, so a task whose episodes grow is given more each
-    time. What is known is kept in memory: a run that was interrupted begins anew.
+    An episode that met its deadline, if only while it opened, counts as having taken that long, so a task whose
+    episodes grow is given more each time. What is known is kept in memory: a run that was interrupted begins anew.
     """
 
     def __init__(self, slack: float) -> None:
@@ -21,14 +21,17 @@ class Deadlines:
 
     def seconds(self, task: Task) -> float:
         """Seconds for the turns of an episode; infinity where nothing is known."""
-        if self._count.get(task.id, 0) < ENOUGH:
+        return self._seconds(task.id)
+
+    def _seconds(self, task: str) -> float:
+        if self._count.get(task, 0) < ENOUGH:
             return float("inf")
-        return self.slack * self._longest[task.id]
+        return self.slack * self._longest[task]
 
     def note(self, trajectory: Trajectory) -> None:
-        if trajectory.stop is Stop.ERROR:
-            return  # nobody knows what it would have taken
         took = trajectory.times["total"] - trajectory.times.get("measure", 0.0)
         task = trajectory.task_id
+        if trajectory.stop is Stop.ERROR and took < self._seconds(task):
+            return  # nobody knows what it would have taken
         self._count[task] = self._count.get(task, 0) + 1
         self._longest[task] = max(took, self._longest.get(task, 0.0))

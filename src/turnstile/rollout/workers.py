@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +24,7 @@ from turnstile.types import Task, Trajectory, Turn
 
 MODULE = "turnstile.build.worker"
 PATIENCE = 10.0  # seconds that it is given to put away what it has
+HURRY = 1.5  # the same where training is being stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,10 @@ class Fault:
 class Line:
     """One end of the line. What comes is taken off it by a thread, so that nobody waits for a reader who computes."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, *, at_end: Callable[[], None] = lambda: None) -> None:
+        """`at_end` is called in that thread when the line is closed."""
         self._socket = end
+        self._at_end = at_end
         self._connection = Connection(os.dup(end.fileno()))
         self._news: asyncio.Queue[Any] = asyncio.Queue()  # never more than what was asked for
         self._loop = asyncio.get_running_loop()
@@ -96,11 +99,21 @@ class Line:
             self._connection.send_bytes(data)
 
     async def receive(self) -> Any:
-        """The next message; None, again and again, when the line is closed."""
+        """The next message, or the exception that it could not be read for; None, again and again, when the line is
+        closed."""
         found = await self._news.get()
         if found is None:
             self._news.put_nowait(None)
         return found
+
+    def waiting(self) -> Iterator[Any]:
+        """The messages that are there by now."""
+        while not self._news.empty():
+            found = self._news.get_nowait()
+            if found is None:
+                self._news.put_nowait(None)
+                return
+            yield found
 
     def shut(self) -> None:
         with contextlib.suppress(OSError):  # the other end was quicker
@@ -116,9 +129,14 @@ class Line:
         found: Any = True
         while found is not None:
             try:
-                found = pickle.loads(self._connection.recv_bytes())
+                found = self._connection.recv_bytes()
             except (EOFError, OSError):
                 found = None
+                self._at_end()
+            try:
+                found = found and pickle.loads(found)
+            except Exception as error:  # whoever waits for the message is told
+                found = error
             try:
                 self._loop.call_soon_threadsafe(self._news.put_nowait, found)
             except RuntimeError:
@@ -134,7 +152,8 @@ class Worker:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # an interrupt at the terminal is for training, which then ends this
@@ -147,10 +166,7 @@ class Worker:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self._line.close()
             self._process.wait()
-            raise ConfigError(
-                f"this run cannot be played ahead, as a part of it cannot be sent to another process ({error}); define "
-                "it in a module, or set rollout.ahead = 0"
-            ) from None
+            raise cannot_be_sent(error) from None
 
     @property
     def pid(self) -> int:
@@ -161,7 +177,13 @@ class Worker:
 
     async def receive(self) -> Told:
         """What happened next. Raises EngineError when the worker died, and the fault that ended it."""
-        found = await self._line.receive()
+        return await self._told(await self._line.receive())
+
+    def waiting(self) -> list[Told]:
+        """What has come by now; a worker that died is not noticed here."""
+        return [found for found in self._line.waiting() if isinstance(found, Told)]
+
+    async def _told(self, found: Any) -> Told:
         if found is None:
             code = await asyncio.to_thread(self._process.wait)
             raise EngineError(f"the process that plays episodes {ending(code)}")
@@ -171,15 +193,22 @@ class Worker:
         assert isinstance(found, Told)
         return found
 
-    async def close(self) -> None:
-        """Has it put away what it has, and ends it."""
+    async def close(self, *, patience: float = PATIENCE) -> None:
+        """Has it put away what it has, and ends it, after so many seconds by force."""
         self._line.shut()
         try:
-            await asyncio.to_thread(self._process.wait, PATIENCE)
+            await asyncio.to_thread(self._process.wait, patience)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             await asyncio.to_thread(self._process.wait)
         await asyncio.to_thread(self._line.close)
+
+
+def cannot_be_sent(error: Exception) -> ConfigError:
+    return ConfigError(
+        f"this run cannot be played ahead, as a part of it cannot be sent to another process ({error}); define it in a "
+        "module, or set rollout.ahead = 0"
+    )
 
 
 def ending(code: int) -> str:
