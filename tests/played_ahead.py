@@ -53,3 +53,7 @@ class Faulty(GuessEnv):
         if ahead():
             raise KeyError("no such tool")
         return await super().step(message)
+
+
+def no_env() -> GuessEnv:
+    raise LookupError("no such environment")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,12 +19,15 @@ import pytest
 import guess_run
 import played_ahead
 from turnstile.build.train import train
+from turnstile.build.worker import Setup
 from turnstile.cli.main import run as command
 from turnstile.config import Recipe
 from turnstile.envs.guess import GuessEnv
 from turnstile.errors import ConfigError, TrainingError
+from turnstile.rollout.episode import Attempt
 from turnstile.rollout.record import read_record
-from turnstile.rollout.workers import MODULE, ending
+from turnstile.rollout.workers import MODULE, Play, Worker, ending
+from turnstile.types import Task
 
 
 def in_turn(inputs: Path, steps: int, demos: int = 0, **rollout: Any) -> Recipe:
@@ -167,6 +171,20 @@ def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path) -> No
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty)
     (note,) = [note for note in raised.value.__notes__ if note.startswith("in the process that plays episodes")]
     assert 'raise KeyError("no such tool")' in note
+
+
+async def test_a_fault_that_comes_while_training_computes_is_not_lost(inputs: Path, tmp_path: Path) -> None:
+    """It is not among what is booked then, and is raised when training waits again."""
+    worker = Worker(Setup(recipe=ahead(inputs, 2), env=played_ahead.no_env))
+    try:
+        worker.send(Play([(Task(id="guess-1-0", env="guess"), Attempt(group="g", number=0, seed=0))]))
+        while worker._other is None:
+            await asyncio.sleep(0.02)
+            assert worker.waiting() == []
+        with pytest.raises(LookupError, match="no such environment"):
+            await worker.receive()
+    finally:
+        await worker.close()
 
 
 def test_what_cannot_be_sent_is_said(inputs: Path, tmp_path: Path) -> None:

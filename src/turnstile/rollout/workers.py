@@ -161,6 +161,7 @@ class Worker:
         finally:
             theirs.close()
         self._line = Line(ours)
+        self._other: Any = None  # what came and is nothing that happened to an attempt
         try:
             self._line.send(setup)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -177,16 +178,21 @@ class Worker:
 
     async def receive(self) -> Told:
         """What happened next. Raises EngineError when the worker died, and the fault that ended it."""
-        return await self._told(await self._line.receive())
+        found, self._other = self._other, None
+        return await self._told(await self._line.receive() if found is None else found)
 
     def waiting(self) -> list[Told]:
-        """What has come by now; a worker that died is not noticed here."""
-        return [found for found in self._line.waiting() if isinstance(found, Told)]
+        """What has come by now. A fault among it is for `receive` to raise."""
+        found = list(self._line.waiting())
+        self._other = next((each for each in found if not isinstance(each, Told)), self._other)
+        return [each for each in found if isinstance(each, Told)]
 
     async def _told(self, found: Any) -> Told:
         if found is None:
             code = await asyncio.to_thread(self._process.wait)
             raise EngineError(f"the process that plays episodes {ending(code)}")
+        if isinstance(found, Exception):
+            raise found
         if isinstance(found, Fault):
             found.error.add_note(found.where)
             raise found.error
