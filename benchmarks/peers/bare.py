@@ -38,7 +38,7 @@ def main() -> None:
 def rates(shape: Shape, name: str) -> dict[str, float]:
     """Tokens a second of decoding, prefilling and training, and the seconds of an optimiser's step."""
     model: Any = load_model(name)
-    decode = by_hand(model)
+    decode = by_hand(model, packed=False)
     turns = shape.rounds + 1
     length = PROMPT + turns * TURN + shape.rounds * ANSWER
     halfway = torch.randint(100, 10_000, (shape.episodes, (PROMPT + length) // 2))

@@ -57,7 +57,7 @@ def test_other_numbers_and_unpacked_run_as_they_are() -> None:
 def learn(parameters: list[torch.nn.Parameter]) -> None:
     with torch.no_grad():
         for parameter in parameters:
-            parameter.data.add_(0.1)  # past the counter that changes in place raise
+            parameter.data.mul_(1.1)  # past the counter that changes in place raise
 
 
 @pytest.mark.parametrize("train", ["all", "top", "lora"])

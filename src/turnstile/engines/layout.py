@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from turnstile.engines.memory import Row, Shelf
+from turnstile.models.forest_attention import attend_with_sums
 
 GAP = 3
 """Rows without a new token that a block may span, to be one block instead of two."""
@@ -115,27 +116,22 @@ class _Block:
         self.at = _places([flat[i][0] for i in real], device)
         limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=device)
         hidden = torch.arange(self._columns, device=device) >= limits[..., None]  # [R, m, columns]
-        self._bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-        self._spread: Tensor | None = None
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        self._bias = bias[:, None, :, None] if bool(hidden.any()) else None
+        self._each: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """query [T, Hq, D] -> for the places `at`: what they see [n, Hq, D] and the log of its mass [n, Hq, 1]."""
-        key, value = self._shelf.kv[layer, :, self._rows, :, : self._columns].flatten(1, 2)  # [R * Hkv, columns, D]
-        rows, m, columns = self._bias.shape
-        kv_heads, (_, heads, width) = len(key) // rows, query.shape
-        repeats = heads // kv_heads
-        if self._spread is None:  # the same for every layer
-            shape = (rows, kv_heads, repeats, m, columns)
-            self._spread = self._bias[:, None, None].expand(shape).reshape(rows * kv_heads, repeats * m, columns)
-        asked = query[self._query].reshape(rows, m, kv_heads, repeats, width).permute(0, 2, 3, 1, 4)
-        scores = torch.baddbmm(self._spread, asked.reshape(len(key), -1, width), key.transpose(1, 2), alpha=scale)
-        weights = scores.softmax(dim=-1)
-        # the largest score, less the log of its share: quicker here than to add up exponentials
-        mass = scores.amax(dim=-1, keepdim=True) - weights.amax(dim=-1, keepdim=True).log_()
-        both = torch.cat([torch.bmm(weights, value), mass], dim=-1)
-        both = both.view(rows, kv_heads, repeats, m, width + 1).permute(0, 3, 1, 2, 4).reshape(rows * m, heads, -1)
-        seen, mass = both[self._real].split([width, 1], dim=-1)
-        return seen, mass
+        key, value = self._shelf.kv[layer, :, self._rows, :, : self._columns]  # [R, Hkv, columns, D]
+        rows, kv_heads, columns, width = key.shape
+        asked = query[self._query].view(rows, -1, kv_heads, query.shape[1] // kv_heads, width).transpose(1, 2)
+        if self._bias is not None and self._each is None:  # the same for every layer
+            self._each = self._bias.expand(-1, -1, -1, asked.shape[3], -1).reshape(rows, 1, -1, columns)
+        # heads that share their keys are further queries
+        seen, mass = attend_with_sums(asked.flatten(2, 3), key, value, self._each, scale)
+        seen = seen.view(asked.shape).transpose(1, 2).reshape(-1, query.shape[1], width)
+        mass = mass.view(asked.shape[:-1]).transpose(1, 2).reshape(-1, query.shape[1], 1)
+        return seen[self._real], mass[self._real]
 
 
 class _Run:

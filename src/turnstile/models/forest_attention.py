@@ -118,6 +118,20 @@ class _ByNodes(torch.autograd.Function):
         return *slopes, None, None
 
 
+def attend_with_sums(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """query [B, H, m, D], key and value [B, H, n, D], bias [B, 1, m, n] put to the scores -> what is seen [B, H, m, D],
+    and the logarithms of the sums [B, H, m]: with them parts that were seen apart can be merged."""
+    if can_go_by_nodes(query, value):
+        seen, sums = getattr(_ATEN, _FLASH)(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
+        return seen, sums.to(query.dtype)
+    scores = (query @ key.transpose(-1, -2)) * scale
+    if bias is not None:
+        scores = scores + bias
+    return scores.softmax(dim=-1) @ value, scores.logsumexp(dim=-1)
+
+
 class Run(NamedTuple):
     """Tokens [begin, end) and what they see: slots i64[m + n], and which of them bool[n, m + n]; all and causally
     where there are none."""

@@ -1,8 +1,9 @@
 """A decoder built like Llama, run with fewer and larger operations: for sampling on a CPU.
 
-The arithmetic is the model's own. Queries, keys and values come from one projection, and activation, gating and
-residuals are computed inside the kernels of the projections, on weights that lie as those kernels want them
-(`models/packed.py`).
+The arithmetic is the model's own, in fewer operations: each costs its time also where it has little to compute.
+Queries, keys and values come from one projection; activation, gating and residuals are computed inside the kernels of
+the projections, on weights that lie as those kernels want them (`models/packed.py`) and have those of the norms in
+them. Numbers that rotate as a pair lie side by side in queries and keys: then rotating is one complex product.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
-from turnstile.models.adapt import is_linear
+from turnstile.models.adapt import is_linear, weight_of
 from turnstile.models.attention import Layout
 from turnstile.models.packed import PackedWeight, can_be_packed
 
@@ -57,14 +58,15 @@ class Fused:
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, keep: int = 0) -> list[Tensor]:
         """As `models.inference.Inference.hidden`."""
         hidden = self._decoder.embed_tokens(tokens)
-        cosine, sine = self._decoder.rotary_emb(hidden[None], positions[None])
-        cosine, sine = cosine[0, :, None], sine[0, :, None].clone()
-        sine[..., : sine.shape[-1] // 2].neg_()  # so that turning by it takes a roll
+        cosine, sine = (
+            x[0, :, None].chunk(2, dim=-1)[0] for x in self._decoder.rotary_emb(hidden[None], positions[None])
+        )
+        turn = torch.complex(cosine, sine)  # [T, 1, D / 2]
         kept = []
         for index, layer in enumerate(self._layers):
             if keep and index == keep:
                 kept.append(hidden)
-            hidden = layer.run(index, hidden, cosine, sine, layout)
+            hidden = layer.run(index, hidden, turn, layout)
         return [_normed(hidden, self._decoder.norm), *kept]
 
 
@@ -78,9 +80,10 @@ class _Layer:
     gate: PackedWeight
     up: PackedWeight
     down: PackedWeight
-    width: int  # of a head
+    pairs: Tensor  # i64[D], the order of a head's numbers in which those that rotate together are side by side
     kv_heads: int
     scale: float
+    floors: tuple[Tensor, Tensor]  # what the norms add, as the least length
 
     @classmethod
     def of(cls, layer: nn.Module) -> _Layer | None:
@@ -88,43 +91,50 @@ class _Layer:
         if parts is None:
             return None
         q, k, v, out = parts.attention
-        gate, up, down = (PackedWeight(linear) for linear in parts.mlp)
+        gate, up, down = parts.mlp
+        before, after = parts.norms
         attention = cast(Any, layer).self_attn
+        width, kv_heads = int(attention.head_dim), int(attention.config.num_key_value_heads)
+        pairs = torch.arange(width).view(2, -1).T.flatten()
+        heads = torch.arange(sum(len(weight_of(linear)) for linear in (q, k, v))).view(-1, width)
+        heads[:-kv_heads] = heads[:-kv_heads, pairs]
         return cls(
             parts=parts,
-            qkv=PackedWeight(q, k, v),
+            qkv=PackedWeight(q, k, v, norm=before, order=heads.flatten()),
             out=PackedWeight(out),
-            gate=gate,
-            up=up,
-            down=down,
-            width=int(attention.head_dim),
-            kv_heads=int(attention.config.num_key_value_heads),
+            gate=PackedWeight(gate, norm=after),
+            up=PackedWeight(up, norm=after),
+            down=PackedWeight(down),
+            pairs=pairs,
+            kv_heads=kv_heads,
             scale=float(attention.scaling),
+            floors=(_floor(before), _floor(after)),
         )
 
     @property
     def weights(self) -> Iterator[PackedWeight]:
         yield from (self.qkv, self.out, self.gate, self.up, self.down)
 
-    def run(self, index: int, hidden: Tensor, cosine: Tensor, sine: Tensor, layout: Layout) -> Tensor:
-        """hidden [T, H] -> [T, H]."""
+    def run(self, index: int, hidden: Tensor, turn: Tensor, layout: Layout) -> Tensor:
+        """hidden [T, H], turn c64[T, 1, D / 2] -> [T, H]."""
         for weight in self.weights:
             weight.refresh()
-        before, after = self.parts.norms
-        heads = self.qkv(_normed(hidden, before)).view(len(hidden), -1, self.width)
-        turning, value = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
+        width, (before, after) = len(self.pairs), self.floors
+        heads = self.qkv(_of_length_one(hidden, before)).view(len(hidden), -1, width)
         if self.parts.head_norms:
-            query_norm, key_norm = self.parts.head_norms
-            query, key = turning[:, : -self.kv_heads], turning[:, -self.kv_heads :]
-            turning = torch.cat([_normed(query, query_norm), _normed(key, key_norm)], dim=1)
-        turned = torch.addcmul(turning * cosine, turning.roll(self.width // 2, -1), sine)
-        query, key = turned[:, : -self.kv_heads], turned[:, -self.kv_heads :]
-        seen = layout.attend(
-            index, query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], self.scale
-        )
+            self._norm_heads(heads)
+        torch.view_as_complex(heads[:, : -self.kv_heads].unflatten(-1, (-1, 2))).mul_(turn)
+        query, key, value = heads.transpose(0, 1)[None].tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
+        seen = layout.attend(index, query, key, value, self.scale)
         hidden = self.out.with_other(seen[0].transpose(0, 1).reshape(len(hidden), -1), hidden, "add")
-        normed = _normed(hidden, after)
+        normed = _of_length_one(hidden, after)
         return self.down.with_other(self.up.with_other(normed, self.gate(normed, "swish"), "mul"), hidden, "add")
+
+    def _norm_heads(self, heads: Tensor) -> None:
+        """Norms the queries and keys of [T, Hq + 2 Hkv, D] in place, as Qwen3 does."""
+        query, key, _ = heads.tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
+        for part, norm in zip((query, key), self.parts.head_norms, strict=True):
+            part.copy_(rms_norm(part, self.pairs.shape, cast(Tensor, norm.weight)[self.pairs], _eps(norm)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,17 @@ def _eps(norm: nn.Module) -> float | None:
     """What a root-mean-square norm adds, None if that is not known."""
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     return eps if hasattr(norm, "weight") else None
+
+
+def _floor(norm: nn.Module) -> Tensor:
+    """With x of n numbers, sqrt(mean(x^2) + eps) is hypot(|x|, this) / sqrt(n)."""
+    return torch.tensor((cast(float, _eps(norm)) * cast(Tensor, norm.weight).numel()) ** 0.5)
+
+
+def _of_length_one(x: Tensor, floor: Tensor) -> Tensor:
+    """x [T, H], each row divided by its length; by a little more where that is hardly above `floor`."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.hypot(floor)
 
 
 def _normed(x: Tensor, norm: nn.Module) -> Tensor:

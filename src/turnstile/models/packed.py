@@ -10,6 +10,7 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +29,17 @@ _here = threading.local()
 class PackedWeight:
     """The weights of one or several linear layers of equal input, stacked and reordered, with their biases.
 
-    Made at first use, and again at the first use after they have changed.
+    Made at first use, and again at the first use after they have changed. The weights of a root-mean-square norm
+    before them are multiplied in with `norm`; then what comes in is to have length 1 instead of root mean square 1.
+    `order` i64[out] is that of the numbers that come out.
     """
 
-    def __init__(self, *layers: nn.Module) -> None:
-        self._layers = layers
+    def __init__(self, *layers: nn.Module, norm: nn.Module | None = None, order: Tensor | None = None) -> None:
+        self._layers, self._order = layers, order
+        self._norm = None if norm is None else cast(nn.Parameter, norm.weight)
         self._sources = [tensor for layer in layers for tensor in sources(layer)]
+        if self._norm is not None:
+            self._sources.append(self._norm)
         self._stamp: tuple[tuple[int, int], ...] | None = None
         self.weight = torch.empty(0)
         self.bias: Tensor | None = None
@@ -51,9 +57,14 @@ class PackedWeight:
             return
         matrices = [weight_of(layer) for layer in self._layers]
         whole = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
         biases = [bias for layer in self._layers if (bias := bias_of(layer)) is not None]
         self.bias = torch.cat(biases) if biases else None
+        if self._norm is not None:
+            whole = whole * (self._norm * len(self._norm) ** 0.5)
+        if self._order is not None:
+            whole = whole[self._order]
+            self.bias = None if self.bias is None else self.bias[self._order]
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
         self._stamp = stamp
 
     def __call__(self, x: Tensor, then: str = "none") -> Tensor:
