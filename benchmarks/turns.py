@@ -13,16 +13,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
+from torch import Tensor
 
 from page import KEPT, Body, Kept, spread, table, write
 from turnstile.agents.base import Scaffold
 from turnstile.agents.parsing.lines import LineParser
 from turnstile.agents.renderer import LinesRenderer
+from turnstile.engines.layout import RowsLayout
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Start, Step
 from turnstile.models.load import load_model, load_tokenizer
@@ -37,12 +40,19 @@ ANSWER = "that was heard, and nothing came of it; go on and say what you would l
 
 
 class Talk:
-    """Answers whatever is said with the same words, for ever."""
+    """Answers whatever is said with the same words, for ever. `attended` notes, turn by turn, the engine's seconds in
+    attention until then."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.attended: list[float] = []
 
     async def reset(self, task: Task) -> Start:
+        self.attended.append(self._clock.seconds)
         return Start(messages=(Message(role="user", content="Say what you would do, a line at a time."),))
 
     async def step(self, message: Message) -> Step:
+        self.attended.append(self._clock.seconds)
         return Step(messages=(Message(role="user", content=ANSWER),))
 
     async def measure(self) -> Mapping[str, JSON]:
@@ -53,6 +63,27 @@ class Talk:
 
     async def close(self) -> None:
         pass
+
+
+class Clock:
+    """Inside, counts the seconds that the engine spends in attention."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._attend = RowsLayout.attend
+
+    def __enter__(self) -> Clock:
+        def timed(layout: RowsLayout, *arguments: Any) -> Tensor:
+            began = time.perf_counter()
+            out = self._attend(layout, *arguments)
+            self.seconds += time.perf_counter() - began
+            return out
+
+        RowsLayout.attend = timed  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        RowsLayout.attend = self._attend  # type: ignore[method-assign]
 
 
 class Unstopped(LinesRenderer):
@@ -84,8 +115,15 @@ def main() -> None:
 
 async def play(engine: TransformersEngine, tokenizer: Any, *, seed: int, turns: int) -> Body:
     """One group of episodes, and what they took and computed."""
+    talks: list[Talk] = []
+
+    def talk() -> Talk:
+        talks.append(Talk(clock))
+        return talks[-1]
+
+    clock = Clock()
     player = Player(
-        make_env=Talk,
+        make_env=talk,
         engine=engine,
         scaffold=Scaffold(Unstopped(tokenizer), LineParser()),
         sampling=Sampling(max_tokens=TOKENS),
@@ -93,12 +131,15 @@ async def play(engine: TransformersEngine, tokenizer: Any, *, seed: int, turns: 
         retries=0,
     )
     engine.take_stats()
-    (group,) = await player.groups([Task(id="talk", env="talk")], EPISODES, label=f"turns/{seed}", seed=seed)
+    with clock:
+        (group,) = await player.groups([Task(id="talk", env="talk")], EPISODES, label=f"turns/{seed}", seed=seed)
     stats = engine.take_stats()
     episodes = group.trajectories
     by_turn = [statistics.median(t.turns[i].completion.seconds for t in episodes) for i in range(turns)]
+    attended = np.median([np.diff(talk.attended, append=clock.seconds)[:turns] for talk in talks], axis=0)
     return {
         "seconds": [round(value, 4) for value in by_turn],
+        "attention": [round(float(value), 4) for value in attended],
         "computed": int(stats["tokens_computed"]),
         "tree": tree(episodes),
         "asked": int(stats["tokens_asked"] + stats["tokens_sampled"]),
@@ -127,14 +168,16 @@ def parts(results: Mapping[str, Body]) -> list[str]:
     runs = list(results.values())
     if not runs:
         return []
-    early, late = ([at(run, turn) for run in runs] for turn in (EARLY, LATE))
-    shares = [b / a for a, b in zip(early, late, strict=True)]
+    early, late = ([at(run["seconds"], turn) for run in runs] for turn in (EARLY, LATE))
+    aside = [[at(np.subtract(run["seconds"], run["attention"]), turn) for run in runs] for turn in (EARLY, LATE)]
+    shares, without = ([b / a for a, b in zip(*both, strict=True)] for both in ((early, late), aside))
     rows = [
         ["tokens computed / in the tree", spread([run["computed"] / run["tree"] for run in runs], 4), "1"],
         ["tokens asked for / computed", spread([run["asked"] / run["computed"] for run in runs], 1), "-"],
         [f"seconds of turn {EARLY}", spread(early, 2), "-"],
         [f"seconds of turn {LATE}", spread(late, 2), "-"],
-        [f"turn {LATE} / turn {EARLY}", spread(shares, 2), "at most 1.5, attention aside"],
+        [f"turn {LATE} / turn {EARLY}", spread(shares, 2), "-"],
+        [f"turn {LATE} / turn {EARLY}, attention aside", spread(without, 2), "at most 1.5"],
     ]
     longest = max(run["longest"] for run in runs)
     return [
@@ -144,9 +187,9 @@ def parts(results: Mapping[str, Body]) -> list[str]:
     ]
 
 
-def at(run: Body, turn: int) -> float:
+def at(seconds: Sequence[float], turn: int) -> float:
     """Seconds of the turn (from 1), the median of those around it."""
-    return statistics.median(run["seconds"][turn - 1 - AROUND : turn + AROUND])
+    return float(np.median(seconds[turn - 1 - AROUND : turn + AROUND]))
 
 
 def plot(runs: Sequence[Body]) -> None:
