@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from networks import random_rows
@@ -18,6 +18,7 @@ from turnstile.models import attention
 from turnstile.models.attention import ForestLayout
 from turnstile.models.forest_attention import (
     Node,
+    attend_with_sums,
     block_mask,
     by_nodes,
     by_runs,
@@ -83,6 +84,25 @@ def test_it_is_that_of_a_dense_mask(way: str, share: bool, scale: float | None, 
     )  # fmt: skip
 
 
+def test_sums_merge_parts_seen_apart() -> None:
+    """With and without a kernel (single precision has one here; values of another width have none)."""
+    draw = torch.Generator().manual_seed(0)
+    for dtype, value, near in ((torch.float32, 8, 1e-5), (torch.float64, 5, 1e-12)):
+        made = [torch.randn(2, 3, n, d, dtype=dtype, generator=draw) for n, d in ((4, 8), (9, 8), (9, value))]
+        query, key, x = made
+        bias = torch.zeros(2, 1, 4, 9, dtype=dtype)
+        bias[1, :, :, 7:] = float("-inf")
+        whole, _ = attend_with_sums(query, key, x, bias, 0.5)
+        left, right = (
+            attend_with_sums(query, key[:, :, part], x[:, :, part], bias[..., part], 0.5)
+            for part in (slice(0, 5), slice(5, 9))
+        )
+        merged = torch.lerp(left[0], right[0], (right[1] - left[1]).sigmoid()[..., None])
+        torch.testing.assert_close(merged, whole, rtol=0, atol=near)
+        exact = scaled_dot_product_attention(query, key, x, attn_mask=bias, scale=0.5)
+        torch.testing.assert_close(whole, exact, rtol=0, atol=near)
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (6, 1)])
 def test_groups_of_heads(heads: tuple[int, int]) -> None:
     batch = forest()
@@ -116,6 +136,22 @@ def test_what_flex_attention_is_told_is_the_same() -> None:
     assert isinstance(found, Tensor)
     torch.testing.assert_close(found, dense(*inputs, batch.subtree_end, 0.7), rtol=0, atol=1e-5)
     assert not can_flex(inputs[0], inputs[2])
+
+
+@pytest.mark.parametrize(
+    ("trunk", "private", "share"), [(400, 300, True), (300, 200, False), (2, 3, True), (600, 20, True)]
+)
+def test_blocks_are_those_of_the_whole_mask(trunk: int, private: int, share: bool) -> None:
+    """The blocks that hold something, and those that hold everything, as torch finds them in the mask of all pairs."""
+    rows = random_rows(5, seed=trunk, trunk=trunk, private=private)
+    (batch,) = plant(rows, token_weights(rows), budget=10_000, share=share)
+    mask, length = block_mask(batch.subtree_end), batch.size
+    expected = create_block_mask(mask.mask_mod, None, None, length, length, device="cpu")
+    assert mask.shape == expected.shape
+    assert trunk != 400 or int(expected.full_kv_num_blocks.sum()) > 0  # type: ignore[union-attr]
+    assert torch.equal(mask.to_dense(), expected.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(mask, name), getattr(expected, name)), name
 
 
 @pytest.mark.parametrize("width", [8, 4])

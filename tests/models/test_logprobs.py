@@ -89,7 +89,7 @@ def sample(n: int) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("chunk", [2**24, 3 * VOCABULARY, 7 * VOCABULARY])
 def test_values_and_gradients_by_hand(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one chunk, in many that are computed again in the backward pass, and in few that are not."""
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", {"cpu": chunk})
     model = network(dtype=torch.float64)
     head = model.get_output_embeddings().weight
     hidden, target, temperature = sample(20)
@@ -105,7 +105,7 @@ def test_values_and_gradients_by_hand(chunk: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_more_than_a_few_chunks_are_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 5 * VOCABULARY)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", {"cpu": 5 * VOCABULARY})
     model = network(dtype=torch.float64)
     kept: list[int] = []
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 
 class Node(NamedTuple):
@@ -185,14 +185,38 @@ def can_flex(query: Tensor, value: Tensor) -> bool:
     )
 
 
+BLOCK = 128
+"""Tokens on a side of FlexAttention's blocks."""
+
+
 def block_mask(subtree_end: Tensor) -> BlockMask:
-    """Who sees whom, as FlexAttention takes it: blocks of tokens that see nothing of each other cost nothing."""
+    """Who sees whom in a layout i64[T], as FlexAttention takes it: blocks of tokens that see nothing of each other cost
+    nothing, and where all see all nothing is masked.
+
+    Made from blocks alone: the mask of T tokens by T would hold gigabytes for the lengths that it is for.
+    """
 
     def sees(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (q < subtree_end[k])
 
     length = len(subtree_end)
-    return create_block_mask(sees, None, None, length, length, device=str(subtree_end.device))
+    count = -(-length // BLOCK)
+    ends = pad(subtree_end, (0, count * BLOCK - length)).view(count, BLOCK)
+    index = torch.arange(count, device=subtree_end.device)
+    before = index[None] < index[:, None]  # [of the queries, of the keys]
+    first, last = index[:, None] * BLOCK, index[:, None] * BLOCK + BLOCK - 1
+    some = before & (ends.amax(dim=1) > first)
+    full = before & (ends.amin(dim=1) > last)  # a last block that is not whole never is: no subtree ends behind it
+    part = (some & ~full) | (index[None] == index[:, None])
+    return BlockMask.from_kv_blocks(
+        *_listed(part), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
+    )
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """bool[n, n] -> how many of each row are meant, i32[1, 1, n], and which, those first, i32[1, 1, n, n]."""
+    order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    return blocks.sum(dim=1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 
 
 @functools.cache
