@@ -87,7 +87,8 @@ def test_it_is_that_of_a_dense_mask(way: str, share: bool, scale: float | None, 
 def test_sums_merge_parts_seen_apart() -> None:
     """With and without a kernel (single precision has one here; values of another width have none)."""
     draw = torch.Generator().manual_seed(0)
-    for dtype, value, near in ((torch.float32, 8, 1e-5), (torch.float64, 5, 1e-12)):
+    bf16 = torch.bfloat16
+    for dtype, value, near in ((torch.float32, 8, 1e-5), (torch.float64, 5, 1e-12), (bf16, 8, 0.02), (bf16, 5, 0.02)):
         made = [torch.randn(2, 3, n, d, dtype=dtype, generator=draw) for n, d in ((4, 8), (9, 8), (9, value))]
         query, key, x = made
         bias = torch.zeros(2, 1, 4, 9, dtype=dtype)
@@ -97,7 +98,8 @@ def test_sums_merge_parts_seen_apart() -> None:
             attend_with_sums(query, key[:, :, part], x[:, :, part], bias[..., part], 0.5)
             for part in (slice(0, 5), slice(5, 9))
         )
-        merged = torch.lerp(left[0], right[0], (right[1] - left[1]).sigmoid()[..., None])
+        assert left[1].dtype == torch.promote_types(dtype, torch.float32)
+        merged = torch.lerp(left[0], right[0], (right[1] - left[1]).sigmoid()[..., None].to(dtype))
         torch.testing.assert_close(merged, whole, rtol=0, atol=near)
         exact = scaled_dot_product_attention(query, key, x, attn_mask=bias, scale=0.5)
         torch.testing.assert_close(whole, exact, rtol=0, atol=near)

@@ -13,7 +13,7 @@ from turnstile.models.inference import Inference
 from turnstile.models.logprobs import project
 from turnstile.models.trunk import captured
 
-TOKENS, POSITIONS = torch.arange(3, 20), torch.arange(17)
+TOKENS, POSITIONS = torch.arange(3, 20), torch.arange(17) + 90
 LIKE_LLAMA = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 
 
@@ -46,6 +46,22 @@ def test_variants_of_a_family(change: dict[str, object]) -> None:
     assert (inference._fused is not None) == ("hidden_act" not in change)
 
 
+@pytest.mark.parametrize(
+    ("family", "change", "fused"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, True),
+        ("smollm3", {"num_hidden_layers": 4}, False),  # every fourth layer does not rotate
+        ("glm4_moe", {"first_k_dense_replace": 2, "head_dim": 8, "pad_token_id": 0}, False),  # half of a head rotates
+    ],
+)
+def test_other_ways_to_rotate(family: str, change: dict[str, object], fused: bool) -> None:
+    model = network(family, **change)
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    assert (inference._fused is not None) == fused
+
+
 def test_other_numbers_and_unpacked_run_as_they_are() -> None:
     for model, packed in ((network(dtype=torch.float64), True), (network(), False)):
         use_layouts(model)
@@ -71,6 +87,20 @@ def test_follows_what_learns(train: str) -> None:
         learn(learning)
         inference.forget()
         both(model, inference, keep=1)
+        assert inference._fused is not None
+
+
+def test_follows_parameters_that_are_replaced() -> None:
+    """Those of norms, which are in the weights of what they lead to, with the others."""
+    model = network()
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    layer = model.get_decoder().layers[0]
+    for module in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp.up_proj):
+        module.weight = torch.nn.Parameter(2 * module.weight.detach())
+        inference.forget()
+        both(model, inference)
         assert inference._fused is not None
 
 

@@ -114,10 +114,11 @@ class _Block:
         self._real = _places(real, device)
         self._query = _places([at for at, _ in flat], device)
         self.at = _places([flat[i][0] for i in real], device)
-        limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=device)
-        hidden = torch.arange(self._columns, device=device) >= limits[..., None]  # [R, m, columns]
-        bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-        self._bias = bias[:, None, :, None] if bool(hidden.any()) else None
+        self._bias: Tensor | None = None  # [R, 1, m, 1, columns]; none where all see all
+        if any(seen < self._columns for _, seen in flat):
+            limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=device)
+            hidden = (torch.arange(self._columns, device=device) >= limits[..., None])[:, None, :, None]
+            self._bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
         self._each: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -189,19 +190,20 @@ class RowsLayout:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         for writes in self._writes:  # all of them first: a row may lean on tokens of this very pass
             writes.write(layer, key, value)
-        out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        exact = torch.promote_types(query.dtype, torch.float32)  # parts are merged in it
+        out = torch.zeros(query.shape, dtype=exact, device=query.device)
         if self._single:
-            mass = torch.full((*query.shape[:2], 1), float("-inf"), dtype=query.dtype, device=query.device)
+            mass = torch.full((*query.shape[:2], 1), float("-inf"), dtype=exact, device=query.device)
             for block in self._own:
                 seen, mass_of = block.attend(layer, query, scale)
-                out[block.at], mass[block.at] = seen, mass_of
+                out[block.at], mass[block.at] = seen.to(exact), mass_of
             for block in self._shared:
                 seen, mass_of = block.attend(layer, query, scale)
                 share = (mass_of - mass[block.at]).sigmoid_()
-                out[block.at] = torch.lerp(out[block.at], seen, share)
+                out[block.at] = torch.lerp(out[block.at], seen.to(exact), share)
         for run, one in self._runs:
-            out[run] = one.attend(layer, query, scale)
-        return out.transpose(0, 1)[None]
+            out[run] = one.attend(layer, query, scale).to(exact)
+        return out.to(query.dtype).transpose(0, 1)[None]
 
 
 def _blocks(queries: dict[Row, list[tuple[int, int]]]) -> list[_Block]:

@@ -122,14 +122,16 @@ def attend_with_sums(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """query [B, H, m, D], key and value [B, H, n, D], bias [B, 1, m, n] put to the scores -> what is seen [B, H, m, D],
-    and the logarithms of the sums [B, H, m]: with them parts that were seen apart can be merged."""
+    and the logarithms of the sums [B, H, m] in at least float32: with them parts that were seen apart can be merged."""
+    exact = torch.promote_types(query.dtype, torch.float32)
     if can_go_by_nodes(query, value):
         seen, sums = getattr(_ATEN, _FLASH)(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
-        return seen, sums.to(query.dtype)
-    scores = (query @ key.transpose(-1, -2)) * scale
+        return seen, sums.to(exact)
+    scores = (query @ key.transpose(-1, -2)).to(exact).mul_(scale)
     if bias is not None:
-        scores = scores + bias
-    return scores.softmax(dim=-1) @ value, scores.logsumexp(dim=-1)
+        scores += bias
+    sums = scores.logsumexp(dim=-1)
+    return scores.sub_(sums[..., None]).exp_().to(value.dtype) @ value, sums
 
 
 class Run(NamedTuple):

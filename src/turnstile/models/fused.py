@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
-from turnstile.models.adapt import is_linear, weight_of
+from turnstile.models.adapt import is_linear
 from turnstile.models.attention import Layout
 from turnstile.models.packed import PackedWeight, can_be_packed
 
@@ -41,8 +41,11 @@ class Fused:
             return None
         if getattr(model.config.get_text_config(), "hidden_act", None) not in ("silu", "swish"):
             return None
-        layers = [_Layer.of(layer) for layer in decoder.layers]
-        return cls(model, [layer for layer in layers if layer]) if all(layers) else None
+        found = [_Layer.of(layer) for layer in decoder.layers]
+        layers = [layer for layer in found if layer is not None]
+        if len(layers) < len(found) or _rotary_width(decoder) != len(layers[0].pairs):
+            return None
+        return cls(model, layers)
 
     def is_of(self, model: PreTrainedModel) -> bool:
         """Whether the model still has the layers that this was made of."""
@@ -96,7 +99,7 @@ class _Layer:
         attention = cast(Any, layer).self_attn
         width, kv_heads = int(attention.head_dim), int(attention.config.num_key_value_heads)
         pairs = torch.arange(width).view(2, -1).T.flatten()
-        heads = torch.arange(sum(len(weight_of(linear)) for linear in (q, k, v))).view(-1, width)
+        heads = torch.arange(sum(cast(Any, linear).out_features for linear in (q, k, v))).view(-1, width)
         heads[:-kv_heads] = heads[:-kv_heads, pairs]
         return cls(
             parts=parts,
@@ -168,7 +171,13 @@ class _Parts:
 def _eps(norm: nn.Module) -> float | None:
     """What a root-mean-square norm adds, None if that is not known."""
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    return eps if hasattr(norm, "weight") else None
+    return eps if hasattr(norm, "weight") and not isinstance(norm, nn.LayerNorm) else None
+
+
+def _rotary_width(decoder: Any) -> int:
+    """How many of a head's numbers rotate."""
+    cosine, _ = decoder.rotary_emb(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.int64))
+    return int(cosine.shape[-1])
 
 
 def _floor(norm: nn.Module) -> Tensor:

@@ -35,23 +35,27 @@ class PackedWeight:
     """
 
     def __init__(self, *layers: nn.Module, norm: nn.Module | None = None, order: Tensor | None = None) -> None:
-        self._layers, self._order = layers, order
-        self._norm = None if norm is None else cast(nn.Parameter, norm.weight)
-        self._sources = [tensor for layer in layers for tensor in sources(layer)]
-        if self._norm is not None:
-            self._sources.append(self._norm)
+        self._layers, self._norm, self._order = layers, norm, order
+        self._sources: list[nn.Parameter] = []
         self._stamp: tuple[tuple[int, int], ...] | None = None
         self.weight = torch.empty(0)
         self.bias: Tensor | None = None
 
     def forget(self) -> None:
         """What learns has changed, in whatever way."""
+        self._sources = self._found()
         if any(tensor.requires_grad for tensor in self._sources):
             self._stamp = None
+
+    def _found(self) -> list[nn.Parameter]:
+        """The parameters that decide what this computes."""
+        parts = (*self._layers, *(() if self._norm is None else (self._norm,)))
+        return [tensor for part in parts for tensor in sources(part)]
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Follows changes in place, and of place."""
+        self._sources = self._sources or self._found()
         stamp = tuple([(tensor._version, tensor.data_ptr()) for tensor in self._sources])
         if stamp == self._stamp:
             return
@@ -60,7 +64,8 @@ class PackedWeight:
         biases = [bias for layer in self._layers if (bias := bias_of(layer)) is not None]
         self.bias = torch.cat(biases) if biases else None
         if self._norm is not None:
-            whole = whole * (self._norm * len(self._norm) ** 0.5)
+            weight = cast(Tensor, self._norm.weight)
+            whole = whole * (weight * len(weight) ** 0.5)
         if self._order is not None:
             whole = whole[self._order]
             self.bias = None if self.bias is None else self.bias[self._order]
