@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import copy
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_
 from transformers import PreTrainedModel
 
 from page import Kept, spread, table, write
+from turnstile.engines.memory import shape_of
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.models.load import load_model, load_tokenizer
 from turnstile.models.packed import PackedWeight
@@ -70,7 +72,8 @@ def main() -> None:
         prompts = torch.randint(100, 10_000, (batch // sharing, prompt), generator=draw).repeat_interleave(sharing, 0)
         rates = measure(contestants, prompts, args.tokens, args.repeats)
         about = {"threads": torch.get_num_threads(), "torch": torch.__version__, "load": os.getloadavg()[0]}
-        kept.put(f"{args.model} {case}", {**about, "tokens": args.tokens, "rates": rates, "peak": peak()})
+        limits = {"peak": peak(), "bandwidth": bandwidth(), **work(model, batch, prompt + args.tokens // 2)}
+        kept.put(f"{args.model} {case}", {**about, "tokens": args.tokens, "rates": rates, **limits})
         write("decode", [tables(kept.results)])
     if args.tables:
         write("decode", [tables(kept.results)])
@@ -87,6 +90,26 @@ def peak() -> float:
     return 2 * 1024**3 / min(seconds) / 1e9
 
 
+def bandwidth() -> float:
+    """GB/s of reading memory, the best of five."""
+    much = torch.ones(150_000_000)
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        much.sum()
+        seconds.append(time.perf_counter() - started)
+    return much.nbytes / min(seconds) / 1e9
+
+
+def work(model: PreTrainedModel, batch: int, length: int) -> dict[str, float]:
+    """What a decoded token takes: GFLOPs in the matrices, and MB read, its share of the weights and the keys and values
+    of its own sequence."""
+    shape = shape_of(model)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    kept = 2 * shape.layers * shape.kv_heads * shape.head_dim * length
+    return {"gflop": 2 * numbers / 1e9, "mb": shape.dtype.itemsize * (numbers / batch + kept) / 1e6}
+
+
 def tables(results: Mapping[str, Any]) -> str:
     rows = []
     order = {case: place for place, case in enumerate(CASES)}
@@ -98,8 +121,14 @@ def tables(results: Mapping[str, Any]) -> str:
                 spread([one / other for one, other in zip(found, body["rates"][beside], strict=True)], 2)
                 for beside in BESIDE
             ]
-            rows.append([what, side, spread(found, 0), *ratios])
-    return table(("batch", "", "tokens a second", "times generate", "times by hand"), rows)
+            rate = statistics.median(found)
+            limits = [
+                f"{rate * body['gflop'] / body['peak']:.0%}",
+                f"{rate * body['mb'] / 1e3 / body['bandwidth']:.0%}",
+            ]
+            rows.append([what, side, spread(found, 0), *ratios, f"{body['mb']:.0f}", *limits])
+    head = ("batch", "", "tokens a second", "times generate", "times by hand")
+    return table((*head, "MB a token", "of matrix peak", "of bandwidth"), rows)
 
 
 def measure(contestants: Mapping[str, Decode], prompts: Tensor, tokens: int, repeats: int) -> dict[str, list[float]]:
