@@ -90,6 +90,7 @@ def lines(rescored: Iterable[Rescored]) -> Iterator[dict[str, Any]]:
                 "turns": score.turn.tolist(),
                 "granted": {term: values.tolist() for term, values in score.granted.items()},
                 "withheld": {term: values.tolist() for term, values in score.withheld.items()},
+                "withheld_by": {term: list(by) for term, by in score.withheld_by.items()},
                 "gates": dict(score.gates),
             }
 

@@ -71,6 +71,7 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
     stepwise = 0.0  # of what is granted, before it is rounded to float32, so that equal totals are equal
     granted: dict[str, F32] = {}
     withheld: dict[str, F32] = {}
+    withheld_by: dict[str, tuple[str, ...]] = {}
     for term in terms:
         weighted = values[term.name] * term.weight
         if term.level == top and term.scope == "episode":
@@ -81,10 +82,14 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
             steps[:] = weighted
         elif length:
             steps[-1] = weighted[0]
-        is_open = all(gates.get(higher.name, True) for higher in terms if higher.level > term.level)
+        closed = tuple(
+            higher.name for higher in terms if higher.level > term.level and not gates.get(higher.name, True)
+        )
         zeros = np.zeros_like(steps)
-        granted[term.name], withheld[term.name] = (steps, zeros) if is_open else (zeros, steps)
-        if is_open and length:
+        granted[term.name], withheld[term.name] = (zeros, steps) if closed else (steps, zeros)
+        if closed:
+            withheld_by[term.name] = closed
+        elif length:
             stepwise += float(weighted.sum())
     turn = sum_terms(granted, length)
     return Score(
@@ -94,4 +99,5 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
         granted=granted,
         withheld=withheld,
         gates=gates,
+        withheld_by=withheld_by,
     )
