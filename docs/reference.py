@@ -42,6 +42,7 @@ GIVEN = {
     "schedule": {"progress"},
     "compose": {"terms", "task", "trajectory"},
     "examiner": {"asker", "chars"},
+    "hint": {"seed", "steps", "criteria"},
     "demonstrator": {"task", "rng"},
     "policy": {"task", "rng"},
 }
@@ -53,6 +54,7 @@ ALGORITHMS: dict[str, tuple[str, tuple[Declaration, ...]]] = {
     "loss": ("Losses", loss_check.DECLARED),
     "factor": ("Factors of a loss", loss_check.FACTORS),
     "examiner": ("Examiners: what is found out before rewards judge", ()),
+    "hint": ("Hints: what training's prompts show besides the task", ()),
     "weights": ("Weights of tokens", ()),
 }
 """room -> its title in the catalogue, and what its kinds declare of the invariants."""
@@ -66,11 +68,11 @@ ELSEWHERE = (
     ("count: intrinsic rewards of counts", 'the reward `novelty` with `form = "count"`, within an episode'),
     ("implicit_prm (PRIME, OPRL)", '`credit.kind = "implicit_step"` with `[implicit]`, learned in the same step'),
     ("ProRL's reference reset", "`train.reference_every`"),
+    ("RuscaRL", 'the reward and examiner `rubric` with `hint.kind = "rubric"`'),
 )
 """What the literature calls otherwise, and where it is."""
 MISSING = (
     "**progress_attribution** (SPA-RL): learned contributions of turns that sum to the outcome",
-    "**RuscaRL's rubric in the prompt**, shown less and less: `rubric` judges, and is not shown",
     "**answer probabilities** for `information_gain`: the reward reads them from a signal that nothing here writes yet",
     "**feedback** for `self_distill`, and **stored samples** for `forward_kl`: the losses are there, and no recipe can "
     "bring what they need",

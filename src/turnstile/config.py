@@ -257,6 +257,7 @@ class Recipe(Section):
     rewards: RewardsConfig = RewardsConfig()
     examiners: tuple[Kind, ...] = ()  # what looks at played episodes and writes signals for rewards to read
     judge: JudgeConfig = JudgeConfig()
+    hint: Kind | None = None  # what the prompts of training show besides the task, less and less
     credit: Kind = Kind(kind="grpo")
     loss: Kind = Kind(kind="ppo")
     factors: tuple[Kind, ...] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn

@@ -79,6 +79,9 @@ KINDS: dict[str, dict[str, str]] = {
         "rubric": "turnstile.rewards.judges.examiners:Rubric",
         "checklist": "turnstile.rewards.judges.examiners:Checklist",
     },
+    "hint": {
+        "rubric": "turnstile.rollout.hints:RubricHint",
+    },
     "demonstrator": {
         "swe": "turnstile.tasks.swe.oracle:demonstrate",
         "swe_shell": "turnstile.tasks.swe.shell_oracle:demonstrate",

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.agents.base import Scaffold
 from turnstile.agents.renderer_messages import MessagesRenderer
+from turnstile.build.hints import make_hint
 from turnstile.build.kinds import bind, takes
 from turnstile.build.sandboxes import make_sandboxes
 from turnstile.config import Kind, Recipe, TermConfig
@@ -108,6 +109,7 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
     bind("parser", recipe.agent.parser)
     for kind in recipe.trackers:
         bind("tracker", kind, given=("run",))
+    make_hint(recipe)
     if 0 < recipe.rollout.slack <= 1:
         raise ConfigError(
             f"rollout.slack = {recipe.rollout.slack} stops episodes sooner than others of their task took; take more "
@@ -226,6 +228,7 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
         deterministic=recipe.engine.deterministic,
         deadlines=Deadlines(recipe.rollout.slack) if recipe.rollout.slack else None,
         examiners=tuple(world.examiners.values()),
+        hint=make_hint(recipe),
     )
 
 

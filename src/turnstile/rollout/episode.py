@@ -15,6 +15,7 @@ from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env, Step
 from turnstile.errors import InfrastructureError, SandboxError
+from turnstile.rollout.hints import hinted
 from turnstile.types import JSON, Message, Sampling, Stop, Task, Trajectory, Turn
 
 T = TypeVar("T")
@@ -34,12 +35,13 @@ class Limits:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     """Which episode this is. Its random numbers depend on the task, `seed`, `number` and `stream` (where that is
-    empty: `group`), and on nothing else."""
+    empty: `group`), and on nothing else. `hint` stands in its prompt besides what the environment begins with."""
 
     group: str
     number: int
     seed: int
     stream: str = ""
+    hint: str = ""
 
     def turn_seed(self, task: Task, turn: int) -> int:
         text = f"{self.seed}/{task.id}/{self.stream or self.group}/{self.number}/{turn}"
@@ -80,7 +82,7 @@ async def play(
                 raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
             stop = Stop.TIMEOUT
         measuring = time.monotonic()
-        signals = await env.measure()
+        signals = {**await env.measure(), **({"hint": attempt.hint} if attempt.hint else {})}
         episode.times["measure"] = time.monotonic() - measuring
     except InfrastructureError as failure:
         stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
@@ -125,7 +127,7 @@ class _Episode:
         start = await self._timed("environment", self.env.reset(self.task))
         self.opened, self.opening = True, start.messages
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
-        history = list(start.messages)
+        history = list(hinted(start.messages, self.attempt.hint))
         held = added = renderer.prompt(history, start.tools)
         fresh, sampled, unparsed = False, 0, 0
         while True:
