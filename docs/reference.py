@@ -41,7 +41,7 @@ GIVEN = {
     "renderer": {"tokenizer", "parser"},
     "schedule": {"progress"},
     "compose": {"terms", "task", "trajectory"},
-    "examiner": {"asker", "chars"},
+    "examiner": {"asker", "chars", "engine", "renderer", "tokenizer"},
     "hint": {"seed", "steps", "criteria"},
     "demonstrator": {"task", "rng"},
     "policy": {"task", "rng"},
@@ -73,7 +73,6 @@ ELSEWHERE = (
 """What the literature calls otherwise, and where it is."""
 MISSING = (
     "**progress_attribution** (SPA-RL): learned contributions of turns that sum to the outcome",
-    "**answer probabilities** for `information_gain`: the reward reads them from a signal that nothing here writes yet",
     "**feedback** for `self_distill`, and **stored samples** for `forward_kl`: the losses are there, and no recipe can "
     "bring what they need",
     "**a replay buffer** for `recalibrated`",

@@ -74,6 +74,7 @@ KINDS: dict[str, dict[str, str]] = {
     "examiner": {
         "clock": "turnstile.rewards.examine:Clock",
         "test_rates": "turnstile.rewards.examine:TestRates",
+        "answer_probabilities": "turnstile.rewards.probabilities:AnswerProbabilities",
         "judge": "turnstile.rewards.judges.examiners:Judge",
         "pairwise_judge": "turnstile.rewards.judges.examiners:PairwiseJudge",
         "rubric": "turnstile.rewards.judges.examiners:Rubric",

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from plays import SCAFFOLD, TASK, FakeEnv, player, tasks
+from turnstile.agents.history import hinted
 from turnstile.build.hints import make_hint
 from turnstile.config import make_recipe
 from turnstile.errors import ConfigError
-from turnstile.rollout.hints import RubricHint, hinted
+from turnstile.rollout.hints import RubricHint
 from turnstile.types import Message, Task, Trajectory
 
 CRITERIA = {"a": "Is it short?", "b": "Is it right?", "c": "Is it kind?", "d": "Is it new?"}

@@ -78,7 +78,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
 
 async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]:
     """One group of the recipe, and the seconds it took."""
-    world = make_world(recipe, examiners=make_examiners(recipe, None))
+    world = make_world(recipe, examiners=make_examiners(recipe, None, agent))
     try:
         player = make_player(recipe, world, agent.scaffold, agent.engine, agent.context)
         began = time.monotonic()

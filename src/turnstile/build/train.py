@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,14 @@ async def _train(
         stack.callback(books.close)
         tracker = make_trackers(recipe, folder)
         stack.callback(tracker.close)
-        world = World(make_env=_no_env) if replay else make_world(recipe, env, make_examiners(recipe, folder))
+        world = World(make_env=_no_env) if replay else make_world(recipe, env)
         stack.push_async_callback(world.close)
         chance.seed(recipe.seed)
         agent = make_agent(recipe)
+        examiners = {} if replay else make_examiners(recipe, folder, agent)
+        for examiner in examiners.values():
+            stack.push_async_callback(examiner.close)
+        world = replace(world, examiners=examiners)
         run = Run(
             recipe=recipe,
             folder=folder,

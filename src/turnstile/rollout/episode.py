@@ -12,11 +12,11 @@ from typing import TypeVar
 import numpy as np
 
 from turnstile.agents.base import Scaffold
+from turnstile.agents.history import hinted
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env, Step
 from turnstile.errors import InfrastructureError, SandboxError
-from turnstile.rollout.hints import hinted
-from turnstile.types import JSON, Message, Sampling, Stop, Task, Trajectory, Turn
+from turnstile.types import JSON, Message, Sampling, Stop, Task, ToolSpec, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -94,6 +94,7 @@ async def play(
         stop=stop,
         signals=signals,
         opening=episode.opening,
+        tools=episode.tools,
         error=error,
         times={**episode.times, "total": time.monotonic() - started},
     )
@@ -119,13 +120,14 @@ class _Episode:
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.opened = False
         self.opening: tuple[Message, ...] = ()
+        self.tools: tuple[ToolSpec, ...] = ()
         self.turns: list[Turn] = []
         self.times = {"generate": 0.0, "environment": 0.0}
 
     async def run(self) -> Stop:
         """Turns until an end; returns which."""
         start = await self._timed("environment", self.env.reset(self.task))
-        self.opened, self.opening = True, start.messages
+        self.opened, self.opening, self.tools = True, tuple(start.messages), tuple(start.tools)
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
         history = list(hinted(start.messages, self.attempt.hint))
         held = added = renderer.prompt(history, start.tools)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from turnstile.errors import ConfigError
-from turnstile.types import Message, Task
+from turnstile.types import Task
 
 
 class Hint(Protocol):
@@ -22,16 +21,6 @@ class Hint(Protocol):
 def hint_of(hint: Hint | None, task: Task, attempt: int, attempts: int, step: int | None) -> str:
     """What an attempt is shown: nothing without a hint, and nothing outside of training (`step` None)."""
     return "" if hint is None or step is None else hint(task, attempt, attempts, step)
-
-
-def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
-    """The messages with a hint at the end of the last one, or behind it where that is not the user's."""
-    if not hint:
-        return tuple(messages)
-    if messages and messages[-1].role == "user":
-        last = messages[-1]
-        return (*messages[:-1], replace(last, content=f"{last.content}\n\n{hint}" if last.content else hint))
-    return (*messages, Message(role="user", content=hint))
 
 
 class RubricHint:
