@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turnstile.agents.base import Scaffold
+from turnstile.agents.base import Renderer, Scaffold
 from turnstile.agents.renderer_messages import MessagesRenderer
 from turnstile.build.hints import make_hint
 from turnstile.build.kinds import bind, takes
@@ -41,6 +41,7 @@ from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.critic import Critic, Learned
+from turnstile.trainer.feedback import Feedback, Told
 from turnstile.trainer.implicit import ImplicitReward, Manner
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.reference import Annotator, Past, Proximal, Reference, Teacher
@@ -288,6 +289,11 @@ def make_objective(recipe: Recipe) -> Objective:
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),
     )
+    if "values" in objective.needs.extras:
+        raise ConfigError(
+            "the loss `value` is a critic's, and no policy's: take a credit that learns one, like gae, and set "
+            "critic.clip"
+        )
     if unknown := [name for name in objective.needs.extras if name not in ANNOTATORS]:
         raise ConfigError(f"nothing in a recipe gives the array {unknown[0]!r} that its losses need")
     if "teacher_logprobs" in objective.needs.extras and not recipe.train.teacher:
@@ -301,13 +307,15 @@ def make_objective(recipe: Recipe) -> Objective:
     return objective
 
 
-ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int], Annotator]] = {
-    "ref_logprobs": lambda recipe, learner, folder, step: _reference(recipe, learner, folder, step),
+ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int, Renderer], Annotator]] = {
+    "ref_logprobs": lambda recipe, learner, folder, step, _: _reference(recipe, learner, folder, step),
     "proximal_logprobs": lambda _, learner, *__: Proximal(learner),
     "teacher_logprobs": lambda recipe, learner, *_: _teacher(recipe, learner),
+    "feedback_logprobs": lambda recipe, learner, _, __, renderer: _feedback(recipe, learner, renderer),
     "entropy_past": lambda _, learner, *__: Past(learner),
 }
-"""Array that losses may need -> what gives it, from the recipe, the learner, the run's folder and the last step."""
+"""Array that losses may need -> what gives it, from the recipe, the learner, the run's folder, the last step and how
+conversations are laid out."""
 
 
 def _reference(recipe: Recipe, learner: Learner, folder: Path, step: int) -> Reference:
@@ -318,12 +326,16 @@ def _teacher(recipe: Recipe, learner: Learner) -> Teacher:
     return Teacher(load_model(recipe.train.teacher, device=recipe.model.device, dtype=recipe.model.dtype), learner)
 
 
+def _feedback(recipe: Recipe, learner: Learner, renderer: Renderer) -> Feedback:
+    return Feedback(learner, renderer, Told(**recipe.feedback.model_dump()))
+
+
 def make_annotators(
-    recipe: Recipe, objective: Objective, learner: Learner, folder: Path, *, step: int = 0
+    recipe: Recipe, objective: Objective, learner: Learner, folder: Path, *, renderer: Renderer, step: int = 0
 ) -> tuple[Annotator, ...]:
     """What gives the rows of a step the arrays that the losses of a recipe need. `step` is the last that was done."""
     asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
-    return tuple(ANNOTATORS[name](recipe, learner, folder, step) for name in asked)
+    return tuple(ANNOTATORS[name](recipe, learner, folder, step, renderer) for name in asked)
 
 
 def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> Learned | None:
@@ -335,7 +347,7 @@ def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> Lear
     if part == "implicit":
         return ImplicitReward(learner, Manner(**recipe.implicit.model_dump()), make_sampling(recipe))
     if part == "values" and targets is not None:
-        return Critic(learner, targets, lr=critic.lr, epochs=critic.epochs)
+        return Critic(learner, targets, lr=critic.lr, epochs=critic.epochs, clip=critic.clip)
     if part == "utterance" and targets is not None:
         return UtteranceCritic(learner, targets, lr=critic.lr, epochs=critic.epochs, tau=critic.tau)
     raise ConfigError(f"credit {recipe.credit.kind!r} asks for {part!r}, which the trainer has not")

@@ -27,6 +27,7 @@ from turnstile.build.parts import (
     overlap,
     read_tasks,
 )
+from turnstile.build.rehearsal import read_rehearsal, rehearsal_objective, store_samples
 from turnstile.build.report import report
 from turnstile.build.run_folder import FINAL, WARM, only_one, open_run, read_results, room_for
 from turnstile.build.scripts import check_scripts
@@ -95,6 +96,7 @@ async def _train(
     train_tasks, heldout = tasks
     scorer = make_scorer(recipe, reward)
     objective = make_objective(recipe)
+    rehearsal_objective(recipe)
     estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
     check_scripts(recipe)
     check_keep_best(recipe.train.keep_best)
@@ -135,6 +137,7 @@ async def _train(
                 await baselines_and_warm_start(run, kept.learner, talks)
             else:
                 learn_recorded(run, kept.learner, replay)
+            await store_samples(run, replay)
             kept.begin()
             kept.save(kept.progress, {})
         samples = recipe.eval.samples
@@ -173,8 +176,17 @@ def _parts(run: Run, kept: Kept, source: GroupSource, estimator: Estimator, obje
         learner=kept.learner,
         objective=objective,
         trunk=None if isinstance(source, Replay) else _trunk(run, kept.learner),
-        annotators=make_annotators(run.recipe, objective, kept.learner, run.folder, step=kept.progress.step),
+        annotators=make_annotators(
+            run.recipe,
+            objective,
+            kept.learner,
+            run.folder,
+            renderer=run.agent.scaffold.renderer,
+            step=kept.progress.step,
+        ),
         learned=kept.learned,
+        rehearsal=read_rehearsal(run),
+        buffer=kept.buffer,
         tracker=run.tracker,
         recorder=run.recorder,
         books=run.books,
