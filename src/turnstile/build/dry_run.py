@@ -15,6 +15,7 @@ from turnstile.agents.base import Renderer
 from turnstile.batching.rows import rows_of
 from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.kinds import bind
+from turnstile.build.lonely import check_company
 from turnstile.build.parts import (
     Agent,
     check_kinds,
@@ -50,7 +51,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     check_examiners(recipe)
     check_scripts(recipe)
     talks = read_talks(recipe)
-    bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
+    check_company(recipe, bind("credit", recipe.credit, given=("groups", "scores", "aux", "state")))
     make_scorer(recipe)
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         make_trackers(recipe, Path(folder)).close()

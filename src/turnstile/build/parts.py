@@ -25,6 +25,7 @@ from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
 from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
+from turnstile.lookup import KINDS
 from turnstile.losses.base import TokenLoss, needs_of
 from turnstile.losses.factors import PROXIMAL, weighted
 from turnstile.models.adapt import choose_trainable
@@ -111,6 +112,11 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
     for kind in recipe.trackers:
         bind("tracker", kind, given=("run",))
     make_hint(recipe)
+    if recipe.buffer.size and recipe.credit.kind in KINDS["credit"] and recipe.credit.kind != "recalibrated":
+        raise ConfigError(
+            f"buffer.size = {recipe.buffer.size} wants credit.kind = 'recalibrated', which judges earlier attempts by "
+            f"what the policy reaches now; {recipe.credit.kind!r} does not"
+        )
     if 0 < recipe.rollout.slack <= 1:
         raise ConfigError(
             f"rollout.slack = {recipe.rollout.slack} stops episodes sooner than others of their task took; take more "

@@ -13,6 +13,7 @@ from turnstile.build.check import refuse_failed
 from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.kept import Kept, check_keep_best, open_books
 from turnstile.build.kinds import bind
+from turnstile.build.lonely import check_company
 from turnstile.build.parts import (
     World,
     check_kinds,
@@ -98,6 +99,7 @@ async def _train(
     objective = make_objective(recipe)
     rehearsal_objective(recipe)
     estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
+    check_company(recipe, estimator)
     check_scripts(recipe)
     check_keep_best(recipe.train.keep_best)
     talks = read_talks(recipe)

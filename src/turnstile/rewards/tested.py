@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from turnstile.errors import ConfigError
-from turnstile.rewards.recorded import episode_signal
+from turnstile.rewards.recorded import episode_number, episode_signal
 from turnstile.types import Stop, Task, Trajectory
 
 
@@ -51,6 +51,12 @@ def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True)
     weights = episode_signal(trajectory, "test_weights", "weighted_tests", examiner="test_rates")
     if counts is None or passed is None or weights is None:
         return None
+    for name, table in (("f2p_tests", passed), ("test_weights", weights)):
+        if not isinstance(table, Mapping):
+            raise ConfigError(
+                f"reward 'weighted_tests' wants the signal {name!r} of task {task.id!r} by the names of tests, got "
+                f"{table!r:.80}"
+            )
     turned, to_turn, held, to_hold = counts
     if unbroken and held < to_hold:
         return 0.0
@@ -62,8 +68,8 @@ def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True)
 
 def _counts(trajectory: Trajectory, reward: str, *names: str) -> tuple[float, ...] | None:
     """The numbers of those signals; None where one of them is."""
-    found = [episode_signal(trajectory, name, reward) for name in names]
-    return None if any(value is None for value in found) else tuple(map(float, found))
+    found = [episode_number(trajectory, name, reward) for name in names]
+    return None if None in found else tuple(value for value in found if value is not None)
 
 
 def _weights(task: Task, passed: Mapping[str, bool], weights: Mapping[str, float]) -> dict[str, float]:
