@@ -68,15 +68,13 @@ ELSEWHERE = (
     ("count: intrinsic rewards of counts", 'the reward `novelty` with `form = "count"`, within an episode'),
     ("implicit_prm (PRIME, OPRL)", '`credit.kind = "implicit_step"` with `[implicit]`, learned in the same step'),
     ("ProRL's reference reset", "`train.reference_every`"),
+    ("DPH-RL's stored samples", "`[rehearsal]` with the loss `forward_kl`"),
+    ("SPEAR's replay buffer", '`[buffer]` with `credit.kind = "recalibrated"`'),
+    ("SDPO's feedback", "`[feedback]` with the loss `self_distill`"),
     ("RuscaRL", 'the reward and examiner `rubric` with `hint.kind = "rubric"`'),
 )
 """What the literature calls otherwise, and where it is."""
-MISSING = (
-    "**progress_attribution** (SPA-RL): learned contributions of turns that sum to the outcome",
-    "**feedback** for `self_distill`, and **stored samples** for `forward_kl`: the losses are there, and no recipe can "
-    "bring what they need",
-    "**a replay buffer** for `recalibrated`",
-)
+MISSING = ("**progress_attribution** (SPA-RL): learned contributions of turns that sum to the outcome",)
 LAB = {"credit": "gradients.json", "loss": "losses.json"}
 """room -> what the lab found of its kinds, below results/lab/."""
 
