@@ -45,8 +45,8 @@ def recalibrated(
     check_range("recalibrated", 1, np.inf, window=window)
     check_scores(groups, scores)
     found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
-    fresh = [value for group, m in zip(groups, found, strict=True) for value in _reached(group, m, over)]
-    recent = [*state.get("recent", ()), *fresh][-window:]
+    reached = [value for group, m in zip(groups, found, strict=True) for value in _reached(group, m, over)]
+    recent = [*state.get("recent", ()), *reached][-window:]
     advantages: Advantages = []
     for group, m in zip(groups, found, strict=True):
         values = m.values - np.median(recent) if recent else np.zeros_like(m.values)
