@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turnstile.agents.base import Renderer
 from turnstile.agents.history import messages_before
@@ -13,9 +15,10 @@ from turnstile.credit.base import EQUAL
 from turnstile.rewards.judges.transcript import middle, plain, transcript
 from turnstile.trainer.learner import Learner
 from turnstile.trainer.reference import Annotator, annotated
-from turnstile.types import F32, Group, Row, Sampling, Score, Trajectory
+from turnstile.types import Group, Row, Sampling, Score, Trajectory
 
 NAME = "feedback_logprobs"
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +99,7 @@ class Feedback(Annotator):
         )
 
 
-def _tail(values: F32, length: int) -> F32:
+def _tail(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
     """The end of an array, or the whole of it behind zeros: whatever stands there is the prompt's."""
     if len(values) >= length:
         return values[len(values) - length :]
