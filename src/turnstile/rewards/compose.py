@@ -12,8 +12,8 @@ from turnstile.types import F32, Score, Stop, Task, Trajectory
 
 
 def gated(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
-    """Gated reward accumulation: R = sum_l m_l R_l, where R_l is the weighted sum of the terms of level l and
-    m_l = 1 iff every term of every level above l that has a gate passes its own threshold.
+    """Gated reward accumulation (G-RA, arXiv 2508.10548): R = sum_l m_l R_l, where R_l is the weighted sum of the terms
+    of level l and m_l = 1 iff every term of every level above l that has a gate passes its own threshold.
 
     The terms of the highest level are always granted: its episode terms are the outcome. Everything else is a
     step reward: a turn term of any level adds to r_t of its turn, an episode term of a lower level adds to the
@@ -27,7 +27,7 @@ def gated(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
 
 
 def direct(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
-    """Direct reward accumulation: R = sum_l R_l; as `gated` with every gate open."""
+    """Direct reward accumulation (D-RA, arXiv 2508.10548): R = sum_l R_l; as `gated` with every gate open."""
     return _compose(terms, task, trajectory, obey=False)
 
 

@@ -12,7 +12,7 @@ from turnstile.types import Stop, Task, Trajectory
 
 
 def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float | None:
-    """The score that a language model gave the episode, in [0, 1].
+    """The score that a language model gave the episode, in [0, 1]. It says why before it scores (after Think-RM).
 
     It is the signal that the examiner `judge` writes. None where infrastructure failed and where the judge gave no
     verdict: never 0. Raises ConfigError where the signal is missing, or is no number in [0, 1].
@@ -22,7 +22,8 @@ def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float
 
 def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwise_judge") -> float | None:
     """The share of comparisons with the other attempts of its group that a language model let the episode win, in
-    [0, 1], a tie half. Within a group they average 1/2.
+    [0, 1], a tie half. Within a group they average 1/2 (pairwise preferences as the reward: after
+    Think-RM).
 
     It is the signal that the examiner `pairwise_judge` writes. None and errors as of `judge`.
     """

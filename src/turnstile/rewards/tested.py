@@ -14,7 +14,8 @@ def share_of_tests(task: Task, trajectory: Trajectory, *, kept: float = 0.0, unb
 
     `kept` is the weight of the tests that passed before (PASS_TO_PASS) beside those that the repair must turn
     (FAIL_TO_PASS): (1 - kept) f2p + kept p2p. With `unbroken`, a change that breaks one of the former gets 0, as the
-    repair would not be taken. A dense outcome is easier to learn from and easier to game than `outcome_class`.
+    repair would not be taken. A dense outcome is easier to learn from and easier to game than `outcome_class`. It is
+    the plain count that VeRPO (arXiv 2601.03525), as `weighted_tests`, weighs by how rarely a test is passed.
 
     Reads the episode's signals f2p_passed, f2p_total, p2p_passed, p2p_total. None where infrastructure failed or no
     verdict could be had. Raises ConfigError where one is missing, and for `kept` outside [0, 1].
