@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import guess_run
@@ -18,11 +20,12 @@ from turnstile.build.rehearsal import read_rehearsal, rehearsal_objective
 from turnstile.build.train import train
 from turnstile.cli.main import run as command
 from turnstile.config import Recipe, make_recipe
-from turnstile.envs.guess import GuessEnv
+from turnstile.envs.guess import GuessEnv, guess_tasks
 from turnstile.errors import ConfigError
 from turnstile.rollout.audit import Declared, audit
 from turnstile.rollout.ledger import open_ledger
 from turnstile.rollout.record import AGAIN, REHEARSAL, read_record
+from turnstile.tasks.base import write_tasks
 
 SECTIONS: Mapping[str, Any] = {
     "credit": {"kind": "recalibrated", "over": "trajectories"},
@@ -154,3 +157,35 @@ def test_samples_of_which_none_is_good_enough(run: Path) -> None:
 
     with pytest.raises(ConfigError, match="none of the samples of 3 tasks has an outcome of 99 or more"):
         read_rehearsal(Like)  # type: ignore[arg-type]
+
+
+def test_a_run_that_shows_a_rubric_and_asks_for_answers(tmp_path: Path) -> None:
+    sections = {
+        "hint": {"kind": "rubric", "decay": "none", "heading": "guess"},
+        "examiners": [{"kind": "answer_probabilities", "form": "guess {answer}"}],
+        "rewards": {
+            "terms": [{"kind": "signal", "name": "resolved", "level": 1}, {"kind": "information_gain", "level": 1}]
+        },
+        "credit": {"kind": "igpo"},
+        "regularizers": [],
+        "eval": {"before": False, "every": 0},
+        "warmstart": {},
+    }
+    wanted = guess_run.recipe(tmp_path, sections=sections, steps=1, minibatches=1)
+    rubric = {"low": "Find the number", "high": "guess from 1 to 15"}
+    games = [replace(task, data={"answer": 5, "rubric": rubric}) for task in guess_tasks(3, seed=4)]
+    write_tasks(tmp_path / "train.jsonl", games)
+    write_tasks(tmp_path / "heldout.jsonl", [replace(task, id=f"held-{task.id}") for task in games[:1]])
+    train(wanted, run=tmp_path / "run", env=GuessEnv)
+    for entry in read_record(tmp_path / "run", phase="train"):
+        hints = [one.signals.get("hint", "") for one in entry.group.trajectories]
+        assert [text.count("\n- ") for text in hints] == [2, 1, 1, 0]  # round(2 * (1, 2/3, 1/3, 0))
+        for one, own in zip(entry.group.trajectories, entry.scores, strict=True):
+            found = one.signals["answer_probabilities"]
+            assert len(found) == len(one.turns) + 1
+            gained = np.diff(found)
+            gained[-1] = 0.0
+            assert own.turn == pytest.approx(gained, abs=1e-6)
+            assert np.abs(gained).max(initial=0.0) > 0.0 or len(one.turns) == 1
+    (held,) = read_record(tmp_path / "run", phase="eval")
+    assert all("hint" not in one.signals and "answer_probabilities" in one.signals for one in held.group.trajectories)

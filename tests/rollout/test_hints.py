@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers import byte_tokenizer
+from modelserver import tiny_engine
 from plays import SCAFFOLD, TASK, FakeEnv, player, tasks
 from turnstile.agents.history import hinted
 from turnstile.build.hints import make_hint
 from turnstile.config import make_recipe
 from turnstile.errors import ConfigError
+from turnstile.rollout.ahead import Ahead
+from turnstile.rollout.books import Books
 from turnstile.rollout.hints import RubricHint
+from turnstile.tasks.base import TaskSampler
 from turnstile.types import Message, Task, Trajectory
 
 CRITERIA = {"a": "Is it short?", "b": "Is it right?", "c": "Is it kind?", "d": "Is it new?"}
@@ -107,6 +113,27 @@ async def test_training_shows_it_and_evaluations_do_not() -> None:
     assert "hint" not in last.signals
     (evaluated,) = await plays.groups(tasks(1), 2, label="eval", seed=0)
     assert all("Be quick." not in prompt(one) for one in evaluated.trajectories)
+
+
+def test_episodes_played_ahead_are_shown_the_same(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    source = Ahead(
+        start=lambda: pytest.fail("nothing is played"),
+        write=lambda version: tmp_path,
+        engine=tiny_engine(byte_tokenizer()),
+        books=books,
+        sampler=TaskSampler(tasks(1)),
+        groups=1,
+        attempts=3,
+        seed=0,
+        ahead=1,
+        last=11,
+        hint=hint(criteria={"x": "Be quick.", "y": "Be kind."}),
+    )
+    drawn = [attempt.hint for _, attempt in source._draw(1).jobs.values()]
+    assert [len(shown(text)) for text in drawn] == [2, 1, 0]
+    assert drawn[1] == hint(criteria={"x": "Be quick.", "y": "Be kind."})(tasks(1)[0], 1, 3, 1)
+    books.close()
 
 
 def test_a_recipe_names_one() -> None:

@@ -22,8 +22,7 @@ def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float
 
 def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwise_judge") -> float | None:
     """The share of comparisons with the other attempts of its group that a language model let the episode win, in
-    [0, 1], a tie half. Within a group they average 1/2 (pairwise preferences as the reward: after
-    Think-RM).
+    [0, 1], a tie half. Within a group they average 1/2 (pairwise preferences as the reward, after Think-RM).
 
     It is the signal that the examiner `pairwise_judge` writes. None and errors as of `judge`.
     """
