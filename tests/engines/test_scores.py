@@ -11,6 +11,7 @@ import torch
 
 from modelserver import tiny_engine, tiny_network
 from turnstile.engines.base import Scores
+from turnstile.engines.check import check_engine
 from turnstile.engines.openai import OpenAIEngine
 from turnstile.engines.scripted import ScriptedEngine
 from turnstile.engines.transformers import TransformersEngine
@@ -73,3 +74,18 @@ def test_not_every_engine_can_tell(bytes_: Any) -> None:
     assert isinstance(tiny_engine(bytes_), Scores)
     assert not issubclass(OpenAIEngine, Scores)
     assert not issubclass(ScriptedEngine, Scores)
+
+
+class Vague(TransformersEngine):
+    """Says of every token that it is certain."""
+
+    async def score(self, prompt_ids: I32, token_ids: I32, session: str) -> F32:
+        return np.zeros(len(token_ids), np.float32)
+
+
+async def test_the_checker_finds_an_engine_that_does_not_know_its_own_tokens(bytes_: Any) -> None:
+    assert await check_engine(tiny_engine(bytes_), [ids(5, 6, 7)]) == []
+    vague = Vague(tiny_network(bytes_), bytes_, deterministic=True, max_batch=4, packed=False)
+    assert await check_engine(vague, [ids(5, 6, 7)]) == [
+        "score gives tokens another log-probability than generate gave them when it sampled them"
+    ]
