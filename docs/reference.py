@@ -41,7 +41,8 @@ GIVEN = {
     "renderer": {"tokenizer", "parser"},
     "schedule": {"progress"},
     "compose": {"terms", "task", "trajectory"},
-    "examiner": {"asker", "chars"},
+    "examiner": {"asker", "chars", "engine", "renderer", "tokenizer"},
+    "hint": {"seed", "steps", "criteria"},
     "demonstrator": {"task", "rng"},
     "policy": {"task", "rng"},
 }
@@ -53,6 +54,7 @@ ALGORITHMS: dict[str, tuple[str, tuple[Declaration, ...]]] = {
     "loss": ("Losses", loss_check.DECLARED),
     "factor": ("Factors of a loss", loss_check.FACTORS),
     "examiner": ("Examiners: what is found out before rewards judge", ()),
+    "hint": ("Hints: what training's prompts show besides the task", ()),
     "weights": ("Weights of tokens", ()),
 }
 """room -> its title in the catalogue, and what its kinds declare of the invariants."""
@@ -66,16 +68,13 @@ ELSEWHERE = (
     ("count: intrinsic rewards of counts", 'the reward `novelty` with `form = "count"`, within an episode'),
     ("implicit_prm (PRIME, OPRL)", '`credit.kind = "implicit_step"` with `[implicit]`, learned in the same step'),
     ("ProRL's reference reset", "`train.reference_every`"),
+    ("DPH-RL's stored samples", "`[rehearsal]` with the loss `forward_kl`"),
+    ("SPEAR's replay buffer", '`[buffer]` with `credit.kind = "recalibrated"`'),
+    ("SDPO's feedback", "`[feedback]` with the loss `self_distill`"),
+    ("RuscaRL", 'the reward and examiner `rubric` with `hint.kind = "rubric"`'),
 )
 """What the literature calls otherwise, and where it is."""
-MISSING = (
-    "**progress_attribution** (SPA-RL): learned contributions of turns that sum to the outcome",
-    "**RuscaRL's rubric in the prompt**, shown less and less: `rubric` judges, and is not shown",
-    "**answer probabilities** for `information_gain`: the reward reads them from a signal that nothing here writes yet",
-    "**feedback** for `self_distill`, and **stored samples** for `forward_kl`: the losses are there, and no recipe can "
-    "bring what they need",
-    "**a replay buffer** for `recalibrated`",
-)
+MISSING = ("**progress_attribution** (SPA-RL): learned contributions of turns that sum to the outcome",)
 LAB = {"credit": "gradients.json", "loss": "losses.json"}
 """room -> what the lab found of its kinds, below results/lab/."""
 

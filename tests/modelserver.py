@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from aiohttp import web
-from transformers import PreTrainedTokenizerBase
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from helpers import byte_tokenizer, tiny_llama
 from turnstile.agents.renderer import ChatRenderer
@@ -20,12 +20,18 @@ from turnstile.engines.transformers import TransformersEngine
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def tiny_engine(words: PreTrainedTokenizerBase, *, deterministic: bool = True) -> TransformersEngine:
-    """A random network whose tokens before matter."""
+def tiny_network(words: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """A random network whose tokens before matter, the same every time."""
     model = tiny_llama(len(words), context=4096)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
+    return model
+
+
+def tiny_engine(words: PreTrainedTokenizerBase, *, deterministic: bool = True) -> TransformersEngine:
+    """An engine of that network."""
+    model = tiny_network(words)
     ends = [words.convert_tokens_to_ids("<|im_end|>")]
     return TransformersEngine(model, words, deterministic=deterministic, max_batch=4, packed=False, stop_ids=ends)
 

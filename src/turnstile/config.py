@@ -216,6 +216,7 @@ class CriticConfig(Section):
 
     lr: float = Field(1e-3, gt=0)
     epochs: int = Field(8, ge=1)  # steps of its optimiser for each step of the run
+    clip: float = Field(0.0, ge=0)  # of the loss `value`: how far from the old one a value still gains (0: anywhere)
     tau: float = Field(0.1, gt=0, le=1)  # of `utterance_critic`: how far its slow copies go after each of those steps
 
 
@@ -227,6 +228,36 @@ class ImplicitConfig(Section):
     beta: float = Field(0.05, gt=0)  # a reward is beta times a log-ratio
     lr: float = Field(1e-6, gt=0)
     epochs: int = Field(1, ge=1)  # steps of its optimiser for each step of the run
+
+
+class FeedbackConfig(Section):
+    """What the loss `self_distill` tells the policy of an attempt, before asking it again how likely each token is."""
+
+    show: tuple[str, ...] = ()  # signals of the episode
+    last: bool = True  # what was seen at its end
+    solution: bool = True  # the attempt of its group that earned most, if that is more
+    chars: int = Field(4000, ge=200)  # of it all
+
+
+class RehearsalConfig(Section):
+    """Samples of the policy that RL begins with, kept and learned from again at every step, against forgetting. Without
+    tasks there are none."""
+
+    tasks: int = Field(0, ge=0)  # of training, played before the first step
+    attempts: int = Field(1, ge=1)  # episodes a task
+    least: float | None = None  # keep the episodes whose outcome is at least that (default: all)
+    batch: int = Field(8, ge=1)  # of them at each step
+    loss: Kind = Kind(kind="forward_kl")
+    coef: float = Field(0.1, gt=0)
+
+
+class BufferConfig(Section):
+    """Attempts of earlier steps that had a positive advantage and are trained on again, as `recalibrated` judges them
+    by then."""
+
+    size: int = Field(0, ge=0)  # attempts kept, the oldest go first (0: no buffer)
+    batch: int = Field(8, ge=1)  # of them at each step
+    uses: int = Field(2, ge=1)  # how often one is taken from it
 
 
 class EvalConfig(Section):
@@ -257,12 +288,16 @@ class Recipe(Section):
     rewards: RewardsConfig = RewardsConfig()
     examiners: tuple[Kind, ...] = ()  # what looks at played episodes and writes signals for rewards to read
     judge: JudgeConfig = JudgeConfig()
+    hint: Kind | None = None  # what the prompts of training show besides the task, less and less
     credit: Kind = Kind(kind="grpo")
     loss: Kind = Kind(kind="ppo")
     factors: tuple[Kind, ...] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
     critic: CriticConfig = CriticConfig()
     implicit: ImplicitConfig = ImplicitConfig()
+    feedback: FeedbackConfig = FeedbackConfig()
+    rehearsal: RehearsalConfig = RehearsalConfig()
+    buffer: BufferConfig = BufferConfig()
     weights: Kind = Kind(kind="token")
     warmstart: WarmstartConfig = WarmstartConfig()
     train: TrainConfig = TrainConfig()

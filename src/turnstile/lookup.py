@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from turnstile.errors import ConfigError
 
@@ -74,10 +75,14 @@ KINDS: dict[str, dict[str, str]] = {
     "examiner": {
         "clock": "turnstile.rewards.examine:Clock",
         "test_rates": "turnstile.rewards.examine:TestRates",
+        "answer_probabilities": "turnstile.rewards.probabilities:AnswerProbabilities",
         "judge": "turnstile.rewards.judges.examiners:Judge",
         "pairwise_judge": "turnstile.rewards.judges.examiners:PairwiseJudge",
         "rubric": "turnstile.rewards.judges.examiners:Rubric",
         "checklist": "turnstile.rewards.judges.examiners:Checklist",
+    },
+    "hint": {
+        "rubric": "turnstile.rollout.hints:RubricHint",
     },
     "demonstrator": {
         "swe": "turnstile.tasks.swe.oracle:demonstrate",
@@ -235,7 +240,8 @@ PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
 
 
 def check_types(where: str, function: Callable[..., Any], knobs: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a knob whose value is not of the plain type, or the Literal, that `function` annotates."""
+    """Raises ConfigError for a knob whose value is not of the type that `function` annotates, where that is plain, a
+    Literal, or made of these."""
     hints = _hints(function)
     for knob, value in knobs.items():
         if wanted := _misfit(hints.get(knob), value):
@@ -251,17 +257,54 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def _misfit(hint: Any, value: object) -> str | None:
-    """What a plain type or a Literal would have a value be, where the value is not; None for every other type."""
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
-        if value in choices:
-            return None
-        known = [choice for choice in choices if isinstance(choice, str)]
-        if isinstance(value, str) and known:
-            return f"known; {nearest(value, known)}"
-        return "one of " + ", ".join(map(repr, choices))
+    """What a plain type, a Literal, or a table, a list or a union of these would have a value be, where the value is
+    not; None for every other type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is type(None):
+        return None if value is None else "nothing"
+    if origin is Literal:
+        return _no_choice(arguments, value)
+    if origin in (Union, UnionType):
+        found = [_misfit(part, value) for part in arguments]
+        return None if None in found else " or ".join(one for one in found if one and one != "nothing")
+    if origin in (Mapping, dict):
+        return _no_table(arguments[-1], value)
+    if origin is tuple and Ellipsis not in arguments:
+        return _no_tuple(arguments, value)
+    if origin in (Sequence, list, tuple):
+        return _no_list(arguments[0], value)
     if hint not in PLAIN:
         return None
     wanted, types = PLAIN[hint]
     fits = isinstance(value, types) and (hint is bool or not isinstance(value, bool))
     return None if fits else wanted
+
+
+def _no_choice(choices: Sequence[Any], value: object) -> str | None:
+    if value in choices:
+        return None
+    known = [choice for choice in choices if isinstance(choice, str)]
+    if isinstance(value, str) and known:
+        return f"known; {nearest(value, known)}"
+    return "one of " + ", ".join(map(repr, choices))
+
+
+def _no_table(item: Any, value: object) -> str | None:
+    if not isinstance(value, Mapping):
+        return "a table, { name = ... }"
+    wrong = [found for one in value.values() if (found := _misfit(item, one))]
+    return f"a table in which each is {wrong[0]}" if wrong else None
+
+
+def _no_tuple(items: Sequence[Any], value: object) -> str | None:
+    if not isinstance(value, list | tuple) or len(value) != len(items):
+        return f"a list of {len(items)}"
+    wrong = [found for item, one in zip(items, value, strict=True) if (found := _misfit(item, one))]
+    return f"a list of {len(items)} with {wrong[0]} in its place" if wrong else None
+
+
+def _no_list(item: Any, value: object) -> str | None:
+    if not isinstance(value, list | tuple):
+        return "a list"
+    wrong = [found for one in value if (found := _misfit(item, one))]
+    return f"a list in which each is {wrong[0]}" if wrong else None

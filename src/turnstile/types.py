@@ -149,8 +149,8 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """One attempt at a task. `opening` is what the environment began with, `signals` what `Env.measure` found at the
-    end and examiners added; `error` says what broke."""
+    """One attempt at a task. `opening` and `tools` are what the environment began with, `signals` what `Env.measure`
+    found at the end and examiners added; `error` says what broke."""
 
     task_id: str
     group: str
@@ -159,6 +159,7 @@ class Trajectory:
     stop: Stop
     signals: Mapping[str, JSON] = field(default_factory=dict)
     opening: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
     parent: tuple[int, int, int] | None = None  # (attempt, turn, token) this one branched from
     error: str | None = None
     times: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
@@ -183,9 +184,10 @@ class Score:
 
     `outcome` is the terminal reward by agent, None where infrastructure failed. `turn` is the composed step
     reward r_t of each turn after gating, `total` is outcome + sum of `turn`. `granted` and `withheld` give
-    each step term's reward by turn, split by what its gate did, and `gates` says which gates were open.
-    `in_baseline` and `in_gradient` say whether the trajectory counts in its group's statistics and in the
-    update (the two differ for ends that the recipe masks).
+    each step term's reward by turn, split by what its gate did, `gates` says which gates were open, and
+    `withheld_by` which of them held a term back, or what end did (`ends.STOP`); `rewards/resolver.py` reads
+    it turn by turn. `in_baseline` and `in_gradient` say whether the trajectory counts in its group's
+    statistics and in the update (the two differ for ends that the recipe masks).
     """
 
     outcome: Mapping[str, float] | None
@@ -194,6 +196,7 @@ class Score:
     granted: Mapping[str, F32] = field(default_factory=dict)  # term -> [K]
     withheld: Mapping[str, F32] = field(default_factory=dict)  # term -> [K]
     gates: Mapping[str, bool] = field(default_factory=dict)
+    withheld_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # term -> closed gates above it, ends
     in_baseline: bool = True
     in_gradient: bool = True
 

@@ -7,15 +7,18 @@ import os
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 import guess_run
 import turnstile
+from turnstile.batching.batch import Batch
 from turnstile.build.dry_run import dry_run
 from turnstile.build.session import read_costs
 from turnstile.config import Recipe, make_recipe
 from turnstile.envs.base import Step
 from turnstile.envs.guess import GuessEnv, guess_tasks
 from turnstile.errors import ConfigError, SandboxError, TrainingError
+from turnstile.losses.base import Metrics, needs
 from turnstile.rollout.record import read_record
 from turnstile.types import Message, Task, Trajectory
 
@@ -31,6 +34,11 @@ class Broken(GuessEnv):
 
     async def step(self, message: Message) -> Step:
         raise SandboxError("the floor gave way")
+
+
+@needs("made_up")
+def lacking(logprobs: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+    return logprobs, {}
 
 
 def brevity(task: Task, trajectory: Trajectory) -> float:
@@ -131,7 +139,8 @@ def test_a_recipe_names_losses_factors_and_a_teacher(recipe: Recipe, tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": "self_distill"}, "nothing in a recipe gives the array 'feedback_logprobs'"),
+        ({"loss": f"{__name__}:lacking"}, "nothing in a recipe gives the array 'made_up'"),
+        ({"loss": "value"}, "the loss `value` is a critic's"),
         ({"loss": "distill"}, "name its model in train.teacher"),
         ({"train": {"reference_every": 2, "checkpoint_every": 3}}, "reference_every = 2 needs a checkpoint at least"),
         ({"factors": ["tiss"]}, "did you mean 'tis'"),

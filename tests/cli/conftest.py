@@ -99,7 +99,7 @@ def record_group(recorder: Recorder, step: int, task: str) -> None:
         ),
         Score(
             outcome={"agent": -0.5}, turn=np.array([0.0], f32), total=-0.5,
-            withheld={"command": np.array([0.1], f32)}, gates={"outcome": False},
+            withheld={"command": np.array([0.1], f32)}, gates={"outcome": False}, withheld_by={"command": ("outcome",)},
         ),
         Score(outcome=None, turn=np.zeros(0, f32), total=0.0, in_baseline=False, in_gradient=False),
     ]  # fmt: skip

@@ -63,7 +63,7 @@ def test_worst_shows_what_its_gate_withheld(cli: Cli, finished: Path) -> None:
     text = re.sub(r"\s+", " ", cli("rollout", "show", "demo", "--worst", "--step", "1").out)
     assert "step 1, train: toolz/first" in text
     assert "gates: outcome closed" in text
-    assert "rewards: command +0.100 withheld; r_t +0.000" in text
+    assert "rewards: command +0.100 withheld by outcome; r_t +0.000" in text
 
 
 def test_an_episode_that_infrastructure_ended(cli: Cli, finished: Path) -> None:
@@ -168,10 +168,12 @@ def test_rescore_judges_what_was_recorded(cli: Cli, finished: Path, tmp_path: Pa
     assert rows["reward/outcome"] == ["0.2000", "1.0000", "+0.8000"]
     assert rows["reward/step_withheld"] == ["0.0400", "0.3500", "+0.3100"]
     assert rows["gate/outcome"] == ["0.5000", "0.0000", "-0.5000"]
+    assert rows["reward/withheld_by/outcome"] == ["0.0400", "0.3500", "+0.3100"]
     assert "2 groups of two attempts or more: equal rewards in 0 recorded, 2 now; another attempt is best in 0" in out
     lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert [line["total"] for line in lines] == [1.0, 1.0, None, 1.0, 1.0, None, 1.0]
     assert lines[0]["withheld"] == {"command": [0.25, 0.25]}
+    assert lines[0]["withheld_by"] == {"command": ["outcome"]}
     assert next(iter(entries(finished, Filter()))).scores[0].total == 1.2  # the record stays as it is
 
 

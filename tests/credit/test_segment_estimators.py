@@ -59,6 +59,16 @@ def test_recalibrated_compares_what_is_replayed_and_does_not_remember_it() -> No
     assert by_turn(recalibrated([group], [[replace(s, in_baseline=False) for s in scores]], {}, state)[0])[0] == [2.0]
 
 
+def test_recalibrated_leaves_what_is_played_now_to_its_group() -> None:
+    group, scores = pair(3.0, 1.0, 2.0, 9.0)
+    scores[3] = replace(scores[3], in_baseline=False)
+    found, state = recalibrated([group], [scores], {}, {}, over="trajectories", fresh="group")
+    compared, _ = grpo([group], [scores], {}, {}, of="outcome")
+    assert by_turn(found)[:3] == by_turn(compared)[:3]
+    assert by_turn(found)[3] == [7.0]  # against the median 2
+    assert state["recent"] == [3.0, 1.0, 2.0]
+
+
 def test_normalised_process_by_hand() -> None:
     # A solved: z = (r - 1/2) + 1/2 = .25, 1; B failed: z = r - 1 = -.5, 0
     g = group_of(attempt(0, [1, 1]), attempt(1, [1, 1]))

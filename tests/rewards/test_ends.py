@@ -33,6 +33,7 @@ def test_zero() -> None:
     assert score.total == 0.0
     assert score.turn.tolist() == [0.0, 0.0]
     assert score.withheld["s"] == pytest.approx([0.4, -0.2])
+    assert score.withheld_by == {"s": ("ends.turns",)}
     assert score.in_gradient
 
 

@@ -35,6 +35,11 @@ def test_a_rubric_is_a_weighted_mean() -> None:
     assert rubric(TASK, found, weights={"rude": -1.0}) == pytest.approx((1.25 - 0.5) / 2)
     assert rubric(TASK, found, weights={"rude": -9.0}) == 0.0
     assert rubric(TASK, found, weights={"brief": 0.0, "rude": 0.0}) == 0.25
+    own = replace(TASK, data={"points": {"right": 3.0}})
+    assert rubric(own, found, weights={"rude": -1.0}, key="points") == pytest.approx((1.0 + 0.75 + 0.5) / 5)
+    assert rubric(TASK, found, weights={"rude": -1.0}, key="points") == pytest.approx((1.25 - 0.5) / 2)
+    with pytest.raises(ConfigError, match="wants weights to map names to numbers, got 'many' for task 't'"):
+        rubric(replace(TASK, data={"points": "many"}), found, key="points")
 
 
 def test_a_checklist_is_the_share_of_what_is_met() -> None:

@@ -82,7 +82,7 @@ def test_turn_signal_reads_a_number_of_each_turn() -> None:
     trajectory = replace(trajectory, turns=tuple(turns))
     assert of_turns(TASK, trajectory, name="consistent").tolist() == [1.0, 0.0]
     assert of_turns(TASK, trajectory, name="x", signal="left", scale=0.5, offset=-1.0).tolist() == [0.5, -0.5]
-    with pytest.raises(ConfigError, match="wants numbers, but a turn recorded note = 'x'"):
+    with pytest.raises(ConfigError, match="wants a number, but a turn recorded note = 'x'"):
         of_turns(TASK, trajectory, name="note")
     with pytest.raises(ConfigError, match=r"'turn_signal' needs the signal 'lef', which a turn"):
         of_turns(TASK, trajectory, name="lef")

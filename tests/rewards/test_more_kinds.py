@@ -118,7 +118,7 @@ def test_multiplicative() -> None:
     assert of(outcome=0.0, slips=1) == 0.0
     assert of(outcome=None) is of(slips=None) is of(escaped=None) is None
     assert multiplicative(TASK, recorded([{}], resolved=True), signal="resolved") == 1.0
-    for signals, line in (({"outcome": -0.1}, "wants outcome >= 0"), ({"outcome": math.nan}, "wants outcome >= 0"),
+    for signals, line in (({"outcome": -0.1}, "wants outcome >= 0"), ({"outcome": math.nan}, "wants a number, but the"),
                           ({"slips": -1}, "wants a count of 0 or more"), ({"slips": "x"}, "slips = 'x'")):  # fmt: skip
         with pytest.raises(ConfigError, match=line):
             of(**signals)

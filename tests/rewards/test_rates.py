@@ -43,6 +43,7 @@ def test_rates_of_five_episodes_of_which_infrastructure_broke_one() -> None:
     assert result["reward/withheld/step"] == pytest.approx(0.05)
     assert result["reward/step_granted"] == pytest.approx(0.05)
     assert result["reward/step_withheld"] == pytest.approx(0.05)
+    assert result["reward/withheld_by/outcome"] == pytest.approx(0.05)
     assert result["count/trajectories"] == 5
     assert (result["count/errors"], result["count/killed"]) == (1, 0)
     assert result["ends/error"] == pytest.approx(0.2)

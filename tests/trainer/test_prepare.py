@@ -91,7 +91,7 @@ class Writing(Learner):
         self.calls: list[list[tuple[str, int]]] = []
 
     def update(
-        self, rows: list[Row], objective: Objective, trunk: object = None
+        self, rows: list[Row], objective: Objective, trunk: object = None, stored: object = None
     ) -> tuple[dict[str, float], list[F32], list[F32]]:
         self.calls.append(origins(rows))
         n = len(self.calls)

@@ -13,8 +13,9 @@ from turnstile.trainer import checkpoint
 
 def audit_run(run: Path, *, record: bool = False) -> tuple[Audit, int]:
     """What a run's ledger says, and how many steps its recipe has."""
-    train = read_recipe(run).train
-    declared = Declared(attempts=train.groups * train.attempts, passes=train.epochs)
+    recipe = read_recipe(run)
+    train, again = recipe.train, recipe.buffer.uses if recipe.buffer.size else 0
+    declared = Declared(attempts=train.groups * train.attempts, passes=train.epochs * (1 + again))
     return audit(run, declared, record=record), train.steps
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from turnstile.agents.base import Renderer
 from turnstile.batching.rows import rows_of
 from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.kinds import bind
+from turnstile.build.lonely import check_company
 from turnstile.build.parts import (
     Agent,
     check_kinds,
@@ -31,6 +33,7 @@ from turnstile.build.scripts import check_scripts
 from turnstile.build.session import peak_memory_mb
 from turnstile.build.warmstart import play_talks, read_talks
 from turnstile.config import Recipe
+from turnstile.rewards.compose import failed
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Task
 
@@ -48,7 +51,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     check_examiners(recipe)
     check_scripts(recipe)
     talks = read_talks(recipe)
-    bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
+    check_company(recipe, bind("credit", recipe.credit, given=("groups", "scores", "aux", "state")))
     make_scorer(recipe)
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         make_trackers(recipe, Path(folder)).close()
@@ -56,7 +59,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     told = {"conversations to learn from": play_talks(recipe, talks, agent).summary()} if talks else {}
     learner = make_learner(recipe, agent)
     group, playing = asyncio.run(_play(recipe, agent, tasks[0]))
-    updating = _update(recipe, learner, group)
+    updating = _update(recipe, learner, group, agent.scaffold.renderer)
     step = recipe.train.groups * (playing + updating * recipe.train.epochs)
     evaluations = len(heldout) * recipe.eval.samples * (2 + recipe.train.steps // (recipe.eval.every or 10**9))
     sampled = sum(len(turn.completion.token_ids) for t in group.trajectories for turn in t.turns)
@@ -78,7 +81,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
 
 async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]:
     """One group of the recipe, and the seconds it took."""
-    world = make_world(recipe, examiners=make_examiners(recipe, None))
+    world = make_world(recipe, examiners=make_examiners(recipe, None, agent))
     try:
         player = make_player(recipe, world, agent.scaffold, agent.engine, agent.context)
         began = time.monotonic()
@@ -88,7 +91,7 @@ async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]
         await world.close()
 
 
-def _update(recipe: Recipe, learner: Learner, group: Group) -> float:
+def _update(recipe: Recipe, learner: Learner, group: Group, renderer: Renderer) -> float:
     """The seconds of one update on a group, whose weights are put back."""
     before = [parameter.detach().clone() for parameter in learner.parameters]
     rows: list[Row] = []
@@ -98,7 +101,8 @@ def _update(recipe: Recipe, learner: Learner, group: Group) -> float:
     objective = make_objective(recipe)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
-        for annotator in make_annotators(recipe, objective, learner, Path(folder)):
+        for annotator in make_annotators(recipe, objective, learner, Path(folder), renderer=renderer):
+            annotator.meets([group], [[failed(trajectory) for trajectory in group.trajectories]])
             rows = annotator.annotate(rows, objective.sampling)
     if rows:
         learner.update(rows, objective)

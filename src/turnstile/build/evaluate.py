@@ -111,15 +111,16 @@ async def _with_model(
     tracker: Tracker,
     folder: Path,
 ) -> list[Group]:
-    world = make_world(recipe, examiners=make_examiners(recipe, folder))
-    stack.push_async_callback(world.close)
     speaker: Agent | Remote
     if recipe.engine.in_process:
-        speaker = make_agent(recipe, network)
+        speaker = agent = make_agent(recipe, network)
     else:
+        agent = None
         scaffold = make_scaffold(recipe, None if is_text(recipe) else load_tokenizer(network))
         speaker = await make_remote(recipe, scaffold)
         stack.push_async_callback(speaker.close)
+    world = make_world(recipe, examiners=make_examiners(recipe, folder, agent))
+    stack.push_async_callback(world.close)
     player = for_evaluation(recipe, make_player(recipe, world, speaker.scaffold, speaker.engine, speaker.context))
     done = counter(tracker, f"evaluating {name}", len(tasks) * samples)
     return await player.groups(tasks, samples, label=f"eval/{name}", seed=recipe.seed, stream=EVALUATION, done=done)
@@ -138,7 +139,7 @@ async def _with_policy(
     if policy not in policies:
         hint = nearest(policy, policies) if policies else "it names none"
         raise ConfigError(f"eval.policies of this recipe has no {policy!r}; {hint}")
-    world = make_world(recipe, examiners=make_examiners(recipe, folder))
+    world = make_world(recipe, examiners=make_examiners(recipe, folder, None))
     stack.push_async_callback(world.close)
     scaffold = make_scaffold(recipe, load_tokenizer(network))
     done = counter(tracker, f"evaluating {policy}", len(tasks))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from turnstile.agents.renderer_messages import MessagesRenderer
 from turnstile.agents.writer import writer
 from turnstile.build.kinds import bind, takes
-from turnstile.build.parts import make_agent
+from turnstile.build.parts import Agent, make_agent
 from turnstile.build.servers import make_servers
 from turnstile.config import Recipe
 from turnstile.errors import ConfigError
@@ -17,28 +16,39 @@ from turnstile.rewards.examine import Examiner
 from turnstile.rewards.judges.ask import Asker
 from turnstile.types import Sampling
 
-GIVEN = ("asker", "chars")
+POLICY = ("engine", "renderer", "tokenizer")
+"""What examiners that ask the policy itself are given."""
+GIVEN = ("asker", "chars", *POLICY)
 VERDICTS = "verdicts.jsonl"
 """The file of a run folder with what judges answered."""
 
 
 def check_examiners(recipe: Recipe) -> None:
-    """Raises ConfigError for an examiner that cannot be had, and for a judge without a model."""
+    """Raises ConfigError for an examiner that cannot be had, for a judge without a model, and for one that asks the
+    policy where that is behind a server."""
     for kind in recipe.examiners:
-        if takes(bind("examiner", kind, given=GIVEN), "asker") and not (recipe.judge.model or recipe.judge.urls):
+        maker = bind("examiner", kind, given=GIVEN)
+        if takes(maker, "engine") and not recipe.engine.in_process:
+            raise ConfigError(
+                f"examiner kind {kind.kind!r} asks the policy how likely given tokens are, which engine.kind = "
+                f"{recipe.engine.kind!r} cannot tell: play with engine.kind = 'transformers', or leave it out"
+            )
+        if takes(maker, "asker") and not (recipe.judge.model or recipe.judge.urls):
             raise ConfigError(
                 f"examiner kind {kind.kind!r} asks a model: name it under [judge], with a url, or as a model to load"
             )
 
 
-def make_examiners(recipe: Recipe, folder: Path | None) -> dict[str, Examiner]:
+def make_examiners(recipe: Recipe, folder: Path | None, agent: Agent | None) -> dict[str, Examiner]:
     """The examiners in their order, by kind and place; those that ask share one model, whose answers are kept in
-    `folder`."""
+    `folder`. `agent` is the policy, where it is a model in this process."""
     check_examiners(recipe)
     makers = [bind("examiner", kind, given=GIVEN) for kind in recipe.examiners]
-    given: Mapping[str, Any] = {}
+    given: dict[str, Any] = dict.fromkeys(POLICY)
+    if agent is not None:
+        given = {"engine": agent.engine, "renderer": agent.scaffold.renderer, "tokenizer": agent.tokenizer}
     if any(takes(maker, "asker") for maker in makers):
-        given = {"asker": make_asker(recipe, folder), "chars": recipe.judge.chars}
+        given |= {"asker": make_asker(recipe, folder), "chars": recipe.judge.chars}
     found: dict[str, Examiner] = {}
     for place, (kind, maker) in enumerate(zip(recipe.examiners, makers, strict=True)):
         try:

@@ -18,6 +18,7 @@ from turnstile.errors import ConfigError, LedgerError
 from turnstile.evaluation.metrics import EpisodeResult, counted
 from turnstile.lookup import nearest
 from turnstile.rollout.books import Books
+from turnstile.rollout.buffer import Buffer
 from turnstile.rollout.ledger import FILE
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
@@ -52,6 +53,8 @@ class Kept:
         self._estimator = estimator
         self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
         self.tasks_at: Callable[[], Mapping[str, Any]] = self.sampler.state  # behind the last step that is done
+        buffer = run.recipe.buffer
+        self.buffer = Buffer(run.folder, size=buffer.size, batch=buffer.batch, uses=buffer.uses, seed=run.recipe.seed)
         self.alarms: dict[str, Alarm] = standard_alarms()
         self.progress = Progress()
         self.scores: dict[int, float] = {}  # of steps with a checkpoint, by train.keep_best
@@ -69,6 +72,7 @@ class Kept:
         state = {
             "credit": dict(progress.credit),
             "sampler": dict(self.tasks_at()),
+            "buffer": self.buffer.state(),
             "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
             "examiners": {name: examiner.state() for name, examiner in self.run.world.examiners.items()},
             "scores": {str(step): score for step, score in self.scores.items()},
@@ -122,6 +126,7 @@ class Kept:
         if self.run.recipe.engine.deterministic:  # sums come out otherwise with other threads
             torch.set_num_threads(int(found.state["threads"]))
         self.sampler.restore(found.state["sampler"])
+        self.buffer.restore(found.state.get("buffer", {"kept": []}))
         with chance.untouched():  # its first weights are not the ones that stay
             self.begin()
         if self.learned is not None:

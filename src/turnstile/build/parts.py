@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turnstile.agents.base import Scaffold
+from turnstile.agents.base import Renderer, Scaffold
 from turnstile.agents.renderer_messages import MessagesRenderer
+from turnstile.build.hints import make_hint
 from turnstile.build.kinds import bind, takes
 from turnstile.build.sandboxes import make_sandboxes
 from turnstile.config import Kind, Recipe, TermConfig
@@ -24,6 +25,7 @@ from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
 from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
+from turnstile.lookup import KINDS
 from turnstile.losses.base import TokenLoss, needs_of
 from turnstile.losses.factors import PROXIMAL, weighted
 from turnstile.models.adapt import choose_trainable
@@ -40,6 +42,7 @@ from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.critic import Critic, Learned
+from turnstile.trainer.feedback import Feedback, Told
 from turnstile.trainer.implicit import ImplicitReward, Manner
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.reference import Annotator, Past, Proximal, Reference, Teacher
@@ -108,6 +111,12 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
     bind("parser", recipe.agent.parser)
     for kind in recipe.trackers:
         bind("tracker", kind, given=("run",))
+    make_hint(recipe)
+    if recipe.buffer.size and recipe.credit.kind in KINDS["credit"] and recipe.credit.kind != "recalibrated":
+        raise ConfigError(
+            f"buffer.size = {recipe.buffer.size} wants credit.kind = 'recalibrated', which judges earlier attempts by "
+            f"what the policy reaches now; {recipe.credit.kind!r} does not"
+        )
     if 0 < recipe.rollout.slack <= 1:
         raise ConfigError(
             f"rollout.slack = {recipe.rollout.slack} stops episodes sooner than others of their task took; take more "
@@ -226,6 +235,7 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
         deterministic=recipe.engine.deterministic,
         deadlines=Deadlines(recipe.rollout.slack) if recipe.rollout.slack else None,
         examiners=tuple(world.examiners.values()),
+        hint=make_hint(recipe),
     )
 
 
@@ -285,6 +295,11 @@ def make_objective(recipe: Recipe) -> Objective:
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),
     )
+    if "values" in objective.needs.extras:
+        raise ConfigError(
+            "the loss `value` is a critic's, and no policy's: take a credit that learns one, like gae, and set "
+            "critic.clip"
+        )
     if unknown := [name for name in objective.needs.extras if name not in ANNOTATORS]:
         raise ConfigError(f"nothing in a recipe gives the array {unknown[0]!r} that its losses need")
     if "teacher_logprobs" in objective.needs.extras and not recipe.train.teacher:
@@ -298,13 +313,15 @@ def make_objective(recipe: Recipe) -> Objective:
     return objective
 
 
-ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int], Annotator]] = {
-    "ref_logprobs": lambda recipe, learner, folder, step: _reference(recipe, learner, folder, step),
+ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int, Renderer], Annotator]] = {
+    "ref_logprobs": lambda recipe, learner, folder, step, _: _reference(recipe, learner, folder, step),
     "proximal_logprobs": lambda _, learner, *__: Proximal(learner),
     "teacher_logprobs": lambda recipe, learner, *_: _teacher(recipe, learner),
+    "feedback_logprobs": lambda recipe, learner, _, __, renderer: _feedback(recipe, learner, renderer),
     "entropy_past": lambda _, learner, *__: Past(learner),
 }
-"""Array that losses may need -> what gives it, from the recipe, the learner, the run's folder and the last step."""
+"""Array that losses may need -> what gives it, from the recipe, the learner, the run's folder, the last step and how
+conversations are laid out."""
 
 
 def _reference(recipe: Recipe, learner: Learner, folder: Path, step: int) -> Reference:
@@ -315,12 +332,16 @@ def _teacher(recipe: Recipe, learner: Learner) -> Teacher:
     return Teacher(load_model(recipe.train.teacher, device=recipe.model.device, dtype=recipe.model.dtype), learner)
 
 
+def _feedback(recipe: Recipe, learner: Learner, renderer: Renderer) -> Feedback:
+    return Feedback(learner, renderer, Told(**recipe.feedback.model_dump()))
+
+
 def make_annotators(
-    recipe: Recipe, objective: Objective, learner: Learner, folder: Path, *, step: int = 0
+    recipe: Recipe, objective: Objective, learner: Learner, folder: Path, *, renderer: Renderer, step: int = 0
 ) -> tuple[Annotator, ...]:
     """What gives the rows of a step the arrays that the losses of a recipe need. `step` is the last that was done."""
     asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
-    return tuple(ANNOTATORS[name](recipe, learner, folder, step) for name in asked)
+    return tuple(ANNOTATORS[name](recipe, learner, folder, step, renderer) for name in asked)
 
 
 def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> Learned | None:
@@ -332,7 +353,7 @@ def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> Lear
     if part == "implicit":
         return ImplicitReward(learner, Manner(**recipe.implicit.model_dump()), make_sampling(recipe))
     if part == "values" and targets is not None:
-        return Critic(learner, targets, lr=critic.lr, epochs=critic.epochs)
+        return Critic(learner, targets, lr=critic.lr, epochs=critic.epochs, clip=critic.clip)
     if part == "utterance" and targets is not None:
         return UtteranceCritic(learner, targets, lr=critic.lr, epochs=critic.epochs, tau=critic.tau)
     raise ConfigError(f"credit {recipe.credit.kind!r} asks for {part!r}, which the trainer has not")

@@ -55,6 +55,7 @@ async def group_source(
         ahead=recipe.rollout.ahead,
         last=train.steps,
         examiners=tuple(run.world.examiners.values()),
+        hint=run.player.hint,
         say=say,
     )
     kept.tasks_at = source.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from turnstile.build.check import refuse_failed
 from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.kept import Kept, check_keep_best, open_books
 from turnstile.build.kinds import bind
+from turnstile.build.lonely import check_company
 from turnstile.build.parts import (
     World,
     check_kinds,
@@ -26,6 +28,7 @@ from turnstile.build.parts import (
     overlap,
     read_tasks,
 )
+from turnstile.build.rehearsal import read_rehearsal, rehearsal_objective, store_samples
 from turnstile.build.report import report
 from turnstile.build.run_folder import FINAL, WARM, only_one, open_run, read_results, room_for
 from turnstile.build.scripts import check_scripts
@@ -94,7 +97,9 @@ async def _train(
     train_tasks, heldout = tasks
     scorer = make_scorer(recipe, reward)
     objective = make_objective(recipe)
+    rehearsal_objective(recipe)
     estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
+    check_company(recipe, estimator)
     check_scripts(recipe)
     check_keep_best(recipe.train.keep_best)
     talks = read_talks(recipe)
@@ -105,10 +110,14 @@ async def _train(
         stack.callback(books.close)
         tracker = make_trackers(recipe, folder)
         stack.callback(tracker.close)
-        world = World(make_env=_no_env) if replay else make_world(recipe, env, make_examiners(recipe, folder))
+        world = World(make_env=_no_env) if replay else make_world(recipe, env)
         stack.push_async_callback(world.close)
         chance.seed(recipe.seed)
         agent = make_agent(recipe)
+        examiners = {} if replay else make_examiners(recipe, folder, agent)
+        for examiner in examiners.values():
+            stack.push_async_callback(examiner.close)
+        world = replace(world, examiners=examiners)
         run = Run(
             recipe=recipe,
             folder=folder,
@@ -130,6 +139,7 @@ async def _train(
                 await baselines_and_warm_start(run, kept.learner, talks)
             else:
                 learn_recorded(run, kept.learner, replay)
+            await store_samples(run, replay)
             kept.begin()
             kept.save(kept.progress, {})
         samples = recipe.eval.samples
@@ -168,8 +178,17 @@ def _parts(run: Run, kept: Kept, source: GroupSource, estimator: Estimator, obje
         learner=kept.learner,
         objective=objective,
         trunk=None if isinstance(source, Replay) else _trunk(run, kept.learner),
-        annotators=make_annotators(run.recipe, objective, kept.learner, run.folder, step=kept.progress.step),
+        annotators=make_annotators(
+            run.recipe,
+            objective,
+            kept.learner,
+            run.folder,
+            renderer=run.agent.scaffold.renderer,
+            step=kept.progress.step,
+        ),
         learned=kept.learned,
+        rehearsal=read_rehearsal(run),
+        buffer=kept.buffer,
         tracker=run.tracker,
         recorder=run.recorder,
         books=run.books,

@@ -15,7 +15,7 @@ from turnstile.build.scripts import demonstrate
 from turnstile.build.session import Run, counter
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ReplayError, TaskError
-from turnstile.rollout.record import read_record
+from turnstile.rollout.record import REHEARSAL, read_record
 from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.tasks.conversations.play import Played, play
 from turnstile.tasks.conversations.source import read_conversations
@@ -51,6 +51,8 @@ def learn_recorded(run: Run, learner: Learner, recorded: Path) -> None:
         return
     demos: list[Trajectory] = []
     for entry in read_record(recorded, phase="warmstart"):
+        if entry.label == REHEARSAL:
+            continue
         run.recorder.write(0, "warmstart", entry.group, entry.scores, label=entry.label)
         demos += entry.group.trajectories
     if not demos:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from turnstile.agents.base import Tokenizer
 from turnstile.cli.episodes import Episode
+from turnstile.rewards.resolver import resolve_turn
 from turnstile.rollout.record import LOGPROB, WEIGHT
 from turnstile.types import F32, I32, Turn
 
@@ -82,11 +83,13 @@ def _action(turn: Turn, tokenizer: Tokenizer | None) -> str:
 
 
 def _rewards(episode: Episode, k: int) -> str:
-    """Each term that gave or withheld something in turn k, and what came of it."""
-    score, parts = episode.score, []
-    for word, terms in (("granted", score.granted), ("withheld", score.withheld)):
-        parts += [f"{name} {values[k]:+.3f} {word}" for name, values in terms.items() if values[k]]
-    composed = f"r_t {score.turn[k]:+.3f}"
+    """Each term that gave or withheld something in turn k, by which gate, and what came of it."""
+    resolved = resolve_turn(episode.score, k)
+    parts = [f"{one.term} {one.granted:+.3f} granted" for one in resolved if one.granted]
+    for one in resolved:
+        by = f" by {' and '.join(one.by)}" if one.by else ""  # a record may be older than its names
+        parts += [f"{one.term} {one.withheld:+.3f} withheld{by}"] if one.withheld else []
+    composed = f"r_t {episode.score.turn[k]:+.3f}"
     return f"{', '.join(parts)}; {composed}" if parts else composed
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from turnstile.credit.base import EQUAL, Advantages, Scores, State, to_tokens
+from turnstile.credit.grpo import grpo
 from turnstile.credit.stats import Members, Of, check_knob, check_range, check_scores, members
 from turnstile.types import Group
 
@@ -21,6 +22,7 @@ def recalibrated(
     window: int = 10240,
     over: Literal["groups", "trajectories"] = "groups",
     positive: bool = True,
+    fresh: Literal["median", "group"] = "median",
     of: Of = "outcome",
 ) -> tuple[Advantages, State]:
     """A_i = max(0, R_i - b), b the median of what was reached of late (SPEAR, arXiv 2509.22601).
@@ -28,8 +30,10 @@ def recalibrated(
     A replayed attempt was good when it was played; what it is worth now is told by the policy of now, without playing
     its task again. What is remembered are the last `window` means of groups (the paper's code), or with
     `over = "trajectories"` rewards of single attempts, those of this step among them: the estimator's `state`, which
-    goes into the checkpoint. A replayed attempt is one that is in the gradient and out of the baseline
-    (`Score.in_baseline`): it is compared and not remembered. `positive = False` keeps what lies below b, with its sign.
+    goes into the checkpoint. A replayed attempt, one of the recipe's `[buffer]`, is in the gradient and out of the
+    baseline (`Score.in_baseline`): it is compared and not remembered. `positive = False` keeps what lies below b, with
+    its sign. With `fresh = "group"` that is for replayed attempts alone, and the others get what `grpo` gives them, as
+    in the paper, which adds the one objective to the other.
 
     Median and positive part are those of the paper's code, which can also divide by the median deviation of groups and
     by default does not. `of`: the outcome R_i or the composed total S_i. Float64; values within 1e-8 of b give exactly
@@ -37,17 +41,22 @@ def recalibrated(
     """
     check_knob("recalibrated", "over", over, ("groups", "trajectories"))
     check_knob("recalibrated", "of", of, ("total", "outcome"))
+    check_knob("recalibrated", "fresh", fresh, ("median", "group"))
     check_range("recalibrated", 1, np.inf, window=window)
     check_scores(groups, scores)
     found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
-    fresh = [value for group, m in zip(groups, found, strict=True) for value in _reached(group, m, over)]
-    recent = [*state.get("recent", ()), *fresh][-window:]
+    reached = [value for group, m in zip(groups, found, strict=True) for value in _reached(group, m, over)]
+    recent = [*state.get("recent", ()), *reached][-window:]
     advantages: Advantages = []
     for group, m in zip(groups, found, strict=True):
         values = m.values - np.median(recent) if recent else np.zeros_like(m.values)
         values = np.where(np.abs(values) < EQUAL, 0.0, values)
         values = np.maximum(values, 0.0) if positive else values
         advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
+    if fresh == "group":
+        compared, _ = grpo(groups, scores, aux, {}, of=of)
+        counted = [bool(one) for m in found for one in m.counted]
+        advantages = [own if now else old for own, old, now in zip(compared, advantages, counted, strict=True)]
     return advantages, {**state, "recent": recent}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from turnstile.types import I32, Completion, Sampling
+from turnstile.types import F32, I32, Completion, Sampling
 
 
 @runtime_checkable
@@ -23,3 +23,14 @@ class Engine(Protocol):
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion: ...
 
     def close(self, session: str) -> None: ...
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """An engine that can also say how likely given tokens are. Not every engine can: a server returns the
+    log-probabilities of what it sampled."""
+
+    async def score(self, prompt_ids: I32, token_ids: I32, session: str) -> F32:
+        """The log-probability f32[n] of each of `token_ids` behind the prompt and those before it, by the model's own
+        distribution: at temperature 1, nothing cut off. Raises EngineError when it cannot be had."""
+        ...

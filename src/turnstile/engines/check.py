@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from turnstile.engines.base import Engine
+from turnstile.engines.base import Engine, Scores
 from turnstile.errors import EngineError
 from turnstile.types import I32, Completion, Sampling
 
@@ -26,8 +26,9 @@ async def check_engine(
     Checked are: arrays of equal length with finite log-probabilities not above 0; the token limit and how it
     is told; that the same prompt and seed give the same tokens and log-probabilities (to `atol`), alone, all
     prompts at once, and as a session's second turn; that a distribution cut to one token has
-    log-probability 0; stop strings, with `decode` (ids -> text); and that a session which is not open is an
-    EngineError. Engines that only repeat bit by bit in some mode are checked in that mode.
+    log-probability 0; stop strings, with `decode` (ids -> text); where the engine can tell how likely given tokens are
+    (`Scores`), that those it sampled are as likely as it said; and that a session which is not open is an EngineError.
+    Engines that only repeat bit by bit in some mode are checked in that mode.
     """
     sampling = Sampling(max_tokens=max_tokens, seed=1)
     problems: list[str] = []
@@ -47,6 +48,8 @@ async def check_engine(
     if decode is not None:
         for place, prompt in enumerate(prompts):
             problems += await _stop_problems(engine, prompt, replace(sampling, seed=place), alone[place], decode)
+    if isinstance(engine, Scores):
+        problems += await _score_problems(engine, prompts, alone, atol)
     problems += await _closed_problems(engine, prompts[0], sampling)
     return list(dict.fromkeys(problems))
 
@@ -122,6 +125,22 @@ async def _stop_problems(
                 f"got {len(found.token_ids)} tokens, {found.finish!r}"
             )
     return problems
+
+
+async def _score_problems(
+    engine: Scores, prompts: Sequence[I32], alone: Sequence[Completion], atol: float
+) -> list[str]:
+    """What was sampled, asked after."""
+    assert isinstance(engine, Engine)
+    for prompt, found in zip(prompts, alone, strict=True):
+        session = engine.open("check")
+        try:
+            logprobs = await engine.score(prompt, found.token_ids, session)
+        finally:
+            engine.close(session)
+        if logprobs.shape != found.logprobs.shape or not np.allclose(logprobs, found.logprobs, rtol=0, atol=atol):
+            return ["score gives tokens another log-probability than generate gave them when it sampled them"]
+    return []
 
 
 async def _closed_problems(engine: Engine, prompt: I32, sampling: Sampling) -> list[str]:

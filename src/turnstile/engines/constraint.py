@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from turnstile.errors import ConfigError, MissingExtraError
+from turnstile.errors import ConfigError, EngineError, MissingExtraError
 from turnstile.types import Bool, Sampling
 
 
@@ -18,6 +18,13 @@ class Constraints:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_ids: Collection[int]) -> None:
         self._tokenizer, self._vocabulary, self._stop_ids = tokenizer, vocabulary, stop_ids
         self._wrapped: Any = None  # takes a second to make
+
+    def given(self, token_ids: Sequence[int]) -> Given:
+        """What says these tokens and no others. Raises EngineError for one that the model does not have."""
+        unknown = [token for token in token_ids if not 0 <= token < self._vocabulary]
+        if unknown:
+            raise EngineError(f"the model has {self._vocabulary} tokens, and {unknown[0]} is none of them")
+        return Given(token_ids, self._vocabulary)
 
     def start(self, sampling: Sampling) -> Constraint | None:
         """What a turn sampled like that must match, if anything.
@@ -64,3 +71,21 @@ class Constraint:
         """Goes on by a token; returns whether the turn is over with it."""
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped())
+
+
+class Given:
+    """Nothing but these tokens, one after the other: they are not sampled but asked after."""
+
+    def __init__(self, token_ids: Sequence[int], vocabulary: int) -> None:
+        self._left, self._vocabulary = list(token_ids), vocabulary
+
+    def allowed(self) -> Bool:
+        """The next token alone, [V]."""
+        mask = np.zeros(self._vocabulary, dtype=bool)
+        mask[self._left[0]] = True
+        return mask
+
+    def take(self, token: int) -> bool:
+        """Goes on by a token; returns whether it was the last."""
+        self._left.pop(0)
+        return not self._left

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turnstile.engines.constraint import Constraint
+from turnstile.engines.constraint import Constraint, Given
 from turnstile.engines.group import Cursor, common
 from turnstile.types import Completion, Finish, Sampling
 
@@ -38,7 +38,7 @@ class Request:
     sampling: Sampling
     future: asyncio.Future[Completion]
     cursor: Cursor
-    constraint: Constraint | None = None
+    constraint: Constraint | Given | None = None
     started: float = field(default_factory=time.monotonic)
     versions: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turnstile.engines.constraint import Constraints
+from turnstile.engines.constraint import Constraint, Constraints, Given
 from turnstile.engines.failures import failure
 from turnstile.engines.group import Cursor, Group
 from turnstile.engines.layout import Span, lay_out
@@ -31,7 +31,7 @@ from turnstile.engines.step import Step
 from turnstile.errors import EngineError
 from turnstile.models.attention import use_layouts
 from turnstile.models.inference import Inference
-from turnstile.types import I32, Completion, Sampling
+from turnstile.types import F32, I32, Completion, Sampling
 
 PREFILL_TOKENS = 512
 """Prompt tokens computed in one step, so that a long prompt does not hold up those that decode."""
@@ -42,7 +42,7 @@ were dropped for want of memory, or the weights changed), tokens sampled, rows d
 
 
 class TransformersEngine:
-    """Obeys `engines.base.Engine`.
+    """Obeys `engines.base.Engine` and `Scores`.
 
     `max_batch` bounds the requests decoded at once, `memory_mb` the keys and values kept (least recently used
     sessions go first, and are computed again when needed; requests that do not fit wait). With `deterministic` every
@@ -94,15 +94,28 @@ class TransformersEngine:
             self._groups.pop(share).close()
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
+        self.stats["tokens_asked"] += len(prompt_ids)
+        return await self._asked(prompt_ids, sampling, session, self._constraints.start(sampling))
+
+    async def score(self, prompt_ids: I32, token_ids: I32, session: str) -> F32:
+        """As of `engines.base.Scores`: the tokens are fed one by one like sampled ones, beside all that is sampled."""
+        if len(token_ids) == 0:
+            return np.zeros(0, np.float32)
+        given = self._constraints.given(token_ids.tolist())
+        self.stats["tokens_asked"] += len(prompt_ids) + len(token_ids)
+        found = await self._asked(prompt_ids, Sampling(max_tokens=len(token_ids)), session, given)
+        return found.logprobs
+
+    async def _asked(
+        self, prompt_ids: I32, sampling: Sampling, session: str, constraint: Constraint | Given | None
+    ) -> Completion:
         if session not in self._sessions:
             raise EngineError(f"session {session!r} is not open")
         if len(prompt_ids) == 0:
             raise EngineError("the prompt is empty")
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         own = self._sessions[session]
-        constraint = self._constraints.start(sampling)
         request = Request(own, prompt_ids.tolist(), sampling, future, own.cursor.copy(), constraint)
-        self.stats["tokens_asked"] += len(prompt_ids)
         self._running.append(request)
         self._wake()
         try:
@@ -270,11 +283,13 @@ class TransformersEngine:
             for request, (token, logprob, entropy) in zip(requests, drawn, strict=True):
                 request.append(token, logprob, entropy, version)
                 self._finish(request, token)
-        self.stats["tokens_sampled"] += len(step.ready)
+        self.stats["tokens_sampled"] += sum(not isinstance(request.constraint, Given) for request in step.ready)
 
     def _finish(self, request: Request, token: int) -> None:
         matched = request.constraint is not None and request.constraint.take(token)
-        if matched or token in self._stop_ids or self._stops(request):
+        if isinstance(request.constraint, Given):
+            request.finish = "stop" if matched else None  # a token that ends turns may stand amid what is asked after
+        elif matched or token in self._stop_ids or self._stops(request):
             request.finish = "stop"
         elif request.sampled >= request.sampling.max_tokens:
             request.finish = "length"

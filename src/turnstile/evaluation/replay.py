@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from turnstile.evaluation.markup import chip, paragraph, text
 from turnstile.evaluation.table import number
+from turnstile.rewards.resolver import resolve_turn
 from turnstile.types import F32, Message, Score, Stop, Task, Trajectory, Turn
 
 PROMPT_LIMIT, ACTION_LIMIT, OBSERVATION_LIMIT = 1500, 1500, 900
@@ -88,9 +89,14 @@ def _episode(shown: Shown, name: str) -> str:
 
 
 def _turn(shown: Shown, place: int, turn: Turn) -> str:
+    resolved = resolve_turn(shown.score, place)
     chips = [
-        *_terms(shown.score.granted, place, "up"),
-        *_terms(shown.score.withheld, place, "shut", "withheld"),
+        *(_term(one.granted, one.term, "up") for one in resolved if one.granted),
+        *(
+            _term(one.withheld, " by ".join([one.term, *filter(None, [" and ".join(one.by)])]), "shut", "withheld ")
+            for one in resolved
+            if one.withheld
+        ),
     ]
     if shown.advantages is not None and len(shown.advantages[place]):
         advantage = float(np.mean(shown.advantages[place]))
@@ -108,12 +114,8 @@ def _turn(shown: Shown, place: int, turn: Turn) -> str:
     )
 
 
-def _terms(terms: Mapping[str, F32], place: int, css: str, verb: str = "") -> list[str]:
-    return [
-        chip(f"{verb} {number(float(values[place]), signed=True, digits=2)} {name}".strip(), css)
-        for name, values in terms.items()
-        if values[place]
-    ]
+def _term(value: float, name: str, css: str, verb: str = "") -> str:
+    return chip(f"{verb}{number(value, signed=True, digits=2)} {name}", css)
 
 
 def _said(message: Message) -> str:

@@ -13,7 +13,7 @@ from turnstile.credit.base import EQUAL
 from turnstile.credit.stats import equal
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
-from turnstile.rollout.record import Entry
+from turnstile.rollout.record import AGAIN, Entry
 from turnstile.tracking.alarms import CollapseAlarm
 from turnstile.types import Score
 
@@ -44,6 +44,8 @@ def rescore(entries: Iterable[Entry], scorer: Scorer) -> Iterator[Rescored]:
     """Judges each group again from what was recorded of it. Raises ConfigError where a reward wants a signal that was
     not recorded."""
     for entry in entries:
+        if entry.label == AGAIN:  # attempts of earlier steps, which are judged where they were played
+            continue
         (scores,) = scorer([entry.group])
         yield Rescored(entry, tuple(scores))
 
@@ -90,6 +92,7 @@ def lines(rescored: Iterable[Rescored]) -> Iterator[dict[str, Any]]:
                 "turns": score.turn.tolist(),
                 "granted": {term: values.tolist() for term, values in score.granted.items()},
                 "withheld": {term: values.tolist() for term, values in score.withheld.items()},
+                "withheld_by": {term: list(by) for term, by in score.withheld_by.items()},
                 "gates": dict(score.gates),
             }
 

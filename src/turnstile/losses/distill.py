@@ -29,7 +29,8 @@ def self_distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1")
     policy itself finds of its tokens once it has read what came of them (SDPO, arXiv 2601.20802; RLTF).
 
     SDPO takes the divergence over the whole vocabulary; this is its estimate from the sampled token, which has the
-    same expected gradient and needs one number a token. The feedback stands in the teacher's context alone.
+    same expected gradient and needs one number a token. The feedback stands in the teacher's context alone;
+    what it tells is the recipe's `[feedback]`.
 
     logprobs f32[N] -> loss f32[N]; metric kl_feedback (nats). Raises ConfigError without feedback's numbers.
     """

@@ -21,9 +21,9 @@ def forward_kl(
     2509.07430): with r = pi / reference and w = min(reference / behaviour, cap), held constant,
     w * -log r (k1) or w * (r - 1 - log r) (k3, never negative, the same expected gradient with less noise).
 
-    The paper's forward KL is on samples of the reference that were stored before RL began: there the recorded
-    log-probabilities are the reference's own, and w is 1. On tokens that the policy sampled w corrects for that,
-    token by token; what the policy no longer samples it cannot correct for.
+    The paper's forward KL is on samples of the reference that were stored before RL began, in a recipe `[rehearsal]`:
+    there the recorded log-probabilities are the reference's own, and w is 1. On tokens that the policy sampled w
+    corrects for that, token by token; what the policy no longer samples it cannot correct for.
 
     logprobs f32[N] -> loss f32[N]; metric kl_forward (nats). Raises ConfigError without a reference.
     """

@@ -13,7 +13,8 @@ from turnstile.losses.base import Metrics, extra, needs
 @needs("values", "returns")
 def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Tensor, Metrics]:
     """max((v - R)^2, (v_old + clip(v - v_old, -clip, clip) - R)^2) / 2 at each token: the clipped squared error of a
-    critic (PPO's code; GAE, arXiv 1506.02438, has it unclipped, `clip = None`).
+    critic (PPO's code; GAE, arXiv 1506.02438, has it unclipped, `clip = None`). In a recipe a critic learns by it, with
+    the clip of `[critic]`, and it is no policy's loss.
 
     Takes the critic's values f32[N] where a policy's loss takes log-probabilities; `batch.extras["values"]` are those
     of before the step, `batch.extras["returns"]` what they should have been, both f32[N].
@@ -25,10 +26,18 @@ def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Te
         raise ConfigError(f"loss 'value': clip must be above 0, got {clip}")
     old, returns = extra(batch, "values", "value"), extra(batch, "returns", "value")
     error = (values - returns).square()
-    near = error if clip is None else (old + (values - old).clamp(-clip, clip) - returns).square()
+    worst = clipped_error(values, old, returns, clip)
     metrics = {
         "value": values.detach(),
         "value_error": error.detach(),
-        "clipped": (near > error).to(values.dtype),
+        "clipped": (worst > error).to(values.dtype),
     }
-    return torch.maximum(error, near) / 2, metrics
+    return worst / 2, metrics
+
+
+def clipped_error(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """(v - R)^2 f32[N], or with a clip the larger one of it and that of a value at most `clip` from the old one."""
+    error = (values - returns).square()
+    if clip is None:
+        return error
+    return torch.maximum(error, (old + (values - old).clamp(-clip, clip) - returns).square())

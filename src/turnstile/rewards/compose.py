@@ -12,8 +12,8 @@ from turnstile.types import F32, Score, Stop, Task, Trajectory
 
 
 def gated(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
-    """Gated reward accumulation: R = sum_l m_l R_l, where R_l is the weighted sum of the terms of level l and
-    m_l = 1 iff every term of every level above l that has a gate passes its own threshold.
+    """Gated reward accumulation (G-RA, arXiv 2508.10548): R = sum_l m_l R_l, where R_l is the weighted sum of the terms
+    of level l and m_l = 1 iff every term of every level above l that has a gate passes its own threshold.
 
     The terms of the highest level are always granted: its episode terms are the outcome. Everything else is a
     step reward: a turn term of any level adds to r_t of its turn, an episode term of a lower level adds to the
@@ -27,7 +27,7 @@ def gated(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
 
 
 def direct(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
-    """Direct reward accumulation: R = sum_l R_l; as `gated` with every gate open."""
+    """Direct reward accumulation (D-RA, arXiv 2508.10548): R = sum_l R_l; as `gated` with every gate open."""
     return _compose(terms, task, trajectory, obey=False)
 
 
@@ -71,6 +71,7 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
     stepwise = 0.0  # of what is granted, before it is rounded to float32, so that equal totals are equal
     granted: dict[str, F32] = {}
     withheld: dict[str, F32] = {}
+    withheld_by: dict[str, tuple[str, ...]] = {}
     for term in terms:
         weighted = values[term.name] * term.weight
         if term.level == top and term.scope == "episode":
@@ -81,10 +82,14 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
             steps[:] = weighted
         elif length:
             steps[-1] = weighted[0]
-        is_open = all(gates.get(higher.name, True) for higher in terms if higher.level > term.level)
+        closed = tuple(
+            higher.name for higher in terms if higher.level > term.level and not gates.get(higher.name, True)
+        )
         zeros = np.zeros_like(steps)
-        granted[term.name], withheld[term.name] = (steps, zeros) if is_open else (zeros, steps)
-        if is_open and length:
+        granted[term.name], withheld[term.name] = (zeros, steps) if closed else (steps, zeros)
+        if closed:
+            withheld_by[term.name] = closed
+        elif length:
             stepwise += float(weighted.sum())
     turn = sum_terms(granted, length)
     return Score(
@@ -94,4 +99,5 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
         granted=granted,
         withheld=withheld,
         gates=gates,
+        withheld_by=withheld_by,
     )

@@ -42,7 +42,7 @@ class Ends:
 
     def apply(self, score: Score, trajectory: Trajectory) -> Score:
         """The score after the table: total = outcome + sum(turn) still holds, and what an end took from a step
-        term moves from `granted` to `withheld`."""
+        term moves from `granted` to `withheld`, by `ends.STOP`."""
         if trajectory.stop is Stop.ERROR:
             return failed(trajectory)
         if score.outcome is None:
@@ -55,13 +55,13 @@ class Ends:
             case "drop":
                 return replace(score, in_gradient=False, in_baseline=False)
             case "zero":
-                return _scaled(score, 0.0, 0.0)
+                return _scaled(score, 0.0, 0.0, f"ends.{trajectory.stop.value}")
             case "half":
-                return _scaled(score, 0.5, 1.0)
+                return _scaled(score, 0.5, 1.0, f"ends.{trajectory.stop.value}")
 
 
-def _scaled(score: Score, positive: float, negative: float) -> Score:
-    """Every reward of a score times `positive` or `negative`, by its sign."""
+def _scaled(score: Score, positive: float, negative: float, end: str) -> Score:
+    """Every reward of a score times `positive` or `negative`, by its sign; what that takes is withheld by `end`."""
     assert score.outcome is not None
     outcome = {agent: value * (positive if value > 0 else negative) for agent, value in score.outcome.items()}
     granted = {
@@ -69,6 +69,19 @@ def _scaled(score: Score, positive: float, negative: float) -> Score:
         for term, steps in score.granted.items()
     }
     withheld = {term: score.withheld[term] + (steps - granted[term]) for term, steps in score.granted.items()}
+    taken = {
+        term: (*score.withheld_by.get(term, ()), end)
+        for term in granted
+        if (granted[term] != score.granted[term]).any()
+    }
     turn = sum_terms(granted, len(score.turn))
     total = sum(outcome.values()) + float(turn.sum(dtype=np.float64))
-    return replace(score, outcome=outcome, turn=turn, total=total, granted=granted, withheld=withheld)
+    return replace(
+        score,
+        outcome=outcome,
+        turn=turn,
+        total=total,
+        granted=granted,
+        withheld=withheld,
+        withheld_by={**score.withheld_by, **taken},
+    )

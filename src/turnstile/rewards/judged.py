@@ -12,7 +12,7 @@ from turnstile.types import Stop, Task, Trajectory
 
 
 def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float | None:
-    """The score that a language model gave the episode, in [0, 1].
+    """The score that a language model gave the episode, in [0, 1]. It says why before it scores (after Think-RM).
 
     It is the signal that the examiner `judge` writes. None where infrastructure failed and where the judge gave no
     verdict: never 0. Raises ConfigError where the signal is missing, or is no number in [0, 1].
@@ -22,7 +22,7 @@ def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float
 
 def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwise_judge") -> float | None:
     """The share of comparisons with the other attempts of its group that a language model let the episode win, in
-    [0, 1], a tie half. Within a group they average 1/2.
+    [0, 1], a tie half. Within a group they average 1/2 (pairwise preferences as the reward, after Think-RM).
 
     It is the signal that the examiner `pairwise_judge` writes. None and errors as of `judge`.
     """
@@ -30,12 +30,18 @@ def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwis
 
 
 def rubric(
-    task: Task, trajectory: Trajectory, *, weights: Mapping[str, float] | None = None, signal: str = "rubric"
+    task: Task,
+    trajectory: Trajectory,
+    *,
+    weights: Mapping[str, float] | None = None,
+    key: str = "",
+    signal: str = "rubric",
 ) -> float | None:
     """sum of w_i s_i / sum of the positive w_i, at least 0, for the scores s_i in [0, 1] that a language model gave by
     criterion (after RGR-GRPO and RuscaRL).
 
-    Each criterion weighs 1 unless `weights` says otherwise; one that should not hold weighs less than 0. The scores
+    Each criterion weighs 1 unless `weights` says otherwise, or the task's own `data[key]` (name -> number) where it has
+    that; one that should not hold weighs less than 0. The scores
     are the signal that the examiner `rubric` writes. None and errors as of `judge`; also for a weight of a criterion
     that there is none of, and where no weight is positive.
     """
@@ -43,11 +49,16 @@ def rubric(
     if found is None:
         return None
     shares = {name: _number(value, f"{signal}.{name}", "rubric") for name, value in found.items()}
-    return _weighted(shares, weights or {}, "rubric")
+    return _weighted(shares, _own(task, key, weights, "rubric"), "rubric")
 
 
 def checklist(
-    task: Task, trajectory: Trajectory, *, weights: Mapping[str, float] | None = None, signal: str = "checklist"
+    task: Task,
+    trajectory: Trajectory,
+    *,
+    weights: Mapping[str, float] | None = None,
+    key: str = "",
+    signal: str = "checklist",
 ) -> float | None:
     """As `rubric`, where s_i is 1 for an item that is met and 0 for any other (after CM2).
 
@@ -60,7 +71,9 @@ def checklist(
     for name, item in found.items():
         if not isinstance(item, Mapping) or not isinstance(item.get("met"), bool):
             raise ConfigError(f"reward 'checklist' wants met to be true or false, but {signal}.{name} = {item!r}")
-    return _weighted({name: float(item["met"]) for name, item in found.items()}, weights or {}, "checklist")
+    return _weighted(
+        {name: float(item["met"]) for name, item in found.items()}, _own(task, key, weights, "checklist"), "checklist"
+    )
 
 
 def _share(trajectory: Trajectory, signal: str, kind: str) -> float | None:
@@ -83,6 +96,15 @@ def _number(value: object, where: str, kind: str) -> float:
     if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
         raise ConfigError(f"reward {kind!r} wants a number in [0, 1], but the episode recorded {where} = {value!r}")
     return float(value)
+
+
+def _own(task: Task, key: str, weights: Mapping[str, float] | None, kind: str) -> Mapping[str, float]:
+    """The task's weights, where it has some under `key`, else the recipe's."""
+    found = task.data.get(key, weights) if key else weights
+    numbers = found.values() if isinstance(found, Mapping) else ()
+    if found is not None and not (isinstance(found, Mapping) and all(isinstance(one, int | float) for one in numbers)):
+        raise ConfigError(f"reward {kind!r} wants weights to map names to numbers, got {found!r} for task {task.id!r}")
+    return found or {}
 
 
 def _weighted(shares: Mapping[str, float], weights: Mapping[str, float], kind: str) -> float:

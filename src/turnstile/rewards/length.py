@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from turnstile.errors import ConfigError
-from turnstile.rewards.signal import signal as of_signal
+from turnstile.rewards.recorded import episode_number
 from turnstile.types import Stop, Task, Trajectory
 
 
@@ -48,7 +48,9 @@ def efficiency(
     """
     if not 0.0 < gamma <= 1.0:
         raise ConfigError(f"reward 'efficiency' wants 0 < gamma <= 1, got {gamma}")
-    value = of_signal(task, trajectory, name=name, signal=signal)
+    if trajectory.stop is Stop.ERROR:
+        return None
+    value = episode_number(trajectory, signal or name, "efficiency")
     if value is None or value <= 0.0:
         return value
     return float(gamma ** max(len(trajectory.turns) - 1, 0) * value)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from turnstile.errors import ConfigError
-from turnstile.rewards.recorded import episode_signal
-from turnstile.rewards.signal import signal as of_signal
+from turnstile.rewards.recorded import episode_number, episode_signal
 from turnstile.types import Stop, Task, Trajectory
 
 
@@ -42,7 +41,9 @@ def multiplicative(
             raise ConfigError(f"reward 'multiplicative' wants penalties in [0, 1], got {fault} = {factor!r}")
     if cost < 0.0:
         raise ConfigError(f"reward 'multiplicative' wants cost >= 0, got {cost}")
-    value = of_signal(task, trajectory, name=name, signal=signal)
+    if trajectory.stop is Stop.ERROR:
+        return None
+    value = episode_number(trajectory, signal or name, "multiplicative")
     if value is None:
         return None
     if not value >= 0.0:
@@ -85,7 +86,7 @@ def tool_bonus(
         raise ConfigError(f"reward 'tool_bonus' wants steps > 0, got {steps}")
     if trajectory.stop is Stop.ERROR:
         return None
-    step = episode_signal(trajectory, "training_step", "tool_bonus", examiner="clock")
+    step = episode_number(trajectory, "training_step", "tool_bonus", examiner="clock")
     if step is None or step >= steps:
         return 0.0
     calls = sum(call.name not in but for turn in trajectory.turns if turn.trainable for call in turn.message.tool_calls)

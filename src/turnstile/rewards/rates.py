@@ -36,8 +36,9 @@ def rates(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[st
     rate/completion, rate/modification, rate/resolution (each a subset of the one before; left out where the
     environment records no such signal), ends/STOP (share of all trajectories), reward/outcome, reward/total,
     reward/step_granted, reward/step_withheld (means of sums over turns), reward/granted/TERM,
-    reward/withheld/TERM, gate/TERM (share open), count/trajectories, count/errors, count/killed (of these, whose
-    judge got SIGKILL, which the code under test can bring about), turns (mean).
+    reward/withheld/TERM, reward/withheld_by/GATE (what that gate held back, alone or with others), gate/TERM (share
+    open), count/trajectories, count/errors, count/killed (of these, whose judge got SIGKILL, which the code under test
+    can bring about), turns (mean).
     Means over nothing are left out.
     """
     pairs = [
@@ -67,6 +68,13 @@ def rates(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[st
     for term in sorted({term for _, score in graded for term in score.granted}):
         result[f"reward/granted/{term}"] = _mean(_sum(score.granted, term) for _, score in graded)
         result[f"reward/withheld/{term}"] = _mean(_sum(score.withheld, term) for _, score in graded)
+    for gate in sorted(
+        {gate for _, score in graded for by in (score.gates, *score.withheld_by.values()) for gate in by}
+    ):
+        result[f"reward/withheld_by/{gate}"] = _mean(
+            sum(_sum(score.withheld, term) for term, by in score.withheld_by.items() if gate in by)
+            for _, score in graded
+        )
     for gate in sorted({gate for _, score in graded for gate in score.gates}):
         result[f"gate/{gate}"] = _mean(score.gates[gate] for _, score in graded if gate in score.gates)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -18,11 +19,29 @@ def episode_signal(trajectory: Trajectory, name: str, needed_by: str, *, examine
     return trajectory.signals[name]
 
 
+def episode_number(trajectory: Trajectory, name: str, needed_by: str, *, examiner: str = "") -> float | None:
+    """The same of a number or a bool; None where that is what was recorded. Raises ConfigError for anything else, and
+    for what is not finite."""
+    value = episode_signal(trajectory, name, needed_by, examiner=examiner)
+    return None if value is None else _number(value, "the episode", name, needed_by)
+
+
+def turn_number(turn: Turn, name: str, needed_by: str) -> float:
+    """`Turn.signals[name]`, a number or a bool. Raises ConfigError for anything else, and for what is not finite."""
+    return _number(turn_signal(turn, name, needed_by), "a turn", name, needed_by)
+
+
 def turn_signal(turn: Turn, name: str, needed_by: str) -> Any:
     """`Turn.signals[name]`. Raises ConfigError, naming the reward that wanted it, where it is missing."""
     if name not in turn.signals:
         raise _missing("a turn", "step()", name, needed_by, list(turn.signals))
     return turn.signals[name]
+
+
+def _number(value: object, what: str, name: str, needed_by: str) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"reward {needed_by!r} wants a number, but {what} recorded {name} = {value!r:.80}")
+    return float(value)
 
 
 def _missing(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
 
 from turnstile.errors import ConfigError
-from turnstile.rewards.recorded import episode_signal, turn_signal
-from turnstile.rewards.signal import of_turns
+from turnstile.rewards.recorded import episode_number, episode_signal, turn_number, turn_signal
 from turnstile.types import F32, Stop, Task, Trajectory
 
 
@@ -23,7 +23,7 @@ def potential(
     returns and that no gate withholds it: give the term the highest level. Raises ConfigError where a turn lacks the
     signal.
     """
-    after = of_turns(task, trajectory, name=name, signal=signal).astype(np.float64)
+    after = np.array([turn_number(turn, signal or name, "potential") for turn in trajectory.turns], np.float64)
     if not len(after):
         return np.zeros(0, dtype=np.float32)
     before = np.concatenate([[start], after[:-1]])
@@ -49,7 +49,7 @@ def bounded(
     """
     if form not in ("delta", "clip"):
         raise ConfigError(f"reward 'bounded': form = {form!r} is not known; known: delta, clip")
-    found = of_turns(task, trajectory, name=name, signal=signal)
+    found = np.array([turn_number(turn, signal or name, "bounded") for turn in trajectory.turns], np.float32)
     if form == "clip":
         return np.asarray(np.minimum(found - eta, 0.0), dtype=np.float32)
     found[-1:] = 0.0
@@ -68,25 +68,26 @@ def centred(
     """
     if trajectory.stop is Stop.ERROR:
         return None
-    value = episode_signal(trajectory, signal or name, "centred")
+    value = episode_number(trajectory, signal or name, "centred")
     against = episode_signal(trajectory, reference, "centred")
     if value is None or against is None:
         return None
-    if not np.size(against):
-        raise ConfigError(f"reward 'centred': the signal {reference!r} holds no reference reward")
-    return float(np.mean(0.5 * (1.0 + np.tanh((float(value) - np.atleast_1d(np.asarray(against, np.float64))) / 2))))
+    rewards = against if isinstance(against, list | tuple) else [against]
+    if not rewards or not all(isinstance(reward, int | float) and math.isfinite(reward) for reward in rewards):
+        raise ConfigError(f"reward 'centred': the signal {reference!r} holds no reference rewards, but {against!r:.80}")
+    return float(np.mean(0.5 * (1.0 + np.tanh((value - np.array(rewards, np.float64)) / 2))))
 
 
 def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) -> F32:
     """p_t - p_{t-1} for each turn, f32[K], where p_t is the policy's probability of the task's answer after turn t
     (IGPO, arXiv 2510.14967: exp of the mean log-probability of the answer's tokens).
 
-    p_0, ..., p_K is the episode's signal answer_probabilities, which the environment or an examiner of your own
-    recorded: that of the policy as it was when it played, before the first turn and after each. The last turn, whose
+    p_0, ..., p_K is the episode's signal answer_probabilities, which the examiner `answer_probabilities` writes, or the
+    environment: before the first turn and after each. The last turn, whose
     answer the outcome judges, gets 0 unless `last`; so does every turn of an episode for which there are none (None).
     Raises ConfigError where the signal is missing, or is not K + 1 numbers in [0, 1].
     """
-    found = episode_signal(trajectory, "answer_probabilities", "information_gain")
+    found = episode_signal(trajectory, "answer_probabilities", "information_gain", examiner="answer_probabilities")
     turns = len(trajectory.turns)
     if found is None:
         return np.zeros(turns, dtype=np.float32)

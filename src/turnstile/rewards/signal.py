@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from turnstile.errors import ConfigError
-from turnstile.rewards.recorded import episode_signal, turn_signal
+from turnstile.rewards.recorded import episode_number, turn_number
 from turnstile.types import F32, Stop, Task, Trajectory
 
 
@@ -25,13 +24,8 @@ def signal(
     """
     if trajectory.stop is Stop.ERROR:
         return None
-    which = signal or name
-    value = episode_signal(trajectory, which, "signal")
-    if value is None:
-        return None
-    if not isinstance(value, int | float):
-        raise ConfigError(f"reward 'signal' wants a number, but the episode recorded {which} = {value!r}")
-    return scale * float(value) + offset
+    value = episode_number(trajectory, signal or name, "signal")
+    return None if value is None else scale * value + offset
 
 
 def of_turns(
@@ -42,11 +36,7 @@ def of_turns(
     `signal` says which one; by default the one called like the term (`name`). Raises ConfigError where a turn
     lacks the signal or recorded something else.
     """
-    which = signal or name
-    values = [turn_signal(turn, which, "turn_signal") for turn in trajectory.turns]
-    for value in values:
-        if not isinstance(value, int | float):
-            raise ConfigError(f"reward 'turn_signal' wants numbers, but a turn recorded {which} = {value!r}")
+    values = [turn_number(turn, signal or name, "turn_signal") for turn in trajectory.turns]
     return np.asarray([scale * value + offset for value in values], dtype=np.float32)
 
 

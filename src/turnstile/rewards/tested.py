@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from turnstile.errors import ConfigError
-from turnstile.rewards.recorded import episode_signal
+from turnstile.rewards.recorded import episode_number, episode_signal
 from turnstile.types import Stop, Task, Trajectory
 
 
@@ -14,7 +14,8 @@ def share_of_tests(task: Task, trajectory: Trajectory, *, kept: float = 0.0, unb
 
     `kept` is the weight of the tests that passed before (PASS_TO_PASS) beside those that the repair must turn
     (FAIL_TO_PASS): (1 - kept) f2p + kept p2p. With `unbroken`, a change that breaks one of the former gets 0, as the
-    repair would not be taken. A dense outcome is easier to learn from and easier to game than `outcome_class`.
+    repair would not be taken. A dense outcome is easier to learn from and easier to game than `outcome_class`. It is
+    the plain count that VeRPO (arXiv 2601.03525), as `weighted_tests`, weighs by how rarely a test is passed.
 
     Reads the episode's signals f2p_passed, f2p_total, p2p_passed, p2p_total. None where infrastructure failed or no
     verdict could be had. Raises ConfigError where one is missing, and for `kept` outside [0, 1].
@@ -51,6 +52,12 @@ def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True)
     weights = episode_signal(trajectory, "test_weights", "weighted_tests", examiner="test_rates")
     if counts is None or passed is None or weights is None:
         return None
+    for name, table in (("f2p_tests", passed), ("test_weights", weights)):
+        if not isinstance(table, Mapping):
+            raise ConfigError(
+                f"reward 'weighted_tests' wants the signal {name!r} of task {task.id!r} by the names of tests, got "
+                f"{table!r:.80}"
+            )
     turned, to_turn, held, to_hold = counts
     if unbroken and held < to_hold:
         return 0.0
@@ -62,8 +69,8 @@ def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True)
 
 def _counts(trajectory: Trajectory, reward: str, *names: str) -> tuple[float, ...] | None:
     """The numbers of those signals; None where one of them is."""
-    found = [episode_signal(trajectory, name, reward) for name in names]
-    return None if any(value is None for value in found) else tuple(map(float, found))
+    found = [episode_number(trajectory, name, reward) for name in names]
+    return None if None in found else tuple(value for value in found if value is not None)
 
 
 def _weights(task: Task, passed: Mapping[str, bool], weights: Mapping[str, float]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from turnstile.rewards.examine import Examiner
 from turnstile.rollout.books import Books, Step
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.group import Job, examined
+from turnstile.rollout.hints import Hint, hint_of
 from turnstile.rollout.journal import Key
 from turnstile.rollout.source import Publisher, Say, Tell, label, taken
 from turnstile.rollout.workers import PATIENCE, Began, Ended, Play, Told, Turned, Weights, Worker
@@ -86,10 +87,11 @@ class Ahead:
         ahead: int,
         last: int,
         examiners: Sequence[Examiner] = (),
+        hint: Hint | None = None,
         say: Say = lambda _: None,
     ) -> None:
         self._start, self._write, self._engine, self._sampler, self._say = start, write, engine, sampler, say
-        self._books, self._examiners = books, examiners
+        self._books, self._examiners, self._hint = books, examiners, hint
         self._groups, self._attempts, self._seed, self._ahead, self._last = groups, attempts, seed, ahead, last
         self._worker: Worker | None = None
         self._weights: Weights | None = None
@@ -143,7 +145,15 @@ class Ahead:
             f"{label(step)}/{place}/{task.id}": task for place, task in enumerate(self._sampler.next(self._groups))
         }
         jobs = {
-            (name, number): (task, Attempt(group=name, number=number, seed=self._seed))
+            (name, number): (
+                task,
+                Attempt(
+                    group=name,
+                    number=number,
+                    seed=self._seed,
+                    hint=hint_of(self._hint, task, number, self._attempts, step),
+                ),
+            )
             for name, task in tasks.items()
             for number in range(self._attempts)
         }

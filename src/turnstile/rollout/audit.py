@@ -24,7 +24,7 @@ class Declared:
     """What the recipe says of every step."""
 
     attempts: int  # groups times attempts
-    passes: int  # epochs: how often an attempt may be trained on
+    passes: int  # how often an attempt may be trained on: epochs, once more for each time that it may be taken again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

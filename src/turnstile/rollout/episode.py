@@ -12,10 +12,11 @@ from typing import TypeVar
 import numpy as np
 
 from turnstile.agents.base import Scaffold
+from turnstile.agents.history import hinted
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env, Step
 from turnstile.errors import InfrastructureError, SandboxError
-from turnstile.types import JSON, Message, Sampling, Stop, Task, Trajectory, Turn
+from turnstile.types import JSON, Message, Sampling, Stop, Task, ToolSpec, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -34,12 +35,13 @@ class Limits:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     """Which episode this is. Its random numbers depend on the task, `seed`, `number` and `stream` (where that is
-    empty: `group`), and on nothing else."""
+    empty: `group`), and on nothing else. `hint` stands in its prompt besides what the environment begins with."""
 
     group: str
     number: int
     seed: int
     stream: str = ""
+    hint: str = ""
 
     def turn_seed(self, task: Task, turn: int) -> int:
         text = f"{self.seed}/{task.id}/{self.stream or self.group}/{self.number}/{turn}"
@@ -80,7 +82,7 @@ async def play(
                 raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
             stop = Stop.TIMEOUT
         measuring = time.monotonic()
-        signals = await env.measure()
+        signals = {**await env.measure(), **({"hint": attempt.hint} if attempt.hint else {})}
         episode.times["measure"] = time.monotonic() - measuring
     except InfrastructureError as failure:
         stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
@@ -92,6 +94,7 @@ async def play(
         stop=stop,
         signals=signals,
         opening=episode.opening,
+        tools=episode.tools,
         error=error,
         times={**episode.times, "total": time.monotonic() - started},
     )
@@ -117,15 +120,16 @@ class _Episode:
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.opened = False
         self.opening: tuple[Message, ...] = ()
+        self.tools: tuple[ToolSpec, ...] = ()
         self.turns: list[Turn] = []
         self.times = {"generate": 0.0, "environment": 0.0}
 
     async def run(self) -> Stop:
         """Turns until an end; returns which."""
         start = await self._timed("environment", self.env.reset(self.task))
-        self.opened, self.opening = True, start.messages
+        self.opened, self.opening, self.tools = True, tuple(start.messages), tuple(start.tools)
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
-        history = list(start.messages)
+        history = list(hinted(start.messages, self.attempt.hint))
         held = added = renderer.prompt(history, start.tools)
         fresh, sampled, unparsed = False, 0, 0
         while True:

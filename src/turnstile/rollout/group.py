@@ -16,6 +16,7 @@ from turnstile.errors import InfrastructureError
 from turnstile.rewards.examine import Examiner
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Attempt, Limits, play
+from turnstile.rollout.hints import Hint, hint_of
 from turnstile.rollout.journal import Key
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory, Turn
 
@@ -62,6 +63,7 @@ class Player:
     deterministic: bool = False
     deadlines: Deadlines | None = None  # sooner than those of `limits`
     examiners: tuple[Examiner, ...] = ()
+    hint: Hint | None = None  # what training's prompts show besides the task
     places: asyncio.Semaphore | None = None  # of several calls together, in place of `concurrent` for each
 
     async def groups(
@@ -78,12 +80,21 @@ class Player:
     ) -> list[Group]:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
         `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels. `step`
-        is that of training, for the examiners. `done` is told of each episode as it ends, `watch` of all that happens;
-        what that knows to have finished is not played. A fault of the program in one episode stops them all and is
-        raised, with a note that says in which it was (one that many share says so itself)."""
+        is that of training, for hints and examiners. `done` is told of each episode as it ends, `watch` of all that
+        happens; what that knows to have finished is not played. A fault of the program in one episode stops them all
+        and is raised, with a note that says in which it was (one that many share says so itself)."""
         ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
         jobs = [
-            (task, Attempt(group=group, number=number, seed=seed, stream=stream))
+            (
+                task,
+                Attempt(
+                    group=group,
+                    number=number,
+                    seed=seed,
+                    stream=stream,
+                    hint=hint_of(self.hint, task, number, attempts, step),
+                ),
+            )
             for task, group in zip(tasks, ids, strict=True)
             for number in range(attempts)
         ]

@@ -26,6 +26,9 @@ WEIGHT, LOGPROB = "weight", "logprob"
 """What `trained` holds: each token's share of the loss, and its log-probability under the trainer before the
 update. Further arrays may stand beside them under names of their own."""
 
+REHEARSAL, AGAIN = "rehearsal", "again"
+"""Labels: of samples stored before the first step, and of attempts of earlier steps that a step trained on again."""
+
 _FILE = re.compile(r"(?P<step>\d{6,})-(?P<phase>[a-z]+)(?:-(?P<label>[\w.]+))?\.jsonl\.gz")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from turnstile.batching.rows import by_turn, rows_of
 from turnstile.credit.base import Advantages, Targets
 from turnstile.errors import TrainingError
+from turnstile.losses.value import clipped_error
 from turnstile.trainer.features import features, nothing_said, trajectories_of
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Score
@@ -46,13 +47,15 @@ class Critic:
     """Values of the states in which tokens were sampled, and the head that learns them.
 
     `targets` says what it learns (`credit.base.targets_of`), in `epochs` steps of Adam at `lr` over all tokens of a
-    step. It begins at 0.
+    step. It begins at 0. With a `clip` above 0 the loss is that of `losses/value.py`, which gains nothing by moving a
+    value further than that in one step of the run.
     """
 
-    def __init__(self, learner: Learner, targets: Targets, *, lr: float, epochs: int) -> None:
+    def __init__(self, learner: Learner, targets: Targets, *, lr: float, epochs: int, clip: float = 0.0) -> None:
         self._learner = learner
         self._targets = targets
         self._epochs = epochs
+        self._clip = clip or None
         width = int(learner.model.config.get_text_config().hidden_size)
         self._head = nn.Linear(width, 1, device=learner.model.device, dtype=torch.float32)
         nn.init.zeros_(self._head.weight)
@@ -97,12 +100,13 @@ class Critic:
         budget = self._learner.plan.budget
         pieces = list(zip(torch.cat(seen)[known].split(budget), wanted[known].split(budget), strict=True))
         with torch.no_grad():
-            metrics = _metrics(torch.cat([self._value(states) for states, _ in pieces]).cpu(), wanted[known])
+            before = [self._value(states) for states, _ in pieces]
+            metrics = _metrics(torch.cat(before).cpu(), wanted[known])
         for _ in range(self._epochs):
             self._optimizer.zero_grad(set_to_none=True)
-            for states, targets in pieces:
-                error = self._value(states) - targets.to(self._head.weight.device)
-                (error.square().sum() / count).backward()
+            for (states, targets), old in zip(pieces, before, strict=True):
+                error = clipped_error(self._value(states), old, targets.to(self._head.weight.device), self._clip)
+                (error.sum() / count).backward()
             step_finite(self._optimizer, self._head, "the critic")
         return metrics
 

@@ -39,10 +39,12 @@ class Objective:
     """A token loss, the weights of its tokens, and further losses (regularisers) with their coefficients.
 
     `sampling` is the distribution that was sampled from; its truncation is applied to the trainer's logits.
+    `coefficient` is that of the loss itself.
     """
 
     loss: TokenLoss
     weigh: Weigh
+    coefficient: float = 1.0
     regularizers: Sequence[tuple[float, TokenLoss]] = ()
     sampling: Sampling = field(default_factory=Sampling)
 
@@ -55,6 +57,7 @@ class Objective:
         """The loss [N] of a forest's tokens, regularisers and all, and its metrics by slash-separated names."""
         batch = replace(batch, extras={**batch.extras, "entropy": entropy})
         loss, found = self.loss(logprobs, batch)
+        loss = loss if self.coefficient == 1.0 else self.coefficient * loss
         metrics = {f"loss/{name}": value for name, value in found.items()}
         gap = (logprobs.detach() - batch.logprobs).abs()
         metrics |= {"policy/entropy": entropy.detach(), "policy/logprob_gap": gap}
@@ -101,9 +104,13 @@ class Learner:
         self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
 
     def update(
-        self, rows: Sequence[Row], objective: Objective, trunk: Trunk | None = None
+        self,
+        rows: Sequence[Row],
+        objective: Objective,
+        trunk: Trunk | None = None,
+        stored: tuple[Sequence[Row], Objective] | None = None,
     ) -> tuple[dict[str, float], list[F32], list[F32]]:
-        """One optimiser step over `rows`.
+        """One optimiser step over `rows`, and over `stored` rows with an objective of their own.
 
         Returns its metrics and, for each row, the weights f32[L] and the trainer's log-probabilities f32[L]
         before the step (0 where masked). `trunk` gives what is known of the frozen layers' output. A gradient
@@ -128,6 +135,7 @@ class Learner:
                 sums[name] = sums.get(name, 0.0) + value
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
         report = {name: value / (1.0 if name == "loss/total" else mass) for name, value in sums.items()}
+        report |= self._rehearse(*stored) if stored is not None and stored[0] else {}
         self._remember(report.get("policy/entropy", float("nan")))
         report |= self._step()
         report |= {
@@ -138,6 +146,20 @@ class Learner:
             "seconds/update": time.monotonic() - started,
         }
         return report, weights, logprobs
+
+    def _rehearse(self, rows: Sequence[Row], objective: Objective) -> dict[str, float]:
+        """Adds the gradient of stored rows. Metrics of their loss as means, below rehearsal/."""
+        weights = objective.weigh(rows)
+        budget, device = self.plan.budget, self.model.device
+        measure = functools.partial(_measure, self.model, objective=objective, frozen=self.frozen)
+        sums: dict[str, float] = {}
+        for batch in plant(rows, weights, budget=budget, device=device, share=self.shares):
+            found, _ = self._accumulate(batch, measure, objective.evaluate)
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + value
+        mass = float(sum(float(w.sum()) for w in weights)) or 1.0
+        metrics = {name: value / mass for name, value in sums.items() if name.startswith("loss/")}
+        return {f"rehearsal/{name.removeprefix('loss/')}": value for name, value in metrics.items()}
 
     def _remember(self, entropy: float) -> None:
         """Takes one more step's entropy into the mean, if it is a number."""

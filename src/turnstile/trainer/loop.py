@@ -17,7 +17,8 @@ from turnstile.errors import TrainingError
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
 from turnstile.rollout.books import Books
-from turnstile.rollout.record import Recorder
+from turnstile.rollout.buffer import Buffer, outside
+from turnstile.rollout.record import AGAIN, Recorder
 from turnstile.rollout.source import GroupSource, Tell, staleness
 from turnstile.rollout.tree import tree_tokens
 from turnstile.tracking.alarms import Alarm
@@ -26,6 +27,7 @@ from turnstile.trainer.critic import Learned
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import Annotator
+from turnstile.trainer.rehearsal import Rehearsal
 from turnstile.trainer.step import Trained, per_group, update
 from turnstile.types import Group, Score, Stop
 
@@ -62,6 +64,8 @@ class Parts:
     trunk: Trunk | None  # what the engine knows of the frozen layers
     annotators: Sequence[Annotator]  # for losses that hold on to another policy
     learned: Learned | None  # what some estimators take from a part that learns beside the policy
+    rehearsal: Rehearsal | None  # samples of the policy that RL began with, to learn from beside what is played
+    buffer: Buffer  # attempts of earlier steps that are trained on again
     tracker: Tracker
     recorder: Recorder
     books: Books
@@ -83,16 +87,19 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             await parts.evaluate(progress.step)
         step = progress.step + 1
         started = time.monotonic()
-        groups = await parts.source.next(step, _teller(parts.tracker, step))
+        fresh = await parts.source.next(step, _teller(parts.tracker, step))
         played = time.monotonic()
-        _tell_failures(parts, step, groups)
-        _tell_stopped(parts, step, groups)
+        _tell_failures(parts, step, fresh)
+        _tell_stopped(parts, step, fresh)
 
-        scores = parts.scorer(groups)
+        again = parts.buffer.draw(step)
+        groups = [*fresh, *again]
+        scores = [*parts.scorer(fresh), *outside(parts.scorer(again))]
         aux = {} if parts.learned is None else parts.learned.look(groups, scores)
         advantages, progress.credit = parts.estimator(groups, scores, aux, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_flat=settings.drop_flat)
         for annotator in parts.annotators:
+            annotator.meets(groups, scores)
             rows = [annotator.annotate(group, parts.objective.sampling) for group in prepared.rows]
             prepared = replace(prepared, rows=rows)
         trained = update(
@@ -103,6 +110,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             epochs=settings.epochs,
             minibatches=settings.minibatches,
             trunk=parts.trunk,
+            stored=None if parts.rehearsal is None else (parts.rehearsal.rows(step), parts.rehearsal.objective),
         )
         learned = {} if parts.learned is None else parts.learned.learn(groups, scores, aux)
         parts.source.publish(step)
@@ -110,13 +118,14 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             annotator.stepped(step)
         progress.step = step
 
-        for group, own, advantage, weight, logprob in zip(
-            groups, scores, per_group(groups, advantages), trained.weights, trained.logprobs, strict=True
-        ):
-            parts.recorder.write(step, "train", group, own, advantage, {"weight": weight, "logprob": logprob})
-        parts.books.settle(step, groups, scores, trained.passes)
-        metrics = _metrics(parts, groups, scores, trained, flat=prepared.flat)
-        metrics |= learned | staleness(groups, step - 1)
+        credit = per_group(groups, advantages)
+        for place, (group, own) in enumerate(zip(groups, scores, strict=True)):
+            label = "" if place < len(fresh) else AGAIN
+            parts.recorder.write(step, "train", group, own, credit[place], trained.arrays(place), label=label)
+        parts.books.settle(step, fresh, scores[: len(fresh)], trained.passes)
+        metrics = _metrics(parts, fresh, scores[: len(fresh)], trained, flat=prepared.flat)
+        metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
+        parts.buffer.keep(step, fresh, credit[: len(fresh)], trained.passes)
         metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
         parts.tracker.log(step, metrics)
         for alarm in parts.alarms.values():

@@ -18,11 +18,15 @@ from turnstile.models.attention import forward_forest, try_layouts, uses_layouts
 from turnstile.models.logprobs import token_logprobs
 from turnstile.rollout.members import flush
 from turnstile.trainer.learner import Learner, scatter
-from turnstile.types import Row, Sampling
+from turnstile.types import Group, Row, Sampling, Score
 
 
 class Annotator(Protocol):
     """Gives the rows of a step one more array among their extras, before the step."""
+
+    def meets(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
+        """Is shown the step before any of its rows. Most need nothing of it."""
+        return
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]: ...
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from turnstile.batching.rows import by_turn
 from turnstile.credit.base import Advantages
+from turnstile.rollout.record import LOGPROB, WEIGHT
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.prepare import Prepared, split
 from turnstile.types import F32, Group, Row
@@ -19,13 +20,19 @@ PerGroup = list[list[list[F32]]]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What an update saw, token by token: the loss weights and the trainer's log-probabilities before it; and which
-    attempts it trained on in each pass."""
+    """What an update saw, token by token: the loss weights, the trainer's log-probabilities before it, and the other
+    policies' that its losses needed; and which attempts it trained on in each pass."""
 
     metrics: dict[str, float]
     weights: PerGroup
     logprobs: PerGroup
     passes: list[list[tuple[str, int]]]
+    extras: Mapping[str, PerGroup] = field(default_factory=dict)
+
+    def arrays(self, place: int) -> dict[str, list[list[F32]]]:
+        """What a record keeps of group `place`."""
+        named = {WEIGHT: self.weights, LOGPROB: self.logprobs, **self.extras}
+        return {name: values[place] for name, values in named.items()}
 
 
 def update(
@@ -37,8 +44,10 @@ def update(
     epochs: int,
     minibatches: int,
     trunk: Trunk | None = None,
+    stored: tuple[Sequence[Row], Objective] | None = None,
 ) -> Trained:
-    """`epochs` passes over the step's rows in `minibatches` optimiser steps each.
+    """`epochs` passes over the step's rows in `minibatches` optimiser steps each, every one of them over the `stored`
+    rows too.
 
     Metrics are means over the optimiser steps, sums for tokens and seconds, the worst for the gradient's norm, and
     the first for the gap between sampler and trainer (later ones hold what was learnt since).
@@ -50,7 +59,7 @@ def update(
     for _ in range(epochs):
         passes.append([])
         for rows in split(prepared, minibatches):
-            report, weights, logprobs = learner.update(rows, objective, trunk)
+            report, weights, logprobs = learner.update(rows, objective, trunk, stored)
             reports.append(report)
             passes[-1] += dict.fromkeys(row.origin for row in rows)
             for row, w, lp in zip(rows, weights, logprobs, strict=True):
@@ -61,7 +70,14 @@ def update(
         _per_turn(groups, trained, [seen[id(row)][0] for row in trained]),
         _per_turn(groups, trained, [seen[id(row)][1] for row in trained]),
         passes,
+        {name: _per_turn(groups, trained, [row.extras[name] for row in trained]) for name in _kept(trained)},
     )
+
+
+def _kept(rows: Sequence[Row]) -> list[str]:
+    """The arrays of log-probabilities that all rows have."""
+    names = set.intersection(*(set(row.extras) for row in rows)) if rows else set()
+    return sorted(name for name in names if name.endswith("_logprobs"))
 
 
 def per_group(groups: Sequence[Group], advantages: Advantages) -> PerGroup:

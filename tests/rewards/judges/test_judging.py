@@ -111,6 +111,27 @@ async def test_a_rubric_is_scored_by_criterion() -> None:
     assert signals(found, "rubric") == [None]
 
 
+async def test_a_task_may_have_criteria_of_its_own() -> None:
+    asked: list[str] = []
+
+    def says(text: str) -> str:
+        asked.append(text)
+        return '{"kind": 5, "brief": 0}'
+
+    rubric = Rubric(asker=asker(says), criteria={"brief": "Is it brief?"}, key="wanted")
+    plain = said("a")
+    own = replace(plain, id="h", task=replace(plain.task, data={"wanted": {"kind": "Is it kind?"}}))
+    first, second = await rubric.examine([plain, own], 1)
+    assert signals(first, "rubric") == [{"brief": 0.0}]
+    assert signals(second, "rubric") == [{"kind": 1.0}]
+    assert ["Is it kind?" in text for text in asked] == [False, True]
+    wrong = replace(own, task=replace(plain.task, data={"wanted": ["Is it kind?"]}))
+    with pytest.raises(ConfigError, match=r"task 't': examiner 'rubric' wants wanted = \{ name"):
+        await rubric.examine([wrong], 1)
+    with pytest.raises(ConfigError, match="task 't' has no 'wanted' in its data, so examiner 'checklist' wants items"):
+        await Checklist(asker=asker(says), key="wanted").examine([plain], 1)
+
+
 async def test_a_checklist_wants_evidence_from_the_episode() -> None:
     items = dict.fromkeys(("there", "invented", "none", "no"), "?")
     answer = {

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rewards.examine import Stateless, told
 from turnstile.rewards.judges.ask import Asker, UnreadableError, form_of, object_in, share
+from turnstile.rewards.judges.asked import Asked
 from turnstile.rewards.judges.transcript import BEGIN, END, transcript
 from turnstile.types import JSON, Group, Stop, Task, Trajectory
 
@@ -193,8 +194,8 @@ class PairwiseJudge(_Judging):
 
 class Rubric(_Judging):
     """Writes `name` (default: rubric), the model's score for each of the `criteria` (name -> what it asks) in [0, 1],
-    of 0 to `best` points. What they weigh is the reward's. None where there was no answer, or none that could be
-    read."""
+    of 0 to `best` points. A task may have criteria of its own, `data[key]`. What they weigh is the reward's. None where
+    there was no answer, or none that could be read."""
 
     kind = "rubric"
 
@@ -202,36 +203,38 @@ class Rubric(_Judging):
         self,
         *,
         asker: Asker,
-        criteria: Mapping[str, str],
+        criteria: Mapping[str, str] | None = None,
         chars: int = 20_000,
         best: int = 5,
+        key: str = "",
         name: str = "",
         show: Sequence[str] = (),
         reference: str = "",
     ) -> None:
         super().__init__(asker=asker, chars=chars, name=name, show=show, reference=reference)
-        _check_table("rubric", "criteria", criteria)
+        self._asked = Asked("rubric", "criteria", criteria, key)
         if best < 1:
             raise ConfigError(f"examiner 'rubric' wants best >= 1, got {best}")
-        self._criteria, self._best = dict(criteria), best
+        self._best = best
 
     async def _judged(self, task: Task, trajectory: Trajectory) -> dict[str, float] | None:
-        listed = "\n".join(f"- {name}: {text}" for name, text in self._criteria.items())
+        criteria = self._asked.of(task)
+        listed = "\n".join(f"- {name}: {text}" for name, text in criteria.items())
         asked = f"Judge an agent's work by these criteria, each by itself:\n{listed}"
-        form = ", ".join(f'"{name}": NUMBER' for name in self._criteria)
+        form = ", ".join(f'"{name}": NUMBER' for name in criteria)
         answer = f"Give each a score from 0 (not at all) to {self._best} (fully), as a JSON object: {{{form}}}"
 
         def read(said: str) -> dict[str, float]:
-            found = object_in(said, *self._criteria)
-            return {name: share(found[name], self._best, repr(name)) for name in self._criteria}
+            found = object_in(said, *criteria)
+            return {name: share(found[name], self._best, repr(name)) for name in criteria}
 
-        points = {name: list(range(self._best + 1)) for name in self._criteria}
+        points = {name: list(range(self._best + 1)) for name in criteria}
         return await self._asker.ask(self._question(task, asked, answer, trajectory), read, form_of(points))
 
 
 class Checklist(_Judging):
     """Writes `name` (default: checklist), for each of the `items` (name -> a question of yes or no) whether it is met,
-    and the evidence: {"met": bool, "evidence": str}.
+    and the evidence: {"met": bool, "evidence": str}. A task may have items of its own, `data[key]`.
 
     With `quoted` an item is met only where the evidence is a passage of the episode (blanks do not count), so that a
     judge cannot make it up. None where there was no answer, or none that could be read (after CM2).
@@ -243,31 +246,33 @@ class Checklist(_Judging):
         self,
         *,
         asker: Asker,
-        items: Mapping[str, str],
+        items: Mapping[str, str] | None = None,
         chars: int = 20_000,
         quoted: bool = True,
+        key: str = "",
         name: str = "",
         show: Sequence[str] = (),
         reference: str = "",
     ) -> None:
         super().__init__(asker=asker, chars=chars, name=name, show=show, reference=reference)
-        _check_table("checklist", "items", items)
-        self._items, self._quoted = dict(items), quoted
+        self._asked = Asked("checklist", "items", items, key)
+        self._quoted = quoted
 
     async def _judged(self, task: Task, trajectory: Trajectory) -> dict[str, JSON] | None:
-        listed = "\n".join(f"- {name}: {text}" for name, text in self._items.items())
+        asked_for = self._asked.of(task)
+        listed = "\n".join(f"- {name}: {text}" for name, text in asked_for.items())
         asked = f"Answer these questions about an agent's work, each with yes or no:\n{listed}"
-        items = ", ".join(f'"{name}": {{"evidence": "...", "met": true or false}}' for name in self._items)
+        items = ", ".join(f'"{name}": {{"evidence": "...", "met": true or false}}' for name in asked_for)
         evidence = "a passage of the episode, word for word," if self._quoted else "the reason"
         answer = f"For each give {evidence} as evidence and whether it is met, as a JSON object: {{{items}}}"
         shown = _blanks(transcript(task, trajectory, chars=self._chars, show=self._show))
 
         def read(said: str) -> dict[str, JSON]:
-            found = object_in(said, *self._items)
-            return {name: self._item(name, found[name], shown) for name in self._items}
+            found = object_in(said, *asked_for)
+            return {name: self._item(name, found[name], shown) for name in asked_for}
 
         item = {"evidence": "...", "met": [True, False]}
-        form = form_of(dict.fromkeys(self._items, item))
+        form = form_of(dict.fromkeys(asked_for, item))
         return await self._asker.ask(self._question(task, asked, answer, trajectory), read, form)
 
     def _item(self, name: str, found: object, shown: str) -> dict[str, JSON]:
@@ -293,11 +298,6 @@ def _winner(said: str) -> float:
     if winner not in ("a", "b", "tie"):
         raise UnreadableError(f"winner is {winner!r:.40}, none of A, B and tie")
     return {"a": 1.0, "b": 0.0, "tie": 0.5}[winner]
-
-
-def _check_table(kind: str, what: str, table: object) -> None:
-    if not isinstance(table, Mapping) or not table or not all(isinstance(text, str) for text in table.values()):
-        raise ConfigError(f'examiner {kind!r} wants {what} = {{ name = "what it asks", ... }}, got {table!r}')
 
 
 def _blanks(text: str) -> str:

@@ -15,8 +15,8 @@ def transcript(task: Task, trajectory: Trajectory, *, chars: int, show: Sequence
     """What was said, message by message, and at the end the episode's signals that are named in `show`; at most about
     `chars` characters: long messages lose their middle first, then the episode its own."""
     parts = [_part(message, chars // 4) for message in _messages(task, trajectory)]
-    parts += [f"[{name}]\n{_middle(_plain(trajectory.signals.get(name)), chars // 2)}" for name in show]
-    text = _middle("\n\n".join(parts), chars)
+    parts += [f"[{name}]\n{middle(plain(trajectory.signals.get(name)), chars // 2)}" for name in show]
+    text = middle("\n\n".join(parts), chars)
     for mark in (BEGIN, END):
         text = text.replace(mark, mark.replace("<", "< "))
     return f"{BEGIN}\n{text}\n{END}"
@@ -31,14 +31,15 @@ def _messages(task: Task, trajectory: Trajectory) -> Iterator[Message]:
 
 def _part(message: Message, chars: int) -> str:
     calls = [f"calls {call.name} {json.dumps(dict(call.arguments), ensure_ascii=False)}" for call in message.tool_calls]
-    return "\n".join([f"[{message.role}]", *(_middle(text, chars) for text in (message.content, *calls) if text)])
+    return "\n".join([f"[{message.role}]", *(middle(text, chars) for text in (message.content, *calls) if text)])
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """A signal as a text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _middle(text: str, chars: int) -> str:
+def middle(text: str, chars: int) -> str:
     """The text, less its middle where it is longer."""
     if len(text) <= chars:
         return text

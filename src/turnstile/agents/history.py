@@ -1,0 +1,38 @@
+"""What stood before each turn of an episode, as messages and as ids; and where a hint stands among messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from turnstile.types import I32, Message, Trajectory
+
+
+def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
+    """The messages with a hint at the end of the last one, or behind it where that is not the user's."""
+    if not hint:
+        return tuple(messages)
+    if messages and messages[-1].role == "user":
+        last = messages[-1]
+        return (*messages[:-1], replace(last, content=f"{last.content}\n\n{hint}" if last.content else hint))
+    return (*messages, Message(role="user", content=hint))
+
+
+def messages_before(trajectory: Trajectory, turn: int, *, hint: str = "") -> tuple[Message, ...]:
+    """The conversation before a turn, numbered from 0; K for the whole of it. With a further `hint` in its opening."""
+    shown = hinted(trajectory.opening, str(trajectory.signals.get("hint", "")))
+    said = [part for one in trajectory.turns[:turn] for part in (one.message, *one.observation)]
+    return (*hinted(shown, hint), *said)
+
+
+def ids_before(trajectory: Trajectory) -> list[I32]:
+    """The whole prompt of each turn, [K] -> i32[L]."""
+    prompts: list[I32] = []
+    held = np.zeros(0, np.int32)
+    for turn in trajectory.turns:
+        held = turn.context_ids if turn.fresh else np.concatenate([held, turn.context_ids])
+        prompts.append(held)
+        held = np.concatenate([held, turn.completion.token_ids])
+    return prompts

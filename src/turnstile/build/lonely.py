@@ -1,0 +1,72 @@
+"""Whether a step's rewards can reach its advantages at all: an estimator that compares attempts needs some."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from turnstile.config import Recipe
+from turnstile.credit.base import Advantages, Estimator, learned_of
+from turnstile.credit.samples import sample_aux, sample_group, sample_score
+from turnstile.errors import ConfigError
+from turnstile.lookup import KINDS
+from turnstile.losses.check import DECLARED
+from turnstile.types import Group, Score, Trajectory
+
+MOST = 4  # groups that are made up
+CRITICS = ("values", "utterance")
+"""Learned parts that rewards reach: what an attempt is compared with is their word."""
+_REWARDLESS = {declared.kind for declared in DECLARED if 7 in declared.exempt}
+"""Losses that learn without any advantage."""
+
+
+def check_company(recipe: Recipe, estimator: Estimator) -> None:
+    """Raises ConfigError where groups are of one attempt and the recipe's credit compares attempts: then no reward
+    changes an advantage, and a run would train on nothing without a word.
+
+    A built-in kind is asked, with its knobs, what it makes of made-up groups of one; one of your own is trusted. So is
+    a recipe that trains groups without advantages by a loss that needs none.
+    """
+    train, kind = recipe.train, recipe.credit.kind
+    if train.attempts > 1 or kind not in KINDS["credit"] or learned_of(estimator) in CRITICS:
+        return
+    losses = {recipe.loss.kind, *(regularizer.kind for regularizer in recipe.regularizers)}
+    if not train.drop_flat_groups and losses & _REWARDLESS:
+        return
+    groups = [_alone(number) for number in range(min(train.groups, MOST))]
+    if _same(_advantages(estimator, groups, 0), _advantages(estimator, groups, 1)):
+        raise ConfigError(
+            f"train.attempts = 1 leaves credit.kind = {kind!r} nothing to compare in {train.groups} groups of one, so "
+            "no reward would change an advantage; take more attempts, or a credit that needs no group, like gae or, "
+            "with train.groups above 1, reinforce"
+        )
+
+
+def _alone(number: int) -> Group:
+    """A made-up attempt at a task, which never meets a state again."""
+    group = sample_group(np.random.default_rng(number), f"g{number}", (4,))
+    return replace(group, trajectories=tuple(map(_wandering, group.trajectories)))
+
+
+def _wandering(trajectory: Trajectory) -> Trajectory:
+    turns = tuple(replace(turn, state_key=f"state {place}") for place, turn in enumerate(trajectory.turns))
+    return replace(trajectory, parent=None, turns=turns)
+
+
+def _advantages(estimator: Estimator, groups: list[Group], seed: int) -> Advantages:
+    rng = np.random.default_rng(seed)
+
+    def score(trajectory: Trajectory) -> Score:
+        return sample_score(float(rng.normal()), rng.normal(size=len(trajectory.turns)).astype(np.float32))
+
+    scores = [[score(trajectory) for trajectory in group.trajectories] for group in groups]
+    return estimator(groups, scores, sample_aux(groups), {})[0]
+
+
+def _same(one: Advantages, other: Advantages) -> bool:
+    return all(
+        np.array_equal(values, others)
+        for turns, theirs in zip(one, other, strict=True)
+        for values, others in zip(turns, theirs, strict=True)
+    )

@@ -1,0 +1,89 @@
+"""What a training episode's prompt shows besides the task, less and less: a rubric as scaffolding (RuscaRL)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from turnstile.errors import ConfigError
+from turnstile.types import Task
+
+
+class Hint(Protocol):
+    """(task, attempt, attempts of its group, training step from 1) -> what its prompt shows besides; "" for nothing.
+    The same every time it is asked, so that an attempt that is played again is shown the same."""
+
+    def __call__(self, task: Task, attempt: int, attempts: int, step: int) -> str: ...
+
+
+def hint_of(hint: Hint | None, task: Task, attempt: int, attempts: int, step: int | None) -> str:
+    """What an attempt is shown: nothing without a hint, and nothing outside of training (`step` None)."""
+    return "" if hint is None or step is None else hint(task, attempt, attempts, step)
+
+
+class RubricHint:
+    """Some of a task's criteria, in the prompt: round(group share * step share * N) of N, drawn at random by seed,
+    task, attempt and step (RuscaRL, arXiv 2508.16949).
+
+    The group share (`within = "linear"`) is (G - 1 - i) / (G - 1) for attempt i of G: the first sees the most and the
+    last nothing, so that they differ; `none` shows all of them the same. The step share is 1 / (1 + exp(`steepness` *
+    (x - `midpoint`))) of the share x of training that is done, (step - 1) / (steps - 1), with the paper's numbers for
+    its medical tasks; `decay = "linear"` is 1 - x, `none` stays 1. A group of one has the share 1, as has a run of one
+    step.
+
+    The criteria are the task's, `data[key]`: name -> what it asks, or a list; else those of the recipe's examiner
+    `rubric` or `checklist`. Raises ConfigError for a task without any, and for knobs that make no sense.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        steps: int,
+        criteria: Mapping[str, str] | None = None,
+        key: str = "rubric",
+        within: Literal["linear", "none"] = "linear",
+        decay: Literal["sigmoid", "linear", "none"] = "sigmoid",
+        midpoint: float = 0.2,
+        steepness: float = 125.0,
+        heading: str = "Your work will be judged by these criteria:",
+    ) -> None:
+        if within not in ("linear", "none") or decay not in ("sigmoid", "linear", "none"):
+            raise ConfigError(
+                f"hint 'rubric': within is linear or none, decay sigmoid, linear or none; got {within!r} and {decay!r}"
+            )
+        if not 0.0 <= midpoint <= 1.0 or not 0.0 < steepness < math.inf:
+            raise ConfigError(
+                f"hint 'rubric' wants midpoint in [0, 1] and steepness above 0, got {midpoint} and {steepness}"
+            )
+        self._seed, self._steps, self._criteria, self._key = seed, steps, dict(criteria or {}), key
+        self._within, self._decay, self._midpoint, self._steepness = within, decay, midpoint, steepness
+        self._heading = heading
+
+    def __call__(self, task: Task, attempt: int, attempts: int, step: int) -> str:
+        criteria = self._of(task)
+        count = round(self.share(attempt, attempts, step) * len(criteria))
+        drawn = random.Random(f"{self._seed}/{task.id}/{attempt}/{step}/rubric").sample(range(len(criteria)), count)
+        return "\n".join([self._heading, *(f"- {criteria[place]}" for place in sorted(drawn))]) if drawn else ""
+
+    def share(self, attempt: int, attempts: int, step: int) -> float:
+        """The share of the criteria that an attempt of a group is shown at a step, in [0, 1]."""
+        group = 1.0 if attempts == 1 or self._within == "none" else (attempts - 1 - attempt) / (attempts - 1)
+        if self._steps <= 1 or self._decay == "none":
+            return group
+        done = min(1.0, (step - 1) / (self._steps - 1))
+        if self._decay == "linear":
+            return group * (1.0 - done)
+        return group * 0.5 * (1.0 - math.tanh(0.5 * self._steepness * (done - self._midpoint)))
+
+    def _of(self, task: Task) -> list[str]:
+        found = task.data.get(self._key, self._criteria)
+        texts = list(found.values()) if isinstance(found, Mapping) else found
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+            where = f"{self._key!r} in its data is {found!r:.60}"
+            if self._key not in task.data:
+                where = f"it has no {self._key!r} in its data, and no examiner 'rubric' or 'checklist' names any"
+            raise ConfigError(f"hint 'rubric' wants a criterion at least for task {task.id!r}, but {where}")
+        return texts

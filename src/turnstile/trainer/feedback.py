@@ -1,0 +1,116 @@
+"""The policy as its own teacher: what it finds of its tokens once it knows what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnstile.agents.base import Renderer
+from turnstile.agents.history import messages_before
+from turnstile.credit.base import EQUAL
+from turnstile.rewards.judges.transcript import middle, plain, transcript
+from turnstile.trainer.learner import Learner
+from turnstile.trainer.reference import Annotator, annotated
+from turnstile.types import Group, Row, Sampling, Score, Trajectory
+
+NAME = "feedback_logprobs"
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What feedback on an attempt consists of: signals of its episode by name, what was seen at its `last`, and the
+    attempt of its group that earned most, if that is more; at most about `chars` characters."""
+
+    show: tuple[str, ...] = ()
+    last: bool = True
+    solution: bool = True
+    chars: int = 4000
+
+    def text(self, group: Group, scores: Sequence[Score], place: int) -> str:
+        """Feedback on attempt `place` of a group; "" where there is nothing to tell."""
+        own = group.trajectories[place]
+        parts = [f"[{name}]\n{plain(own.signals[name])}" for name in self.show if own.signals.get(name) is not None]
+        if self.last and own.turns:
+            parts += [message.content for message in own.turns[-1].observation if message.content]
+        told = [
+            f"An attempt at this ended so:\n{middle(part, self.chars // 2)}" for part in ("\n\n".join(parts),) if part
+        ]
+        if self.solution and (better := _better(group, scores, place)) is not None:
+            shown = transcript(group.task, better, chars=self.chars // 2)
+            told.append(f"Another attempt did better:\n{shown}")
+        return "\n\n".join(told)
+
+
+class Feedback(Annotator):
+    """Gives each sampled token the log-probability that the policy of before the step has for it behind a prompt that
+    tells the feedback on the attempt (`Told`), for the loss `self_distill`.
+
+    The feedback stands at the end of what the conversation began with; everything sampled and seen since is the same
+    tokens. Where there is nothing to tell, it is the policy's own log-probability, and nothing is learned there.
+    """
+
+    def __init__(self, learner: Learner, renderer: Renderer, told: Told) -> None:
+        self._learner, self._renderer, self._told = learner, renderer, told
+        self._step: dict[tuple[str, int], tuple[Trajectory, str]] = {}
+
+    def meets(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
+        """Takes what there is to tell from the step."""
+        self._step = {
+            trajectory.key: (trajectory, self._told.text(group, own, place))
+            for group, own in zip(groups, scores, strict=True)
+            for place, trajectory in enumerate(group.trajectories)
+        }
+
+    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+        """The rows with `feedback_logprobs` f32[L] among their extras, 0 where masked."""
+        taught = [self._taught(row) for row in rows]
+        learner = self._learner
+        found = annotated(learner.model, learner.plan.budget, taught, sampling, NAME)
+        return [
+            replace(row, extras={**row.extras, NAME: _tail(one.extras[NAME], len(row.token_ids))})
+            for row, one in zip(rows, found, strict=True)
+        ]
+
+    def _taught(self, row: Row) -> Row:
+        """The row behind a prompt that tells the feedback."""
+        trajectory, text = self._step[row.origin]
+        if not text:
+            return row
+        first = int(row.turn_ids[row.turn_ids >= 0].min())
+        start = max(turn for turn in range(first + 1) if turn == 0 or trajectory.turns[turn].fresh)
+        messages = messages_before(trajectory, start, hint=text)
+        prompt = self._renderer.prompt(messages, trajectory.tools)
+        behind = len(row.token_ids) - len(trajectory.turns[start].context_ids)
+        length = len(prompt) + behind
+        return replace(
+            row,
+            token_ids=np.concatenate([prompt, row.token_ids[len(row.token_ids) - behind :]]),
+            loss_mask=_tail(row.loss_mask, length),
+            logprobs=_tail(row.logprobs, length),
+            advantages=_tail(row.advantages, length),
+            turn_ids=_tail(row.turn_ids + 1, length) - 1,
+            versions=_tail(row.versions, length),
+            extras={},
+        )
+
+
+def _tail(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
+    """The end of an array, or the whole of it behind zeros: whatever stands there is the prompt's."""
+    if len(values) >= length:
+        return values[len(values) - length :]
+    return np.concatenate([np.zeros(length - len(values), values.dtype), values])
+
+
+def _better(group: Group, scores: Sequence[Score], place: int) -> Trajectory | None:
+    """The attempt that earned most, if it earned more than this one; of equals the first."""
+    best = max(range(len(scores)), key=lambda i: (_earned(scores[i]), -group.trajectories[i].attempt))
+    return group.trajectories[best] if _earned(scores[best]) > _earned(scores[place]) + EQUAL else None
+
+
+def _earned(score: Score) -> float:
+    return score.total if score.outcome is not None else -float("inf")
