@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,7 +27,20 @@ from turnstile.errors import ConfigError
     type=click.Choice(["chat", "lines"]),
     help="How conversations are laid out.",
 )
-def serve(model: str, overrides: tuple[str, ...], host: str, port: int, name: str, renderer: str) -> None:
+@click.option(
+    "--weights-from",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Let training give the model other weights, from folders below this one.",
+)
+def serve(
+    model: str,
+    overrides: tuple[str, ...],
+    host: str,
+    port: int,
+    name: str,
+    renderer: str,
+    weights_from: Path | None,
+) -> None:
     """Serves MODEL, a hub id, a folder or a packaged name, until it is interrupted or terminated.
 
     Others reach it at http://HOST:PORT/v1: /models, /completions (texts or token ids; ids and log-probabilities of what
@@ -40,7 +54,7 @@ def serve(model: str, overrides: tuple[str, ...], host: str, port: int, name: st
     if not token and not importlib.import_module("turnstile.sandboxes.http.server").is_loopback(host):
         raise ConfigError(f"other machines can reach {host}, so clients must have a key: set {module.TOKEN}")
     make_server = importlib.import_module("turnstile.build.serve").make_server
-    server = make_server(model, overrides, name=name, token=token, renderer=renderer)
+    server = make_server(model, overrides, name=name, token=token, renderer=renderer, weights_from=weights_from)
     asyncio.run(_until_told(server, host, port, name or model))
 
 
