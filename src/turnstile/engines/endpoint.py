@@ -145,6 +145,8 @@ class Endpoint:
             raise EngineGoneError(f"{where} cannot answer now ({status}: {said})", pause)
         if status in (401, 403):
             variable = f"what is in {self._key}" if self._key else "a request without a key"
+            if status == 403:
+                raise ConfigError(f"{where} does not allow {variable} to use {path} ({said})")
             raise ConfigError(f"{where} does not take {variable} ({status}: {said}); name the variable in engine.key")
         if status == 404:
             hint = "" if path.startswith("/v1/") else "; the address ends in /v1 as a rule"
