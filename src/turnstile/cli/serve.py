@@ -46,9 +46,9 @@ def serve(
     Others reach it at http://HOST:PORT/v1: /models, /completions (texts or token ids; ids and log-probabilities of what
     was sampled come back where a request wants them) and /chat/completions. KEY=VALUE changes a key of the recipe that
     the engine is made from, like engine.max_batch=32. With --weights-from runs it takes the weights that
-    `turnstile train` hands out in a run below that folder, and is trained over. Clients need the key in the environment variable
-    TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. What goes over the network is
-    not encrypted: put TLS or an SSH tunnel in front.
+    `turnstile train` hands out in a run below that folder, and is trained over. Clients need the key in the environment
+    variable TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. What goes over the
+    network is not encrypted: put TLS or an SSH tunnel in front.
     """
     module = importlib.import_module("turnstile.engines.server")  # needs an extra
     token = os.environ.get(module.TOKEN, "")
