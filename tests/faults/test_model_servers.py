@@ -111,13 +111,14 @@ def test_servers_killed_while_episodes_are_played_ahead(
     recipe: Path, runs: Path, servers: list[ModelProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = random.Random("ahead")
-    ahead = ("engine.deterministic=false", "rollout.ahead=1", "regularizers=[]")
+    ahead = ("engine.deterministic=false", "rollout.ahead=1", "regularizers=[]", "train.steps=10", "eval.every=0")
     training = Training(recipe, runs / "ahead", servers, *ahead)
-    for step, server in ((1, servers[0]), (2, servers[1])):
-        training.at(step, rng.uniform(0, 0.2))
+    for step, server in ((1, servers[0]), (3, servers[1])):  # at times there is none
+        training.at(step, rng.uniform(0, 0.1))
         killed_and_started([server], rng)
-        server.wait()
     training.ends_well()
+    for server in servers:
+        server.wait()
     for entry in read_record(training.run, phase="train"):
         versions = [t.completion.versions for one in entry.group.trajectories for t in one.turns]
         assert min(v.min() for v in versions) >= entry.step - 2
