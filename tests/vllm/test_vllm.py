@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,18 @@ async def engine(server: VLLM, prompt: I32) -> AsyncIterator[OpenAIEngine]:
 def given(model: PreTrainedModel, below: Path, version: int) -> Weights:
     folder = below / str(version)
     save_model(model, load_tokenizer(MODEL), folder)
-    return Weights(version=version, folder=folder, owner="test", serial=version)
+    return Weights(version=version, folder=folder, owner="test", serial=version, head=False)
+
+
+@torch.no_grad()
+def changed(seed: int) -> PreTrainedModel:
+    """The model with other weights, but for its embedding, which is its output layer too (see below)."""
+    model = load_model(MODEL, device="cpu", dtype="float32")
+    torch.manual_seed(seed)
+    for parameter in model.model.layers.parameters():
+        parameter.add_(0.02 * parameter.std() * torch.randn_like(parameter))
+    model.model.norm.weight.mul_(1.02)
+    return model
 
 
 @torch.no_grad()
@@ -145,11 +157,7 @@ async def test_new_weights_are_the_ones_that_sample_and_what_was_cached_is_forgo
     long = np.concatenate([prompt] * 8)  # more than a block of its prefix cache
     how = Sampling(max_tokens=16, seed=5)
     for version in (2, 3):
-        other = load_model(MODEL, device="cpu", dtype="float32")
-        with torch.no_grad():
-            torch.manual_seed(version)
-            for parameter in other.parameters():
-                parameter.add_(0.02 * parameter.std() * torch.randn_like(parameter))
+        other = changed(version)
         await engine.load(given(other, tmp_path, version))
         for _ in range(2):  # the second time from its cache
             found = await asked(engine, long, how)
@@ -162,10 +170,7 @@ async def test_weights_change_between_two_tokens(
 ) -> None:
     await engine.load(given(model, tmp_path, 4))
     going = asyncio.ensure_future(asked(engine, prompt, Sampling(max_tokens=200, seed=9, temperature=1.5)))
-    other = load_model(MODEL, device="cpu", dtype="float32")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.02)
+    other = changed(5)
     weights = given(other, tmp_path, 5)
     await asked(engine, prompt, Sampling(max_tokens=8))  # by now the other one is under way
     await engine.load(weights)
@@ -212,6 +217,13 @@ async def test_a_server_that_was_killed_is_given_its_weights_when_it_is_back(
     assert set(found.versions.tolist()) == {6}
     assert router.take_stats()["requests"] == 1
     await router.disconnect()
+
+
+async def test_an_output_layer_that_would_not_be_renewed_is_refused(
+    engine: OpenAIEngine, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="is vLLM on a CPU, whose reload does not renew an output layer"):
+        await engine.load(replace(given(model, tmp_path, 7), head=True))
 
 
 async def test_a_server_that_was_not_started_for_training_is_refused_and_evaluates(prompt: I32, tmp_path: Path) -> None:

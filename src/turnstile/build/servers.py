@@ -101,8 +101,8 @@ class Given:
     """Servers as training's engine: what it publishes is written down by `write` and given to them. Obeys
     `engines.base.Engine` and `rollout.source.Publisher`."""
 
-    def __init__(self, router: Router, write: Callable[[int], Path]) -> None:
-        self._router, self._write = router, write
+    def __init__(self, recipe: Recipe, router: Router, write: Callable[[int], Path]) -> None:
+        self._router, self._write, self._head = router, write, recipe.model.train == "all"
         self._owner, self._numbers = secrets.token_hex(6), itertools.count()
         self.open, self.close, self.generate = router.open, router.close, router.generate
         self.take_stats = router.take_stats
@@ -112,5 +112,5 @@ class Given:
 
     def hand_out(self, version: int, folder: Path) -> None:
         """The same of weights that are in a folder already."""
-        weights = Weights(version=version, folder=folder, owner=self._owner, serial=next(self._numbers))
-        self._router.publish(weights)
+        serial = next(self._numbers)
+        self._router.publish(Weights(version=version, folder=folder, owner=self._owner, serial=serial, head=self._head))

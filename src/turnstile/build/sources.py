@@ -91,7 +91,7 @@ async def sampler(recipe: Recipe, folder: Path, agent: Agent, *, replay: bool) -
     assert isinstance(remote.engine, Router)
     files = WeightFolders(folder / WEIGHTS, agent.model, agent.tokenizer, kept=1)
     try:
-        given = Given(remote.engine, files.write)
+        given = Given(recipe, remote.engine, files.write)
         given.publish(0)
         yield given, min(agent.context, remote.context)
     finally:

@@ -75,10 +75,10 @@ class Model:
 class Servers:
     """The same over servers, which load whole folders: there is no model here."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, recipe: Recipe, remote: Remote) -> None:
         assert isinstance(remote.engine, Router)
         self._remote = remote
-        self._given = Given(remote.engine, _no_write)
+        self._given = Given(recipe, remote.engine, _no_write)
         self.engine: Sampler = self._given
         self.scaffold, self.context = remote.scaffold, remote.context
 
@@ -95,7 +95,7 @@ async def speaker(recipe: Recipe) -> Model | Servers:
     if recipe.engine.in_process:
         return Model(recipe)
     scaffold = make_scaffold(recipe, load_tokenizer(recipe.model.id))
-    return Servers(await make_remote(recipe, scaffold, training=True))
+    return Servers(recipe, await make_remote(recipe, scaffold, training=True))
 
 
 def _no_write(version: int) -> Path:

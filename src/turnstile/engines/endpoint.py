@@ -22,6 +22,7 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 SESSION = "X-Session-ID"
 """The header that names requests which have much in common, as vLLM and `turnstile serve` know it."""
 CONNECT = 10.0  # seconds
+IDLE = 4.0  # seconds that a connection is kept: vLLM closes one after five, which a request would find out
 LONGEST = 30.0  # seconds between two tries
 _TOLD = 300  # characters of a server's own words that are passed on
 
@@ -53,9 +54,12 @@ class Endpoint:
         self._pause = pause
         self._http: aiohttp.ClientSession | None = None
 
-    async def get(self, path: str, *, seconds: float | None = None, retries: int | None = None) -> dict[str, Any]:
-        """The JSON object at a path; errors as of `post`."""
-        return await self._ask("GET", f"{self.url}{path}", None, seconds or self._timeout, retries)
+    async def get(
+        self, path: str, *, root: bool = False, seconds: float | None = None, retries: int | None = None
+    ) -> dict[str, Any]:
+        """The JSON object at a path; the rest as of `post`."""
+        address = f"{self._root if root else self.url}{path}"
+        return await self._ask("GET", address, None, seconds or self._timeout, retries)
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, root: bool = False, session: str = ""
@@ -128,7 +132,9 @@ class Endpoint:
         if self._http is None:
             key = os.environ.get(self._key, "") if self._key else ""
             headers = {"Authorization": f"Bearer {key}"} if key else {}
-            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE), headers=headers
+            )
         return self._http
 
     def _read(self, path: str, status: int, data: bytes, named: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,17 +20,24 @@ AS_IT_CAME = ("", "default")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
     """The weights of a version in a Hugging Face folder that servers on this machine load. `owner` is who trains, and
-    `serial` counts what was given out, since a version may be given out twice."""
+    `serial` counts what was given out, since a version may be given out twice. `head` says whether the output layer is
+    among what learns."""
 
     version: int
     folder: Path
     owner: str
     serial: int
+    head: bool = True
 
     @property
     def label(self) -> str:
         """By this name servers know them."""
         return f"{self.owner}/{self.serial}/{self.version}"
+
+    def tied(self) -> bool:
+        """Whether the output layer is the embedding."""
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        return bool(config.get("tie_word_embeddings"))
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from turnstile.types import Sampling
 
 PROMPT = np.array([7, 8, 9], np.int32)
 HOW = Sampling(max_tokens=4, seed=3, stop=("\n",))
-WEIGHTS = Weights(version=5, folder=Path("/runs/r/weights/000002-5"), owner="me", serial=2)
+WEIGHTS = Weights(version=5, folder=Path("/runs/r/weights/000002-5"), owner="me", serial=2, head=False)
 OLD, NEW = "me/1/4", "me/2/5"
 
 
@@ -36,7 +37,7 @@ class Server:
 
     def _at(self, path: str) -> Answer:
         async def answer(request: web.Request) -> web.StreamResponse:
-            self.asked.append((request.path_qs, await request.json()))
+            self.asked.append((request.path_qs, await request.json() if request.can_read_body else None))
             if path in self.failing:
                 return web.json_response({"error": {"message": f"{path} failed"}}, status=400)
             return web.json_response(self.answers[path])
@@ -66,6 +67,7 @@ def vllm() -> Server:
     server = Server("vllm")
     server.answers = {
         "/inference/v1/generate": generated([5, 6], [0.0, 0.0], [(OLD, 0, 1), (NEW, 1, 2)]),
+        "/server_info": {"vllm_config": {"device_config": {"device": "cpu"}}},
         "/pause": {"status": "paused"},
         "/collective_rpc": {"results": [None]},
         "/reset_prefix_cache": {"success": True},
@@ -133,12 +135,33 @@ async def test_vllm_loads_a_folder_between_two_tokens(vllm: Server, connect: Any
         await engine.load(WEIGHTS)
         assert engine.loaded == WEIGHTS
     assert vllm.asked == [
+        ("/server_info?config_format=json", None),
         ("/pause?mode=keep", {}),
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(WEIGHTS.folder)}}),
         ("/reset_prefix_cache?reset_running_requests=true", {}),
         ("/update_weight_version", {"new_version": NEW}),
         ("/resume", {}),
     ]
+
+
+async def test_vllm_on_a_cpu_is_refused_where_it_would_keep_an_output_layer(
+    vllm: Server, connect: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    tied = replace(WEIGHTS, folder=tmp_path, head=True)
+    async with bare_server(vllm.paths()) as url:
+        engine = connect(url)
+        await met(engine)
+        with pytest.raises(ConfigError, match=r"does not renew an output layer .* model.train = 'top' or 'lora'"):
+            await engine.load(tied)
+        await engine.load(replace(tied, head=False))
+        (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
+        await engine.load(tied)
+        vllm.answers["/server_info"] = {"vllm_config": {"device_config": {"device": "cuda"}}}
+        (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+        other = connect(url)
+        await met(other)
+        await other.load(tied)
 
 
 async def test_vllm_that_fails_to_load_goes_on_as_nobodys(vllm: Server, connect: Any) -> None:
@@ -154,7 +177,7 @@ async def test_vllm_that_fails_to_load_goes_on_as_nobodys(vllm: Server, connect:
 
 
 async def test_vllm_without_its_paths_for_training_is_refused_in_one_line(vllm: Server, connect: Any) -> None:
-    del vllm.answers["/pause"]
+    del vllm.answers["/server_info"]
     async with bare_server(vllm.paths()) as url:
         engine = connect(url)
         await met(engine)

@@ -20,6 +20,8 @@ class Connection(Protocol):
 
     url: str
 
+    async def get(self, path: str, *, root: bool = False) -> dict[str, Any]: ...
+
     async def post(
         self, path: str, body: Mapping[str, Any], *, root: bool = False, session: str = ""
     ) -> dict[str, Any]: ...

@@ -19,6 +19,9 @@ class VLLM:
 
     masked = True
 
+    def __init__(self) -> None:
+        self._packs: bool | None = None  # not known yet
+
     async def ask(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> Answer | None:
@@ -54,21 +57,39 @@ class VLLM:
 
     async def load(self, server: Connection, weights: Weights) -> None:
         """Between two tokens: what is under way is held, and goes on from its tokens with the new weights."""
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
         try:
-            await server.control("/pause?mode=keep", {}, root=True)
-            label = AS_IT_CAME[1]  # what is sampled after a reload that failed is nobody's
-            try:
-                await server.control("/collective_rpc", reload, root=True)
-                found = await server.control("/reset_prefix_cache?reset_running_requests=true", {}, root=True)
-                if found.get("success") is False:
-                    raise EngineError(f"the server at {server.url} keeps what it computed with other weights")
-                label = weights.label
-            finally:
-                await server.control("/update_weight_version", {"new_version": label}, root=True)
-                await server.control("/resume", {}, root=True)
+            packs = self._packs = await _is_on_cpu(server) if self._packs is None else self._packs
+            if not (packs and weights.head and weights.tied()):
+                await _reload(server, weights)
+                return
         except ConfigError as error:
             raise ConfigError(
                 f"{error}; training gives a server its weights, which vLLM takes where it is started with "
                 "VLLM_SERVER_DEV_MODE=1 (0.32 does; older ones lack /update_weight_version)"
             ) from None
+        raise ConfigError(
+            f"the server at {server.url} is vLLM on a CPU, whose reload does not renew an output layer that is tied to "
+            "the embedding, as this model's is; train over turnstile serve, or with model.train = 'top' or 'lora'"
+        )
+
+
+async def _is_on_cpu(server: Connection) -> bool:
+    """There vLLM packs its layers."""
+    config = (await server.get("/server_info?config_format=json", root=True)).get("vllm_config")
+    device = config.get("device_config") if isinstance(config, Mapping) else None
+    return isinstance(device, Mapping) and device.get("device") == "cpu"
+
+
+async def _reload(server: Connection, weights: Weights) -> None:
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
+    await server.control("/pause?mode=keep", {}, root=True)
+    label = AS_IT_CAME[1]  # what is sampled after a reload that failed is nobody's
+    try:
+        await server.control("/collective_rpc", reload, root=True)
+        found = await server.control("/reset_prefix_cache?reset_running_requests=true", {}, root=True)
+        if found.get("success") is False:
+            raise EngineError(f"the server at {server.url} keeps what it computed with other weights")
+        label = weights.label
+    finally:
+        await server.control("/update_weight_version", {"new_version": label}, root=True)
+        await server.control("/resume", {}, root=True)
