@@ -23,11 +23,11 @@ EXTRAS := container,grammar,lora,parquet,remote,tensorboard,smollm2,dev
 TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 SOURCES := src tests recipes benchmarks docs
 
-.PHONY: help setup demo test faults soak check format docs results bench-peers conform-peers clean
+.PHONY: help setup demo test faults soak check format docs results bench-peers conform-peers test-vllm clean
 
 help:
 	@sed -n '1,9s/^# \{0,1\}//p' Makefile
-	@echo "targets: setup demo test faults soak check format docs results bench-peers conform-peers clean"
+	@echo "targets: setup demo test faults soak check format docs results bench-peers conform-peers test-vllm clean"
 
 setup: $(READY)
 
@@ -101,6 +101,19 @@ $(PEER)/.ready: benchmarks/peers/trl.txt
 	@$(PEER)/bin/python -m pip --disable-pip-version-check install -q 'torch==$(TORCH_PIN)+cpu' 2>/dev/null \
 	  || $(PEER)/bin/python -m pip --disable-pip-version-check install 'torch==$(TORCH_PIN)'
 	@$(PEER)/bin/python -m pip --disable-pip-version-check install -q -r $<
+	@touch $@
+
+# The real vLLM, in an environment of its own: its build for CPUs, over the CPU build of torch, with SmolLM2-135M.
+VLLM := .peers/vllm
+test-vllm: setup $(VLLM)/.ready
+	@TURNSTILE_VLLM=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest tests/vllm $(ARGS)
+
+$(VLLM)/.ready: benchmarks/peers/vllm.txt
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@echo "installing vLLM for CPUs into $(VLLM) (3 GB)"
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q 'torch==$(TORCH_PIN)+cpu'
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q -r $<
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
 # What benchmarks/conform_peers.py looks at: beside the packages named, torch and the like are those of .venv.

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from aiohttp import web
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from helpers import byte_tokenizer, tiny_llama
 from turnstile.agents.renderer import ChatRenderer
+from turnstile.engines.reload import Reload
 from turnstile.engines.server import EngineServer
 from turnstile.engines.transformers import TransformersEngine
+from turnstile.engines.weights import Weights
+from turnstile.trainer.checkpoint import load_weights
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def tiny_network(words: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+def tiny_network(words: PreTrainedTokenizerBase, *, seed: int = 0) -> LlamaForCausalLM:
     """A random network whose tokens before matter, the same every time."""
-    model = tiny_llama(len(words), context=4096)
+    model = tiny_llama(len(words), context=4096, seed=seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
     return model
 
 
-def tiny_engine(words: PreTrainedTokenizerBase, *, deterministic: bool = True) -> TransformersEngine:
-    """An engine of that network."""
-    model = tiny_network(words)
+def tiny_engine(
+    words: PreTrainedTokenizerBase, *, deterministic: bool = True, model: PreTrainedModel | None = None
+) -> TransformersEngine:
+    """An engine of that network, or of `model`."""
+    model = model or tiny_network(words)
     ends = [words.convert_tokens_to_ids("<|im_end|>")]
     return TransformersEngine(model, words, deterministic=deterministic, max_batch=4, packed=False, stop_ids=ends)
 
 
-def tiny_server(engine: Any = None, *, token: str = "", name: str = "tiny") -> EngineServer:
+def tiny_server(
+    engine: Any = None, *, token: str = "", name: str = "tiny", reload: Reload | None = None
+) -> EngineServer:
     words = byte_tokenizer()
     return EngineServer(
         engine or tiny_engine(words),
@@ -45,7 +54,24 @@ def tiny_server(engine: Any = None, *, token: str = "", name: str = "tiny") -> E
         tokenizer=words,
         context=4096,
         token=token,
+        reload=reload,
     )
+
+
+def changing_server(below: Path) -> EngineServer:
+    """One that takes weights from folders below this one."""
+    words = byte_tokenizer()
+    model = tiny_network(words)
+    engine = tiny_engine(words, model=model)
+    return tiny_server(engine, reload=Reload(engine, functools.partial(load_weights, model), below))
+
+
+def given(below: Path, version: int, *, owner: str = "me") -> Weights:
+    """Weights in a folder of their own: those of one version are the same."""
+    folder = below / f"{version:06d}"
+    if not folder.exists():
+        tiny_network(byte_tokenizer(), seed=version).save_pretrained(folder)
+    return Weights(version=version, folder=folder, owner=owner, serial=version)
 
 
 @asynccontextmanager

@@ -63,6 +63,7 @@ class EngineConfig(Kind):
     deterministic: bool = False  # every pass takes max_batch tokens, each by itself: runs repeat bit by bit, slower
     max_batch: int = Field(64, ge=1)  # tokens decoded at once
     memory_mb: int = Field(4096, ge=64)  # for keys and values
+    patience: float = Field(300.0, ge=0)  # seconds that training waits for a server when all are gone
     packed: bool = True  # on a CPU, sample from reordered copies of the weights: faster, for their memory again
 
     @model_validator(mode="after")

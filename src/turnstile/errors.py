@@ -100,6 +100,10 @@ class EngineGoneError(EngineError):
         self.pause = pause
 
 
+class WeightsLostError(EngineError):
+    """A server no longer samples with the weights that training gave it."""
+
+
 class VerifierError(InfrastructureError):
     """The verdict could not be had: the verifier crashed, was killed or wrote nothing."""
 

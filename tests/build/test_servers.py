@@ -116,9 +116,16 @@ def test_a_dead_server_is_an_error_and_no_score(recipe: Recipe) -> None:
         evaluate(dead, model="x")
 
 
-def test_training_samples_in_process(recipe: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine.kind = 'openai' is for turnstile eval"):
-        turnstile.train(changed(recipe, "engine.kind=openai", "engine.url=http://127.0.0.1:1/v1"), run=tmp_path / "run")
+def test_what_cannot_train_is_refused_before_anything_is_loaded(recipe: Recipe, tmp_path: Path) -> None:
+    there = "engine.url=http://127.0.0.1:1/v1"
+    for overrides, line in (
+        (["engine.kind=openai"], "needs engine.url"),
+        (["engine.kind=openai", there, "engine.mode=text"], "engine.mode = 'text' is for evaluation and judges"),
+        (["engine.kind=openai", there, "engine.timout=3"], "did you mean 'timeout'"),
+        (["engine.kind=scripted"], "engine.kind = 'scripted' cannot train"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            turnstile.train(changed(recipe, *overrides), run=tmp_path / "run")
     with pytest.raises(ConfigError, match="unknown key 'memry_mb'; did you mean 'memory_mb'"):
         changed(recipe, "engine.memry_mb=5")
 

@@ -132,13 +132,21 @@ async def test_a_server_without_ids_is_refused(connect: Make) -> None:
 
 
 async def test_log_probabilities_from_before_truncation_are_refused_for_training(connect: Make) -> None:
-    raw = always(choice(logprobs={"token_logprobs": [-0.5, -0.25]}))
+    spans = [{"version": "default", "start": 0, "end": 2}]
+    raw = always(choice(logprobs={"token_logprobs": [-0.5, -0.25]}, weight_versions=spans))
     async with bare_server(completions(raw)) as url:
         with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
             await once(connect(url, training=True), sampling=Sampling(temperature=0.5))
         engine = connect(url, training=True)
         assert (await once(engine)).logprobs.tolist() == [-0.5, -0.25]  # nothing is cut: both are the same
         assert (await once(connect(url), sampling=Sampling(top_k=5))).finish == "stop"
+
+
+async def test_a_server_that_does_not_say_which_weights_sampled_is_refused_for_training(connect: Make) -> None:
+    async with bare_server(completions(always(choice()))) as url:
+        with pytest.raises(ConfigError, match=r"does not say of which weights a token is.* good for turnstile eval"):
+            await once(connect(url, training=True))
+        assert (await once(connect(url))).finish == "stop"
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class Kept:
             return False
         books.ledger.resume_at(found.step)
         checkpoint.restore(found, self.learner)
-        self.run.agent.engine.publish(found.step)
+        self.run.engine.publish(found.step)
         self.progress = Progress(step=found.step, credit=found.state["credit"])
         self.scores = {int(step): score for step, score in found.state["scores"].items()}
         if self.run.recipe.engine.deterministic:  # sums come out otherwise with other threads

@@ -18,6 +18,7 @@ from turnstile.agents.renderer_messages import MessagesRenderer
 from turnstile.build.hints import make_hint
 from turnstile.build.kinds import bind, takes
 from turnstile.build.sandboxes import make_sandboxes
+from turnstile.build.servers import check_servers
 from turnstile.config import Kind, Recipe, TermConfig
 from turnstile.credit.base import Estimator, learned_of, targets_of
 from turnstile.engines.base import Engine
@@ -125,10 +126,7 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
     if recipe.rollout.slack and recipe.engine.deterministic:
         raise ConfigError("rollout.slack goes by the clock, so with it no run repeats; drop it or engine.deterministic")
     if not recipe.engine.in_process:
-        raise ConfigError(
-            f"engine.kind = {recipe.engine.kind!r} is for turnstile eval; training changes the weights that it samples "
-            "from, in this process: leave engine.kind out"
-        )
+        check_servers(recipe)
     if recipe.sampling.temperature == 0:
         raise ConfigError("sampling.temperature = 0 leaves nothing to learn from; train with one above 0")
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from pathlib import Path
 
 from turnstile.build.parts import make_agent
 from turnstile.config import make_recipe
+from turnstile.engines.reload import Reload
 from turnstile.engines.server import EngineServer
+from turnstile.trainer.checkpoint import load_weights
 
 
 def make_server(
-    model: str, overrides: Sequence[str] = (), *, name: str = "", token: str = "", renderer: str = "chat"
+    model: str,
+    overrides: Sequence[str] = (),
+    *,
+    name: str = "",
+    token: str = "",
+    renderer: str = "chat",
+    weights_from: Path | None = None,
 ) -> EngineServer:
     """The server of a model: a folder, a hub id or a packaged name. `overrides` change keys of a recipe, like
-    engine.max_batch=32. Raises ConfigError for a model that cannot be had."""
+    engine.max_batch=32. Clients may have it load weights that lie below `weights_from`. Raises ConfigError for a model
+    that cannot be had."""
     parser = "lines" if renderer == "lines" else "hermes"
     agent = {"renderer": {"kind": renderer}, "parser": {"kind": parser}}
     recipe = make_recipe({"model": {"id": model}, "agent": agent}, overrides)
@@ -25,4 +36,5 @@ def make_server(
         tokenizer=made.tokenizer,
         context=made.context,
         token=token,
+        reload=Reload(made.engine, functools.partial(load_weights, made.model), weights_from) if weights_from else None,
     )

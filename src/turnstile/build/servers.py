@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from turnstile.agents.base import Scaffold
 from turnstile.build.kinds import bind
 from turnstile.config import Kind, Recipe
-from turnstile.engines.router import Replica, Router
+from turnstile.engines.replica import Replica
+from turnstile.engines.router import Router
+from turnstile.engines.weights import Weights
 from turnstile.errors import ConfigError
 from turnstile.types import Message
 
@@ -18,7 +24,7 @@ class Remote:
     """A model behind a server. `context` is how many ids it can hold, 0 where nobody says it."""
 
     scaffold: Scaffold
-    engine: Replica
+    engine: Replica | Router
     context: int
 
     async def close(self) -> None:
@@ -30,15 +36,25 @@ def is_text(recipe: Recipe) -> bool:
     return recipe.engine.knobs.get("mode") == "text"
 
 
-async def make_remote(recipe: Recipe, scaffold: Scaffold) -> Remote:
-    """The recipe's server, once it has shown what it can do; the servers, where `engine.url` names several.
+def check_servers(recipe: Recipe) -> None:
+    """Raises ConfigError for servers that cannot train, as far as the recipe says it."""
+    if recipe.engine.kind != "openai":
+        raise ConfigError(
+            f"engine.kind = {recipe.engine.kind!r} cannot train; take transformers, or openai for servers"
+        )
+    if is_text(recipe):
+        raise ConfigError("engine.mode = 'text' is for evaluation and judges; training needs ids: use 'tokens'")
+    _replicas(recipe.engine.kind, _urls(recipe), _knobs(recipe))
 
-    Raises ConfigError for what is missing or
-    cannot be done, EngineGoneError for a server that does not answer.
+
+async def make_remote(recipe: Recipe, scaffold: Scaffold, *, training: bool = False) -> Remote:
+    """The recipe's server, once it has shown what it can do; the servers, where `engine.url` names several. With
+    `training` they are a router, which gives them weights.
+
+    Raises ConfigError for what is missing or cannot be done, EngineGoneError for a server that does not answer.
     """
-    knobs = recipe.engine.knobs
-    urls = knobs.pop("url", "")
-    engine = make_servers(recipe.engine.kind, [urls] if isinstance(urls, str) else urls, knobs)
+    patience = recipe.engine.patience if training else None
+    engine = make_servers(recipe.engine.kind, _urls(recipe), _knobs(recipe), patience=patience)
     try:
         await engine.meet(scaffold.renderer.prompt([Message(role="user", content="Hello.")], ()))
     except BaseException:
@@ -52,10 +68,49 @@ async def make_remote(recipe: Recipe, scaffold: Scaffold) -> Remote:
     )
 
 
-def make_servers(kind: str, urls: Sequence[str], knobs: dict[str, object]) -> Replica:
-    """The engine at an address, or a router over the engines at several."""
+def make_servers(
+    kind: str, urls: Sequence[str], knobs: dict[str, object], *, patience: float | None = None
+) -> Replica | Router:
+    """The engine at an address, or a router over the engines at several. With `patience` it is for training: always a
+    router, which waits so many seconds for a server."""
+    training = {} if patience is None else {"training": True}
+    makers = _replicas(kind, urls, knobs | training)
+    if len(makers) == 1 and patience is None:
+        return makers[0]()
+    return Router([make() for make in makers], patience=patience or 0.0)
+
+
+def _replicas(kind: str, urls: Sequence[str], knobs: dict[str, object]) -> list[Callable[[], Replica]]:
+    """What makes the engine at each address. Raises ConfigError where there is none, and for a wrong knob."""
     maker = bind("engine", Kind.model_validate({"kind": kind, **knobs}), given=("url",))
     if not urls or not all(isinstance(url, str) and url for url in urls):
         raise ConfigError(f"engine.kind = {kind!r} needs engine.url, like http://127.0.0.1:8000/v1, or a list of them")
-    replicas: list[Replica] = [maker(url) for url in urls]
-    return replicas[0] if len(replicas) == 1 else Router(replicas)
+    return [functools.partial(maker, url) for url in urls]
+
+
+def _urls(recipe: Recipe) -> list[str]:
+    urls = recipe.engine.knobs.get("url", "")
+    return [urls] if isinstance(urls, str) else list(urls)
+
+
+def _knobs(recipe: Recipe) -> dict[str, object]:
+    return {name: value for name, value in recipe.engine.knobs.items() if name != "url"}
+
+
+class Given:
+    """Servers as training's engine: what it publishes is written down by `write` and given to them. Obeys
+    `engines.base.Engine` and `rollout.source.Publisher`."""
+
+    def __init__(self, recipe: Recipe, router: Router, write: Callable[[int], Path]) -> None:
+        self._router, self._write, self._head = router, write, recipe.model.train == "all"
+        self._owner, self._numbers = secrets.token_hex(6), itertools.count()
+        self.open, self.close, self.generate = router.open, router.close, router.generate
+        self.take_stats = router.take_stats
+
+    def publish(self, version: int) -> None:
+        self.hand_out(version, self._write(version))
+
+    def hand_out(self, version: int, folder: Path) -> None:
+        """The same of weights that are in a folder already."""
+        serial = next(self._numbers)
+        self._router.publish(Weights(version=version, folder=folder, owner=self._owner, serial=serial, head=self._head))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -16,23 +17,30 @@ from turnstile.build.parts import EVALUATION, Agent, World, for_evaluation
 from turnstile.build.run_folder import read_results, write_results, write_whole
 from turnstile.build.scripts import play_policy
 from turnstile.config import Kind, Recipe
+from turnstile.engines.base import Engine
 from turnstile.evaluation.metrics import EpisodeResult, from_group
 from turnstile.rewards.build import Scorer
 from turnstile.rollout.books import Books
 from turnstile.rollout.group import Player
 from turnstile.rollout.record import Recorder, label_of
+from turnstile.rollout.source import Publisher
 from turnstile.tracking.base import Tracker
 from turnstile.types import Group, Task, Trajectory
 
 
+class Sampler(Engine, Publisher, Protocol):
+    """What samples with the weights that are published."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """A run in progress: its parts, and what it has done."""
+    """A run in progress: its parts, and what it has done. `engine` is the agent's, or servers in its place."""
 
     recipe: Recipe
     folder: Path
     world: World
     agent: Agent
+    engine: Sampler
     player: Player
     scorer: Scorer
     tracker: Tracker
@@ -66,7 +74,7 @@ class Run:
             groups = await player.groups(
                 tasks, samples, label=f"eval/{name}", seed=self.recipe.seed, stream=EVALUATION, done=done
             )
-        self.agent.engine.take_stats()  # they are of no step
+        self.engine.take_stats()  # they are of no step
         self.finish(name, groups, step)
 
     async def compare(self, name: str, kind: Kind, tasks: Sequence[Task]) -> None:

@@ -7,13 +7,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from turnstile.build.kept import Kept
-from turnstile.build.session import Run
+from turnstile.build.parts import Agent
+from turnstile.build.servers import Given, make_remote
+from turnstile.build.session import Run, Sampler
 from turnstile.build.worker import Setup
+from turnstile.config import Recipe
+from turnstile.engines.router import Router
 from turnstile.envs.base import Env
 from turnstile.rollout.ahead import Ahead
 from turnstile.rollout.source import GroupSource, InTurn, Replay
 from turnstile.rollout.workers import HURRY, PATIENCE, Worker
-from turnstile.trainer.publish import WeightFiles
+from turnstile.trainer.publish import WeightFiles, WeightFolders
+
+WEIGHTS = "weights"
+"""The folder of a run with the weights that are handed to others."""
 
 
 @asynccontextmanager
@@ -21,8 +28,7 @@ async def group_source(
     run: Run, kept: Kept, env: Callable[..., Env] | None, replay: Path | None
 ) -> AsyncIterator[GroupSource]:
     """A record, this process in turn with training, or another process ahead of it, which is ended with this."""
-    recipe, engine = run.recipe, run.agent.engine
-    train = recipe.train
+    recipe, train = run.recipe, run.recipe.train
     if replay is not None:
         yield Replay(run=replay, books=run.books, sampler=kept.sampler, groups=train.groups)
         return
@@ -35,18 +41,18 @@ async def group_source(
             player=run.player,
             books=run.books,
             sampler=kept.sampler,
-            engine=engine,
+            engine=run.engine,
             groups=train.groups,
             attempts=train.attempts,
             seed=recipe.seed,
             say=say,
         )
         return
-    files = WeightFiles(run.folder / "weights", kept.learner)
+    files = _files(run, kept)
     source = Ahead(
         start=lambda: Worker(Setup(recipe=recipe, env=env)),
         write=files.write,
-        engine=engine,
+        engine=run.engine,
         books=run.books,
         sampler=kept.sampler,
         groups=train.groups,
@@ -65,4 +71,30 @@ async def group_source(
         patience = PATIENCE
     finally:
         await source.close(patience=patience)
+        files.remove()
+
+
+def _files(run: Run, kept: Kept) -> WeightFiles | WeightFolders:
+    """What the process that plays ahead samples with: its own model, or servers that load whole folders."""
+    if run.recipe.engine.in_process:
+        return WeightFiles(run.folder / WEIGHTS, kept.learner)
+    return WeightFolders(run.folder / WEIGHTS, run.agent.model, run.agent.tokenizer)
+
+
+@asynccontextmanager
+async def sampler(recipe: Recipe, folder: Path, agent: Agent, *, replay: bool) -> AsyncIterator[tuple[Sampler, int]]:
+    """What this process samples with, and how many tokens it can hold: the agent's own engine, also where another
+    process plays ahead over servers, or else the servers, which begin with the agent's weights."""
+    if recipe.engine.in_process or recipe.rollout.ahead or replay:
+        yield agent.engine, agent.context
+        return
+    remote = await make_remote(recipe, agent.scaffold, training=True)
+    assert isinstance(remote.engine, Router)
+    files = WeightFolders(folder / WEIGHTS, agent.model, agent.tokenizer, kept=1)
+    try:
+        given = Given(recipe, remote.engine, files.write)
+        given.publish(0)
+        yield given, min(agent.context, remote.context)
+    finally:
+        await remote.close()
         files.remove()

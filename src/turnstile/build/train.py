@@ -33,7 +33,7 @@ from turnstile.build.report import report
 from turnstile.build.run_folder import FINAL, WARM, only_one, open_run, read_results, room_for
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
-from turnstile.build.sources import group_source
+from turnstile.build.sources import group_source, sampler
 from turnstile.build.stopping import Stopping
 from turnstile.build.warmstart import baselines_and_warm_start, learn_recorded, read_talks
 from turnstile.config import Recipe
@@ -118,12 +118,14 @@ async def _train(
         for examiner in examiners.values():
             stack.push_async_callback(examiner.close)
         world = replace(world, examiners=examiners)
+        engine, context = await stack.enter_async_context(sampler(recipe, folder, agent, replay=replay is not None))
         run = Run(
             recipe=recipe,
             folder=folder,
             world=world,
             agent=agent,
-            player=make_player(recipe, world, agent.scaffold, agent.engine, agent.context),
+            engine=engine,
+            player=make_player(recipe, world, agent.scaffold, engine, context),
             scorer=scorer,
             tracker=tracker,
             recorder=Recorder(folder),
@@ -202,7 +204,7 @@ def _trunk(run: Run, learner: Learner) -> Trunk | None:
     """Lets the engine keep what the frozen layers gave. Not where another engine samples, nor where a run must repeat
     bit by bit: the engine computes tokens in other company than the trainer does, which shows in the last bit."""
     engine = run.agent.engine
-    if run.recipe.engine.deterministic or run.recipe.rollout.ahead or not learner.frozen:
+    if run.engine is not engine or run.recipe.engine.deterministic or run.recipe.rollout.ahead or not learner.frozen:
         return None
     engine.keep_trunk(learner.frozen)
     return lambda row: engine.trunk(row.origin[0], row.token_ids)

@@ -144,7 +144,7 @@ def _learn_demos(run: Run, learner: Learner, demos: Sequence[Trajectory]) -> Non
         seed=run.recipe.seed,
         report=say,
     )
-    run.agent.engine.publish(0)
+    run.engine.publish(0)
 
 
 def _key_weights(demo: Trajectory, turn: int, *, weight: float) -> F32:

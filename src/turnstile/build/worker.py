@@ -18,14 +18,19 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from turnstile.build.parts import Agent, make_agent, make_player, make_world, trainable
+from turnstile.build.parts import make_agent, make_player, make_scaffold, make_world, trainable
+from turnstile.build.servers import Given, Remote, make_remote
+from turnstile.build.session import Sampler
 from turnstile.config import Recipe
+from turnstile.engines.router import Router
 from turnstile.envs.base import Env
+from turnstile.models.load import load_tokenizer
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.group import Player, Watch
 from turnstile.rollout.workers import (
@@ -50,14 +55,62 @@ class Setup:
     env: Callable[..., Env] | None = None
 
 
+class Model:
+    """What this process samples with: its own copy of the model."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._agent = make_agent(recipe)
+        trainable(recipe, self._agent)  # adds the adapters of a run that trains such
+        self.engine: Sampler = self._agent.engine
+        self.scaffold, self.context = self._agent.scaffold, self._agent.context
+
+    async def load(self, weights: Weights) -> None:
+        """Takes a file of weights. Raises FileNotFoundError for one that newer ones have replaced."""
+        await self._agent.engine.update(functools.partial(load, self._agent.model, weights))
+
+    async def close(self) -> None:
+        pass
+
+
+class Servers:
+    """The same over servers, which load whole folders: there is no model here."""
+
+    def __init__(self, recipe: Recipe, remote: Remote) -> None:
+        assert isinstance(remote.engine, Router)
+        self._remote = remote
+        self._given = Given(recipe, remote.engine, _no_write)
+        self.engine: Sampler = self._given
+        self.scaffold, self.context = remote.scaffold, remote.context
+
+    async def load(self, weights: Weights) -> None:
+        """Has the servers take a folder of weights; nothing more is sampled with others."""
+        self._given.hand_out(weights.version, weights.file)
+
+    async def close(self) -> None:
+        await self._remote.close()
+
+
+async def speaker(recipe: Recipe) -> Model | Servers:
+    """What plays a recipe's episodes here."""
+    if recipe.engine.in_process:
+        return Model(recipe)
+    scaffold = make_scaffold(recipe, load_tokenizer(recipe.model.id))
+    return Servers(recipe, await make_remote(recipe, scaffold, training=True))
+
+
+def _no_write(version: int) -> Path:
+    raise AssertionError("weights come from training")
+
+
 async def serve(line: Line, setup: Setup) -> None:
     """Plays until the line closes. A fault in an episode ends it."""
     world = make_world(setup.recipe, setup.env)
     try:
-        agent = make_agent(setup.recipe)
-        trainable(setup.recipe, agent)  # adds the adapters of a run that trains such
-        player = make_player(setup.recipe, world, agent.scaffold, agent.engine, agent.context)
-        await _Desk(line, agent, player).work()
+        own = await speaker(setup.recipe)
+        try:
+            await _Desk(line, own, make_player(setup.recipe, world, own.scaffold, own.engine, own.context)).work()
+        finally:
+            await own.close()
     finally:
         await world.close()
 
@@ -65,9 +118,9 @@ async def serve(line: Line, setup: Setup) -> None:
 class _Desk:
     """Takes the messages in, and has them done side by side."""
 
-    def __init__(self, line: Line, agent: Agent, player: Player) -> None:
+    def __init__(self, line: Line, own: Model | Servers, player: Player) -> None:
         self._line = line
-        self._agent = agent
+        self._own = own
         self._newest: Weights | None = None
         self._came = asyncio.Event()
         self._player = replace(player, deterministic=False, places=asyncio.Semaphore(player.concurrent))
@@ -98,7 +151,7 @@ class _Desk:
             weights = self._newest
             assert weights is not None
             try:
-                await self._agent.engine.update(functools.partial(load, self._agent.model, weights))
+                await self._own.load(weights)
                 return
             except FileNotFoundError:
                 await self._came.wait()
@@ -106,15 +159,15 @@ class _Desk:
     async def _play(self, asked: Play, loading: asyncio.Task[None] | None) -> None:
         if loading is not None:
             await loading  # nothing is sampled with weights older than those that it was asked for with
-        await self._player.play(asked.jobs, watch=_Teller(self._line, self._agent))
+        await self._player.play(asked.jobs, watch=_Teller(self._line, self._own.engine))
 
 
 class _Teller(Watch):
     """Tells training all that happens to an attempt."""
 
-    def __init__(self, line: Line, agent: Agent) -> None:
+    def __init__(self, line: Line, engine: Sampler) -> None:
         self._line = line
-        self._agent = agent
+        self._engine = engine
 
     def begins(self, attempt: Attempt) -> None:
         self._line.send(Began(attempt))
@@ -123,7 +176,7 @@ class _Teller(Watch):
         self._line.send(Turned(attempt, number, turn))
 
     def ended(self, trajectory: Trajectory, *, again: bool) -> None:
-        self._line.send(Ended(replace(trajectory, turns=()), again, self._agent.engine.take_stats()))
+        self._line.send(Ended(replace(trajectory, turns=()), again, self._engine.take_stats()))
 
 
 @torch.no_grad()

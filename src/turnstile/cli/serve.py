@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,21 +27,35 @@ from turnstile.errors import ConfigError
     type=click.Choice(["chat", "lines"]),
     help="How conversations are laid out.",
 )
-def serve(model: str, overrides: tuple[str, ...], host: str, port: int, name: str, renderer: str) -> None:
+@click.option(
+    "--weights-from",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Let training give the model other weights, from folders below this one.",
+)
+def serve(
+    model: str,
+    overrides: tuple[str, ...],
+    host: str,
+    port: int,
+    name: str,
+    renderer: str,
+    weights_from: Path | None,
+) -> None:
     """Serves MODEL, a hub id, a folder or a packaged name, until it is interrupted or terminated.
 
     Others reach it at http://HOST:PORT/v1: /models, /completions (texts or token ids; ids and log-probabilities of what
     was sampled come back where a request wants them) and /chat/completions. KEY=VALUE changes a key of the recipe that
-    the engine is made from, like engine.max_batch=32. Clients need the key in the environment variable
-    TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. What goes over the network is
-    not encrypted: put TLS or an SSH tunnel in front.
+    the engine is made from, like engine.max_batch=32. With --weights-from runs it takes the weights that
+    `turnstile train` hands out in a run below that folder, and is trained over. Clients need the key in the environment
+    variable TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. What goes over the
+    network is not encrypted: put TLS or an SSH tunnel in front.
     """
     module = importlib.import_module("turnstile.engines.server")  # needs an extra
     token = os.environ.get(module.TOKEN, "")
     if not token and not importlib.import_module("turnstile.sandboxes.http.server").is_loopback(host):
         raise ConfigError(f"other machines can reach {host}, so clients must have a key: set {module.TOKEN}")
     make_server = importlib.import_module("turnstile.build.serve").make_server
-    server = make_server(model, overrides, name=name, token=token, renderer=renderer)
+    server = make_server(model, overrides, name=name, token=token, renderer=renderer, weights_from=weights_from)
     asyncio.run(_until_told(server, host, port, name or model))
 
 

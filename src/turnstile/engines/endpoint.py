@@ -19,7 +19,10 @@ except ModuleNotFoundError as error:
 
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 """What a server answers that may be asked again."""
+SESSION = "X-Session-ID"
+"""The header that names requests which have much in common, as vLLM and `turnstile serve` know it."""
 CONNECT = 10.0  # seconds
+IDLE = 4.0  # seconds that a connection is kept: vLLM closes one after five, which a request would find out
 LONGEST = 30.0  # seconds between two tries
 _TOLD = 300  # characters of a server's own words that are passed on
 
@@ -30,7 +33,7 @@ class Endpoint:
     The key is what stands in the environment variable `key`; servers without one ignore it. At most `concurrent`
     requests are under way at once, each try for at most `timeout` seconds. One that a server could not answer is sent
     again up to `retries` times, each time after twice the pause; a server that names a pause is given it. What is asked
-    for has no effect on the server, and only the answer that came counts, so nothing is counted twice.
+    for may be done twice without harm, and only the answer that came counts, so nothing is counted twice.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Endpoint:
                 f"a server wants concurrent >= 1, timeout > 0 and retries >= 0, got {concurrent}, {timeout}, {retries}"
             )
         self.url = url.rstrip("/")
+        self._root = self.url.removesuffix("/v1")
         self._key = key
         self._places = asyncio.Semaphore(concurrent)
         self._timeout = timeout
@@ -50,19 +54,30 @@ class Endpoint:
         self._pause = pause
         self._http: aiohttp.ClientSession | None = None
 
-    async def get(self, path: str, *, seconds: float | None = None, retries: int | None = None) -> dict[str, Any]:
-        """The JSON object at a path; errors as of `post`."""
-        return await self._ask("GET", path, None, seconds or self._timeout, retries)
+    async def get(
+        self, path: str, *, root: bool = False, seconds: float | None = None, retries: int | None = None
+    ) -> dict[str, Any]:
+        """The JSON object at a path; the rest as of `post`."""
+        address = f"{self._root if root else self.url}{path}"
+        return await self._ask("GET", address, None, seconds or self._timeout, retries)
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object that answers a request.
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, root: bool = False, session: str = ""
+    ) -> dict[str, Any]:
+        """The JSON object that answers a request. A path at the `root` does not begin with the address's /v1; requests
+        of one `session` have much in common.
 
         Raises EngineGoneError where no answer comes, or none but that there is none now; ConfigError where the server
         does not take the key or has no such path; EngineError where it refuses this request, and for an answer that is
         no JSON object.
         """
         async with self._places:
-            return await self._ask("POST", path, body, self._timeout, None)
+            address = f"{self._root if root else self.url}{path}"
+            return await self._ask("POST", address, body, self._timeout, None, session)
+
+    async def control(self, path: str, body: Mapping[str, Any], *, root: bool = False) -> dict[str, Any]:
+        """As `post`, of what steers the server and does not wait for requests that are under way."""
+        return await self._ask("POST", f"{self._root if root else self.url}{path}", body, self._timeout, None)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -72,12 +87,18 @@ class Endpoint:
             await asyncio.sleep(0)  # connections are gone when the loop has turned once more
 
     async def _ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float, retries: int | None
+        self,
+        method: str,
+        address: str,
+        body: Mapping[str, Any] | None,
+        seconds: float,
+        retries: int | None,
+        session: str = "",
     ) -> dict[str, Any]:
         left, pause = self._retries if retries is None else retries, self._pause
         while True:
             try:
-                return await self._once(method, path, body, seconds)
+                return await self._once(method, address, body, seconds, session)
             except EngineGoneError as error:
                 if not left:
                     raise
@@ -85,11 +106,14 @@ class Endpoint:
             await asyncio.sleep(min(wait, LONGEST))
             left, pause = left - 1, pause * 2
 
-    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
+    async def _once(
+        self, method: str, address: str, body: Mapping[str, Any] | None, seconds: float, session: str
+    ) -> dict[str, Any]:
         limits = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT)
+        headers = {SESSION: session} if session else None
         try:
             async with self._session().request(
-                method, f"{self.url}{path}", json=body, timeout=limits, allow_redirects=False
+                method, address, json=body, headers=headers, timeout=limits, allow_redirects=False
             ) as answer:
                 data, status, named = await answer.read(), answer.status, answer.headers.get("Retry-After", "")
         except TimeoutError:
@@ -102,13 +126,15 @@ class Endpoint:
                 f"the server at {self.url} does not answer ({error or type(error).__name__}); is it running, and the "
                 "way to it open?"
             ) from None
-        return self._read(path, status, data, named)
+        return self._read(urlsplit(address).path, status, data, named)
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
             key = os.environ.get(self._key, "") if self._key else ""
             headers = {"Authorization": f"Bearer {key}"} if key else {}
-            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE), headers=headers
+            )
         return self._http
 
     def _read(self, path: str, status: int, data: bytes, named: str) -> dict[str, Any]:
@@ -125,9 +151,12 @@ class Endpoint:
             raise EngineGoneError(f"{where} cannot answer now ({status}: {said})", pause)
         if status in (401, 403):
             variable = f"what is in {self._key}" if self._key else "a request without a key"
+            if status == 403:
+                raise ConfigError(f"{where} does not allow {variable} to use {path} ({said})")
             raise ConfigError(f"{where} does not take {variable} ({status}: {said}); name the variable in engine.key")
         if status == 404:
-            raise ConfigError(f"{where} has no {path} or no such model ({said}); the address ends in /v1 as a rule")
+            hint = "" if path.startswith("/v1/") else "; the address ends in /v1 as a rule"
+            raise ConfigError(f"{where} has no {path} or no such model ({said}){hint}")
         if status == 200:
             raise EngineError(f"{where} does not answer as an OpenAI-compatible server does: {said!r}")
         raise EngineError(f"{where} refuses a request ({status}: {said})")

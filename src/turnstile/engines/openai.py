@@ -1,4 +1,4 @@
-"""Sampling from a server: vLLM, `turnstile serve`, or anything else that speaks OpenAI's protocol.
+"""Sampling from a server: vLLM, SGLang, `turnstile serve`, or anything else that speaks OpenAI's protocol.
 
 With `mode = "tokens"` prompts are ids and what comes back are ids with their log-probabilities; a server that cannot
 return these is refused. With `mode = "text"` prompts are messages and what comes back is text (see `engines.talk`): for
@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
+import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
+from turnstile.engines.dialects.base import CERTAIN, Answer, Dialect, rules
+from turnstile.engines.dialects.completions import Completions
+from turnstile.engines.dialects.messages import Messages
+from turnstile.engines.dialects.sglang import SGLang
+from turnstile.engines.dialects.vllm import VLLM
 from turnstile.engines.endpoint import Endpoint
-from turnstile.engines.talk import END, conversation, spelled
-from turnstile.errors import ConfigError, EngineError
+from turnstile.engines.weights import Weights, versions_of
+from turnstile.errors import ConfigError, EngineError, WeightsLostError
 from turnstile.lookup import nearest
-from turnstile.types import F32, I32, Completion, Finish, Sampling
+from turnstile.types import I32, Completion, Finish, Sampling
 
-CERTAIN = 1e-3  # the log-probability of the only token that may be drawn differs from 0 by no more
 HEALTHY = 5.0  # seconds for a server to say that it is there
+COLD = 0.01  # a temperature at which hardly anything but the likeliest token is drawn
 
 
 class OpenAIEngine:
@@ -31,10 +37,12 @@ class OpenAIEngine:
 
     `key` names the environment variable with the server's key. At most `concurrent` requests are under way; each try
     may take `timeout` seconds, and what the server could not answer is asked again up to `retries` times. With
-    `training` a server is refused whose log-probabilities are not of the distribution sampled from.
+    `training` it samples with the weights that `load` gave it, and a server is refused that does not say of which a
+    token is, or whose log-probabilities are not of the distribution sampled from.
 
     Raises ConfigError, at the first request, for a server that does not know the model or cannot do what the mode
-    needs; EngineGoneError while it does not answer, and EngineError for an answer that cannot be used.
+    needs; EngineGoneError while it does not answer, WeightsLostError where it was started again and lost the weights
+    that it was given, and EngineError for an answer that cannot be used.
     """
 
     def __init__(
@@ -59,18 +67,25 @@ class OpenAIEngine:
         self.stats = {"requests": 0.0, "tokens_asked": 0.0, "tokens_sampled": 0.0, "seconds": 0.0}
         self._mode = mode
         self._training = training
-        self._exact = True  # whether log-probabilities are of the distribution sampled from, however that is cut
-        self._sessions: set[str] = set()
+        self.loaded: Weights | None = None  # those that it samples with, where `load` gave it some
+        self._dialect: Dialect = Messages() if mode == "text" else Completions()
+        self._exact = {"temperature": True, "truncation": True}  # whether log-probabilities heed it
+        self._sessions: dict[str, str] = {}  # name -> what its requests have in common with others
+        self._own = secrets.token_hex(4)  # others may be clients of the server too
         self._numbers = itertools.count()
         self._meeting: asyncio.Task[None] | None = None
 
+    @property
+    def url(self) -> str:
+        return self.endpoint.url
+
     def open(self, share: str) -> str:
         session = f"{share}#{next(self._numbers)}"
-        self._sessions.add(session)
+        self._sessions[session] = f"{self._own}/{share}"
         return session
 
     def close(self, session: str) -> None:
-        self._sessions.remove(session)
+        del self._sessions[session]
 
     async def disconnect(self) -> None:
         """Closes the connections to the server."""
@@ -84,31 +99,48 @@ class OpenAIEngine:
             return False
         return True
 
+    async def load(self, weights: Weights) -> None:
+        """Has the server sample with these weights from the next token on. Raises ConfigError for one that is not
+        started so that it can, EngineGoneError and EngineError where it does not."""
+        self.loaded = None
+        await self._dialect.load(self.endpoint, weights)
+        self.loaded = weights
+
+    def renew(self) -> None:
+        """The server was gone, and may be another one now."""
+        self._meeting = self.loaded = None
+
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
         if session not in self._sessions:
             raise EngineError(f"session {session!r} is not open")
         if len(prompt_ids) == 0:
             raise EngineError("the prompt is empty")
         await self.meet(prompt_ids)
-        cut = sampling.temperature != 1 or sampling.top_p < 1 or sampling.top_k or sampling.min_p
-        if self._training and cut and not self._exact:
+        if self._training:
+            self._check(sampling)
+        started, loaded = time.monotonic(), self.loaded
+        share = self._sessions[session]
+        found = await self._dialect.ask(self.endpoint, self.model, prompt_ids, sampling, share)
+        completion = self._completion(found, sampling, time.monotonic() - started, loaded)
+        self._count(len(prompt_ids), completion)
+        return completion
+
+    def _check(self, sampling: Sampling) -> None:
+        """Raises ConfigError for sampling of which the server's log-probabilities are no use to a trainer."""
+        where = f"the server at {self.endpoint.url}"
+        drawn = sampling.temperature > 0  # else every token is certain
+        cut = drawn and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
+        for name, asked in (("temperature", drawn and sampling.temperature != 1), ("truncation", cut)):
+            if asked and not self._exact[name]:
+                raise ConfigError(
+                    f"{where} gives log-probabilities from before {name}, which training cannot use; start vLLM with "
+                    "--logprobs-mode processed_logprobs, or sample with temperature 1 and no truncation"
+                )
+        if rules(sampling) and self._dialect.masked:
             raise ConfigError(
-                f"the server at {self.endpoint.url} gives log-probabilities from before temperature and truncation, "
-                "which training cannot use; start vLLM with --logprobs-mode processed_logprobs"
+                f"{where} gives log-probabilities of what a regex or a grammar left, which training cannot use; "
+                "sample without, or from turnstile serve"
             )
-        started = time.monotonic()
-        found = await (self._tokens if self._mode == "tokens" else self._text)(prompt_ids, sampling)
-        took = time.monotonic() - started
-        self._count(len(prompt_ids), len(found[0]), took)
-        ids, logprobs, finish = found
-        return Completion(
-            token_ids=ids,
-            logprobs=logprobs,
-            versions=np.zeros(len(ids), np.int32),
-            sampling=sampling,
-            finish=finish,
-            seconds=took,
-        )
 
     async def meet(self, prompt_ids: I32) -> None:
         """Finds out, once, what the server is and can do; `prompt_ids` is any prompt. Who comes meanwhile waits for the
@@ -134,123 +166,84 @@ class OpenAIEngine:
             )
         self.context = int(models[self.model].get("max_model_len") or 0)
         if self._mode == "tokens":
+            self._dialect = _dialect_of(str(models[self.model].get("owned_by")), training=self._training)
             await self._probe(prompt_ids)
 
     async def _probe(self, prompt_ids: I32) -> None:
-        """One token that is certain, for what the server returns of it."""
-        certain = Sampling(max_tokens=1, top_k=1)
-        found = _sampled(_choice(await self.endpoint.post("/completions", self._request(prompt_ids, certain))))
+        """A token that is certain, for what the server returns of it. Truncation comes after temperature: where the
+        first is heeded both are."""
+        sure = Sampling(max_tokens=1, top_k=1)
+        found = await self._dialect.ask(self.endpoint, self.model, prompt_ids, sure)
+        where = f"the server at {self.endpoint.url}"
         if found is None:
             raise ConfigError(
-                f"the server at {self.endpoint.url} does not return the ids of sampled tokens with their "
-                "log-probabilities, which training needs (vLLM 0.10.2 and `turnstile serve` do); for evaluation set "
-                "engine.mode = 'text'"
+                f"{where} does not return the ids of sampled tokens with their log-probabilities, which training "
+                "needs (vLLM 0.10.2 and `turnstile serve` do); for evaluation set engine.mode = 'text'"
             )
-        self._exact = all(abs(value) <= CERTAIN for value in found[1])
+        if self._training and found.labels is None:
+            raise ConfigError(
+                f"{where} does not say of which weights a token is, which training needs (vLLM 0.32, SGLang and "
+                "`turnstile serve` do); it is good for turnstile eval"
+            )
+        heeded = _is_certain(found)
+        self._exact = {"temperature": heeded, "truncation": heeded}
+        if self._training and not heeded:
+            cold = await self._dialect.ask(
+                self.endpoint, self.model, prompt_ids, replace(sure, top_k=0, temperature=COLD)
+            )
+            self._exact["temperature"] = cold is not None and _is_certain(cold)
 
-    async def _tokens(self, prompt_ids: I32, sampling: Sampling) -> tuple[I32, F32, Finish]:
-        choice = _choice(await self.endpoint.post("/completions", self._request(prompt_ids, sampling)))
-        found = _sampled(choice)
+    def _completion(
+        self, found: Answer | None, sampling: Sampling, seconds: float, loaded: Weights | None
+    ) -> Completion:
+        """The answer as a turn's, of a request that was made when the server had the weights `loaded`."""
         where = f"the server at {self.endpoint.url}"
-        if found is None or not 0 < len(found[0]) <= sampling.max_tokens:
+        if found is None or not found.ids or (self._mode == "tokens" and len(found.ids) > sampling.max_tokens):
             raise EngineError(
                 f"{where} did not return 1 to {sampling.max_tokens} token ids with a log-probability of at most 0 each"
             )
-        ids, logprobs = found
-        if sampling.temperature == 0:  # certain, whatever the logits are
-            logprobs = [0.0] * len(ids)
-        return np.array(ids, np.int32), np.minimum(np.array(logprobs, np.float32), 0), _finish(choice, where)
-
-    def _request(self, prompt_ids: I32, sampling: Sampling) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "prompt": prompt_ids.tolist(),
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": sampling.seed,
-            "logprobs": 1,
-            "return_token_ids": True,
-            "include_stop_str_in_output": True,
-            "skip_special_tokens": False,
-            **_further(sampling),
-        }
-
-    async def _text(self, prompt_ids: I32, sampling: Sampling) -> tuple[I32, F32, Finish]:
+        finish, n = _finish(found.finish, where), len(found.ids)
+        logprobs = found.logprobs if sampling.temperature else [0.0] * n  # certain, whatever the logits are
         try:
-            messages = [{"role": role, "content": text} for role, text in conversation(prompt_ids)]
-        except ValueError as error:
-            raise ConfigError(f"engine.mode = 'text': {error}") from None
-        told = {
-            "model": self.model,
-            "messages": messages,
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": sampling.seed,
-            **_further(sampling),
-        }
-        choice = _choice(await self.endpoint.post("/chat/completions", told))
-        message = choice.get("message")
-        text = message.get("content") if isinstance(message, Mapping) else None
-        where = f"the server at {self.endpoint.url}"
-        if text is None and isinstance(message, Mapping):
-            text = ""  # a model that said nothing, or only thought
-        if not isinstance(text, str):
-            raise EngineError(f"{where} answered a conversation without a message")
-        finish = _finish(choice, where)
-        ids = np.concatenate([spelled(text), np.array([END] if finish == "stop" or not text else [], np.int32)])
-        return ids, np.zeros(len(ids), np.float32), finish
+            versions = [0] * n if loaded is None else versions_of(found.labels, n, loaded, where)
+        except WeightsLostError:
+            self.loaded = None if self.loaded is loaded else self.loaded
+            raise
+        return Completion(
+            token_ids=np.array(found.ids, np.int32),
+            logprobs=np.minimum(np.array(logprobs, np.float32), 0),
+            entropies=None if found.entropies is None else np.array(found.entropies, np.float32),
+            versions=np.array(versions, np.int32),
+            sampling=sampling,
+            finish=finish,
+            seconds=seconds,
+        )
 
-    def _count(self, asked: int, sampled: int, seconds: float) -> None:
+    def _count(self, asked: int, found: Completion) -> None:
         """A request is counted when it was answered, however often it was sent."""
-        for name, value in (
-            ("requests", 1),
-            ("tokens_asked", asked),
-            ("tokens_sampled", sampled),
-            ("seconds", seconds),
-        ):
-            self.stats[name] += value
+        self.stats["requests"] += 1
+        self.stats["tokens_asked"] += asked
+        self.stats["tokens_sampled"] += len(found.token_ids)
+        self.stats["seconds"] += found.seconds
 
 
-def _further(sampling: Sampling) -> dict[str, Any]:
-    """What not every server knows is only said where it says something."""
-    rules = {"regex": sampling.regex, "grammar": sampling.grammar}
-    told = {
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "stop": list(sampling.stop),
-        "structured_outputs": {name: text for name, text in rules.items() if text},
-    }
-    return {name: value for name, value in told.items() if value}
+def _dialect_of(owner: str, *, training: bool) -> Dialect:
+    """How a server is spoken to, by who it says it is. Older servers of vLLM do well for an evaluation."""
+    if owner == "sglang":
+        return SGLang()
+    return VLLM() if owner == "vllm" and training else Completions()
+
+
+def _is_certain(found: Answer) -> bool:
+    return all(abs(value) <= CERTAIN for value in found.logprobs)
 
 
 def _items(found: object) -> list[Mapping[str, Any]]:
     return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
 
 
-def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = _items(answer.get("choices"))
-    if len(choices) != 1:
-        raise EngineError(f"the server answered with {len(choices)} choices instead of one")
-    return choices[0]
-
-
-def _sampled(choice: Mapping[str, Any]) -> tuple[list[int], list[float]] | None:
-    """The sampled ids and their log-probabilities, if there is one for each."""
-    ids, held = choice.get("token_ids"), choice.get("logprobs")
-    logprobs = held.get("token_logprobs") if isinstance(held, Mapping) else None
-    if not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
-        return None
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        return None
-    if not all(isinstance(x, int | float) and math.isfinite(x) and x <= CERTAIN for x in logprobs):
-        return None
-    return ids, [float(value) for value in logprobs]
-
-
-def _finish(choice: Mapping[str, Any], where: str) -> Finish:
-    match choice.get("finish_reason"):
+def _finish(reason: object, where: str) -> Finish:
+    match reason:
         case "length":
             return "length"
         case "stop" | "tool_calls" | "eos":

@@ -1,15 +1,14 @@
 """Any engine behind an OpenAI-compatible address: `turnstile serve`.
 
-/v1/models, /v1/completions (a text, or token ids; the ids of what was sampled with `return_token_ids`, their
-log-probabilities with `logprobs`), /v1/chat/completions and /health. What a request does not say is off, as in
-`types.Sampling`; one whose client goes away is ended.
+/v1/models, /v1/completions (a text, or token ids; the ids of what was sampled with `return_token_ids` and by which
+weights, their log-probabilities and entropies with `logprobs`), /v1/chat/completions, /v1/weights and /health. What a
+request does not say is off, as in `types.Sampling`; one whose client goes away is ended.
 """
 
 from __future__ import annotations
 
 import hmac
 import itertools
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,9 +16,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from turnstile.engines.asked import NotServedError, RefusedError, as_object, read_message, read_sampling
 from turnstile.engines.base import Engine
+from turnstile.engines.endpoint import SESSION
+from turnstile.engines.reload import Reload, spans_of
 from turnstile.errors import ConfigError, EngineError, MissingExtraError
-from turnstile.types import I32, Completion, Message, Sampling, ToolSpec
+from turnstile.types import I32, Completion, Message, ToolSpec
 
 try:
     from aiohttp import web
@@ -29,8 +31,8 @@ except ModuleNotFoundError as error:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOKEN = "TURNSTILE_SERVE_TOKEN"
 """The environment variable that holds the key which clients must have."""
+KEPT = 60.0  # seconds that what a session's requests have in common is kept after the last one
 MOST = 64 << 20  # bytes of a request
-DEFAULT_TOKENS = 256
 
 
 class Words(Protocol):
@@ -51,16 +53,21 @@ class Letters(Protocol):
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str | list[str]: ...
 
 
-class RefusedError(ValueError):
-    """A request that cannot be served, and why."""
-
-
 class EngineServer:
     """Serves `engine` under the name `model`. `words` lays out conversations, `tokenizer` reads texts; `context` is how
-    many tokens a prompt and its answer may have. With a `token` requests must carry it as their bearer."""
+    many tokens a prompt and its answer may have. With a `token` requests must carry it as their bearer. With `reload`
+    clients may give it other weights, as training does."""
 
     def __init__(
-        self, engine: Engine, *, model: str, words: Words, tokenizer: Letters, context: int, token: str = ""
+        self,
+        engine: Engine,
+        *,
+        model: str,
+        words: Words,
+        tokenizer: Letters,
+        context: int,
+        token: str = "",
+        reload: Reload | None = None,
     ) -> None:
         self._engine = engine
         self._model = model
@@ -69,6 +76,8 @@ class EngineServer:
         self._context = context
         self._token = f"Bearer {token}".encode() if token else b""
         self._numbers = itertools.count()
+        self._reload = reload
+        self._groups: dict[str, tuple[str, float]] = {}  # name -> a session that keeps it, and when it was last used
         self.app = web.Application(client_max_size=MOST, middlewares=[self._guard])
         self.app.add_routes(
             [
@@ -76,6 +85,7 @@ class EngineServer:
                 web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/weights", self._weights),
             ]
         )
 
@@ -103,7 +113,7 @@ class EngineServer:
         try:
             return await handler(request)
         except RefusedError as error:
-            return _refused(400, str(error))
+            return _refused(error.status, str(error))
         except ConfigError as error:
             return _refused(400, str(error))
         except EngineError as error:
@@ -125,15 +135,18 @@ class EngineServer:
             ids = prompt
         else:
             raise RefusedError("prompt must be one text, or a list of token ids")
-        found = await self._sample(np.array(ids, np.int32), asked, ())
+        found = await self._sample(np.array(ids, np.int32), asked, (), request.headers.get(SESSION, ""))
         choice: dict[str, Any] = {"index": 0, "finish_reason": found.finish, "text": self._decoded(found.token_ids)}
         if asked.get("logprobs") is not None:
             choice["logprobs"] = {
                 "tokens": [self._decoded(found.token_ids[i : i + 1]) for i in range(len(found.token_ids))],
                 "token_logprobs": found.logprobs.astype(float).tolist(),
             }
+            if found.entropies is not None:
+                choice["entropies"] = found.entropies.astype(float).tolist()
         if asked.get("return_token_ids"):
             choice["token_ids"] = found.token_ids.tolist()
+            choice["weight_versions"] = spans_of(found.versions, self._reload.labels if self._reload else {})
         return self._answer("text_completion", choice, len(ids), found)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -143,19 +156,26 @@ class EngineServer:
         told = asked.get("messages")
         if not isinstance(told, list) or not told:
             raise RefusedError("messages must be a list of messages, one at least")
-        prompt = self._words.prompt([_message(item) for item in told], ())
+        prompt = self._words.prompt([read_message(item) for item in told], ())
         found = await self._sample(prompt, asked, self._words.stop)
         message = {"role": "assistant", "content": self._words.text(found.token_ids)}
         choice = {"index": 0, "finish_reason": found.finish, "message": message}
         return self._answer("chat.completion", choice, len(prompt), found)
 
+    async def _weights(self, request: web.Request) -> web.StreamResponse:
+        if self._reload is None:
+            raise NotServedError(
+                "this server keeps its weights; it takes others where it is started with --weights-from"
+            )
+        asked = as_object(await request.read())
+        label, folder = asked.get("version"), asked.get("folder")
+        if not isinstance(label, str) or not label or not isinstance(folder, str):
+            raise RefusedError("weights are a folder, and a version that says which they are: both texts")
+        await self._reload.take(folder, label)
+        return web.json_response({"version": label})
+
     async def _asked(self, request: web.Request) -> dict[str, Any]:
-        try:
-            asked = json.loads(await request.read())
-        except (ValueError, RecursionError):
-            raise RefusedError("the request is no JSON") from None
-        if not isinstance(asked, dict):
-            raise RefusedError("the request is no JSON object")
+        asked = as_object(await request.read())
         if asked.get("model") != self._model:
             raise RefusedError(f"the model {asked.get('model')!r} is not served here, {self._model!r} is")
         for name in ("stream", "echo"):
@@ -166,18 +186,32 @@ class EngineServer:
                 raise RefusedError(f"{name} = {asked[name]} is not served; ask as often as you want answers")
         return asked
 
-    async def _sample(self, prompt: I32, asked: Mapping[str, Any], stop: tuple[str, ...]) -> Completion:
-        sampling = _sampling(asked, stop)
+    async def _sample(
+        self, prompt: I32, asked: Mapping[str, Any], stop: tuple[str, ...], group: str = ""
+    ) -> Completion:
+        sampling = read_sampling(asked, stop)
         room = self._context - len(prompt)
         if room < 1:
             raise RefusedError(f"the prompt has {len(prompt)} tokens, and the model's context is {self._context}")
-        session = self._engine.open(f"serve/{next(self._numbers)}")
+        share = self._keep(group) if group else f"serve/{next(self._numbers)}"
+        session = self._engine.open(share)
         try:
             if sampling.max_tokens > room:
                 raise RefusedError(f"max_tokens = {sampling.max_tokens} leaves the context, which has room for {room}")
             return await self._engine.generate(prompt, sampling, session)
         finally:
             self._engine.close(session)
+
+    def _keep(self, group: str) -> str:
+        """Keeps what the requests of a group have in common until nobody has asked for a while."""
+        now, share = time.monotonic(), f"group/{group}"
+        for name, (session, last) in list(self._groups.items()):
+            if now - last > KEPT:
+                del self._groups[name]
+                self._engine.close(session)
+        held = self._groups[group][0] if group in self._groups else self._engine.open(share)
+        self._groups[group] = held, now
+        return share
 
     def _decoded(self, ids: I32) -> str:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
@@ -197,45 +231,3 @@ class EngineServer:
 
 def _refused(status: int, why: str) -> web.StreamResponse:
     return web.json_response({"error": {"message": why, "type": "invalid_request_error"}}, status=status)
-
-
-def _message(item: object) -> Message:
-    if not isinstance(item, Mapping) or item.get("role") not in ("system", "user", "assistant"):
-        raise RefusedError("a message is an object with a role (system, user or assistant) and content")
-    content = item.get("content")
-    if isinstance(content, list):  # its parts, of which texts are served
-        content = "".join(str(part.get("text")) for part in content if isinstance(part, Mapping))
-    if not isinstance(content, str):
-        raise RefusedError("a message's content must be text")
-    return Message(role=item["role"], content=content)
-
-
-def _sampling(asked: Mapping[str, Any], stop: tuple[str, ...]) -> Sampling:
-    """What a request says of how tokens are drawn."""
-    own = asked.get("stop")
-    rules = asked.get("structured_outputs")
-    rules = rules if isinstance(rules, Mapping) else {}
-    most = asked.get("max_completion_tokens", asked.get("max_tokens"))
-    sampling = Sampling(
-        temperature=_number(asked, "temperature", 1.0, 0.0, 100.0),
-        top_p=_number(asked, "top_p", 1.0, 1e-9, 1.0),
-        top_k=max(0, int(_number(asked, "top_k", 0, -1, 2**31))),
-        min_p=_number(asked, "min_p", 0.0, 0.0, 1.0),
-        max_tokens=int(_number({"max_tokens": most}, "max_tokens", DEFAULT_TOKENS, 1, 2**31)),
-        stop=stop + ((own,) if isinstance(own, str) else tuple(str(item) for item in own or ())),
-        seed=int(_number(asked, "seed", 0, -(2**63), 2**63)),
-        regex=str(rules.get("regex") or ""),
-        grammar=str(rules.get("grammar") or ""),
-    )
-    if any(not item for item in sampling.stop):
-        raise RefusedError("a stop string must not be empty")
-    return sampling
-
-
-def _number(asked: Mapping[str, Any], name: str, default: float, least: float, most: float) -> float:
-    value = asked.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise RefusedError(f"{name} = {value!r} is no number from {least:g} to {most:g}")
-    return value

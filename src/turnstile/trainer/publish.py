@@ -1,12 +1,16 @@
-"""New weights for another process: a file of what learns, for each version."""
+"""New weights for others: a file of what learns for another process, a whole folder for servers, for each version."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
 from safetensors.torch import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from turnstile.engines.weights import put_away
+from turnstile.trainer.checkpoint import save_model
 from turnstile.trainer.learner import Learner
 
 KEPT = 2  # the newest, and the one before, which somebody may be reading
@@ -32,6 +36,33 @@ class WeightFiles:
         for old in sorted(self._folder.glob("*.safetensors"))[:-KEPT]:
             old.unlink()
         return file
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class WeightFolders:
+    """Plain Hugging Face folders in a folder of their own, which is emptied first; the newest `kept` stay, and others
+    for as long as a server loads them. They are not flushed to the disk either."""
+
+    def __init__(
+        self, folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, kept: int = KEPT
+    ) -> None:
+        self._folder, self._model, self._tokenizer, self._kept = folder, model, tokenizer, kept
+        self._numbers = itertools.count()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+    def write(self, version: int) -> Path:
+        """The folder of this version, whole as soon as it is there. Raises OSError where there is no room."""
+        scratch = self._folder / ".writing"
+        shutil.rmtree(scratch, ignore_errors=True)  # of one that failed
+        save_model(self._model, self._tokenizer, scratch)
+        found = self._folder / f"{next(self._numbers):06d}-{version}"
+        scratch.rename(found)
+        for old in sorted(self._folder.glob("[0-9]*"))[: -self._kept]:
+            put_away(old)
+        return found
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
