@@ -12,6 +12,7 @@ from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.parts import (
     EVALUATION,
     Agent,
+    World,
     for_evaluation,
     make_agent,
     make_player,
@@ -33,6 +34,7 @@ from turnstile.lookup import nearest
 from turnstile.models.load import load_tokenizer
 from turnstile.rollout.record import Recorder, label_of
 from turnstile.tracking.base import Tracker
+from turnstile.tracking.board import Board
 from turnstile.trainer import checkpoint
 from turnstile.types import Group, Task
 
@@ -46,6 +48,7 @@ def evaluate(
     samples: int | None = None,
     limit: int | None = None,
     predictions: str | Path | None = None,
+    plain: bool = False,
 ) -> dict[str, list[EpisodeResult]]:
     """Plays the recipe's held-out tasks and returns the results by name.
 
@@ -57,11 +60,12 @@ def evaluate(
     stays, and `.again` is added to the name. `samples` episodes are played of each of at most `limit` tasks
     (default: as the recipe says); a policy plays each once. The random numbers are those of the run's own
     evaluations: they depend on the recipe's seed, the task and the sample, not on what is evaluated. What was handed in
-    goes into `predictions`, a file in SWE-bench's form, where one is named.
+    goes into `predictions`, a file in SWE-bench's form, where one is named. `plain` has the console print lines and
+    draw nothing.
     """
     if policy != MODEL and (model is not None or samples not in (None, 1)):
         raise ConfigError(f"policy {policy!r} is no model and plays each task once; leave out the model and samples")
-    return asyncio.run(_evaluate(recipe, run, model, policy, samples or recipe.eval.samples, limit, predictions))
+    return asyncio.run(_evaluate(recipe, run, model, policy, samples or recipe.eval.samples, limit, predictions, plain))
 
 
 async def _evaluate(
@@ -72,6 +76,7 @@ async def _evaluate(
     samples: int,
     limit: int | None,
     predictions: str | Path | None,
+    plain: bool,
 ) -> dict[str, list[EpisodeResult]]:
     check_policies(recipe)
     check_examiners(recipe)
@@ -83,12 +88,17 @@ async def _evaluate(
         name += ".again"
     async with AsyncExitStack() as stack:
         folder = run or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-eval-")))
-        tracker = make_trackers(recipe.model_copy(update={"trackers": (Kind(kind="console"),)}), folder)
+        board = Board()
+        console = tuple(kind for kind in recipe.trackers if kind.kind == "console") or (Kind(kind="console"),)
+        title = run or Path(recipe.name)
+        tracker = make_trackers(recipe.model_copy(update={"trackers": console}), title, board=board, plain=plain)
         stack.callback(tracker.close)
+        world = make_world(recipe, examiners=make_examiners(recipe, folder), board=board)
+        stack.push_async_callback(world.close)
         if policy == MODEL:
-            groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker, folder)
+            groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker, world)
         else:
-            groups = await _with_policy(stack, recipe, policy, network, tasks, tracker, folder)
+            groups = await _with_policy(recipe, policy, network, tasks, tracker, world)
         scores = scorer(groups)
         if run is not None:
             recorder = Recorder(run)
@@ -109,10 +119,8 @@ async def _with_model(
     tasks: Sequence[Task],
     samples: int,
     tracker: Tracker,
-    folder: Path,
+    world: World,
 ) -> list[Group]:
-    world = make_world(recipe, examiners=make_examiners(recipe, folder))
-    stack.push_async_callback(world.close)
     speaker: Agent | Remote
     if recipe.engine.in_process:
         speaker = make_agent(recipe, network)
@@ -126,20 +134,17 @@ async def _with_model(
 
 
 async def _with_policy(
-    stack: AsyncExitStack,
     recipe: Recipe,
     policy: str,
     network: str,
     tasks: Sequence[Task],
     tracker: Tracker,
-    folder: Path,
+    world: World,
 ) -> list[Group]:
     policies = recipe.eval.policies
     if policy not in policies:
         hint = nearest(policy, policies) if policies else "it names none"
         raise ConfigError(f"eval.policies of this recipe has no {policy!r}; {hint}")
-    world = make_world(recipe, examiners=make_examiners(recipe, folder))
-    stack.push_async_callback(world.close)
     scaffold = make_scaffold(recipe, load_tokenizer(network))
     done = counter(tracker, f"evaluating {policy}", len(tasks))
     return await play_policy(recipe, world, scaffold, policies[policy], tasks, done)

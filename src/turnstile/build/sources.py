@@ -12,7 +12,7 @@ from turnstile.build.worker import Setup
 from turnstile.envs.base import Env
 from turnstile.rollout.ahead import Ahead
 from turnstile.rollout.source import GroupSource, InTurn, Replay
-from turnstile.rollout.workers import HURRY, PATIENCE, Worker
+from turnstile.rollout.workers import HURRY, LOG, PATIENCE, Worker
 from turnstile.trainer.publish import WeightFiles
 
 
@@ -44,7 +44,7 @@ async def group_source(
         return
     files = WeightFiles(run.folder / "weights", kept.learner)
     source = Ahead(
-        start=lambda: Worker(Setup(recipe=recipe, env=env)),
+        start=lambda hear: Worker(Setup(recipe=recipe, env=env), log=run.folder / LOG, hear=hear),
         write=files.write,
         engine=engine,
         books=run.books,
@@ -56,6 +56,7 @@ async def group_source(
         last=train.steps,
         examiners=tuple(run.world.examiners.values()),
         say=say,
+        board=run.world.board,
     )
     kept.tasks_at = source.state
     patience = HURRY
