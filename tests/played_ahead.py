@@ -39,6 +39,22 @@ class Deadly(GuessEnv):
         return await super().step(message)
 
 
+class ToldToEnd(GuessEnv):
+    """Has its process told to end, and says something before."""
+
+    number = signal.SIGTERM
+
+    async def step(self, message: Message) -> Step:
+        if ahead() and first_time():
+            print("a tool's complaint", file=sys.stderr)
+            os.kill(os.getpid(), self.number)
+        return await super().step(message)
+
+
+class Interrupted(ToldToEnd):
+    number = signal.SIGINT
+
+
 class AlwaysDeadly(GuessEnv):
     async def step(self, message: Message) -> Step:
         if ahead():

@@ -71,19 +71,20 @@ class _Desk:
     async def work(self) -> None:
         loading: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
-            playing = {tasks.create_task(self._stands())}
+            doing = {tasks.create_task(self._stands())}
             while (message := await self._line.receive()) is not None:
                 if isinstance(message, Exception):
                     raise message
                 if isinstance(message, Weights):
                     self._newest = message
                     self._came.set()
-                    loading = tasks.create_task(self._load(loading))
-                elif isinstance(message, Play):
+                    task = loading = tasks.create_task(self._load(loading))
+                else:
+                    assert isinstance(message, Play)
                     task = tasks.create_task(self._play(message, loading))
-                    playing.add(task)
-                    task.add_done_callback(playing.discard)
-            for task in playing:
+                doing.add(task)
+                task.add_done_callback(doing.discard)
+            for task in doing:
                 task.cancel()
 
     async def _load(self, before: asyncio.Task[None] | None) -> None:
