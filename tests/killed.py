@@ -2,9 +2,9 @@
 
 POINT is one of `POINTS`, or `moment`, for which NTH is the milliseconds from the beginning of step STEP. WHAT is
 `kill`: it gets SIGKILL the NTH time (from 1) that it comes by the point in that step; `kill worker`: the process that
-plays for it gets it; `fill`: the disk that it works on is full from there on; `clock`: from there on the clock goes back
-a year with each look at it. What it runs is the command itself. A step begins when its tasks are drawn, which is a step
-sooner where episodes are played ahead.
+plays for it gets it; `fill`: the disk that it works on is full from there on; `clock`: from there on the clock goes
+back a year with each look at it. What it runs is the command itself. A step begins when its tasks are drawn, which is a
+step sooner where episodes are played ahead.
 """
 
 from __future__ import annotations

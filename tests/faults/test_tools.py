@@ -6,7 +6,6 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,12 @@ CODES = {"hangs": 124, "floods": 0, "crashes": 128 + signal.SIGSEGV}
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def recipe(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command that trains, but for what the tool does."""
     monkeypatch.setenv(played_ahead.ONCE, str(tmp_path / "once"))
     inputs = tmp_path / "inputs"
     inputs.mkdir()
-    yield ["train", str(guess_run.recipe_file(inputs)), "--out", str(tmp_path / "run"), *QUICK]
+    return ["train", str(guess_run.recipe_file(inputs)), "--out", str(tmp_path / "run"), *QUICK]
 
 
 def with_tool(recipe: list[str], template: Path, how: str, ahead: int) -> list[str]:
