@@ -1,5 +1,5 @@
 """SIGKILL at random moments of a real `turnstile train` whose episodes are played ahead, to the process that trains or
-to the one that plays; each run goes on to its end, its books balance, and it is trained again from its record bit by bit.
+to the one that plays; each run goes on to its end, its books balance, and its record gives the same weights again.
 
 TURNSTILE_KILLS says how many of the fifty kills of `make faults` there are, and two fifths as many here;
 TURNSTILE_SEED which.
