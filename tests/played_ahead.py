@@ -3,6 +3,7 @@ first time, for what happens once."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -36,6 +37,14 @@ class Deadly(GuessEnv):
     async def step(self, message: Message) -> Step:
         if ahead() and first_time():
             os.kill(os.getpid(), signal.SIGKILL)
+        return await super().step(message)
+
+
+class Slow(GuessEnv):
+    """Takes its time, so that somebody may see it at it."""
+
+    async def step(self, message: Message) -> Step:
+        await asyncio.sleep(0.2)
         return await super().step(message)
 
 

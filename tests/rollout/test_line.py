@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.rollout.line import Line
-from turnstile.rollout.workers import QUOTED, _Log
+from turnstile.rollout.workers import QUOTED, QUOTED_BYTES, _Log
 
 LARGE = bytes(32 << 20)  # far more than a socket takes by itself
 
@@ -86,5 +86,9 @@ def test_what_a_process_prints_is_read_line_by_line(tmp_path: Path) -> None:
         assert log.news() == ["begun"]
         printing.write("".join(f"{number}\n" for number in range(QUOTED + 5)))
         printing.flush()
-        assert log.news() == [f"(5 lines are left out here, see {path})", *map(str, range(5, QUOTED + 5))]
+        last = f"(the last lines of {path})"
+        assert log.news() == [last, *map(str, range(5, QUOTED + 5))]
+        printing.write("x" * QUOTED_BYTES + "\nthe last\n")
+        printing.flush()
+        assert log.news()[-1] == "the last"
     assert log.news() == []

@@ -172,7 +172,8 @@ class Ledger:
             )
 
     def close(self) -> None:
-        self._db.close()
+        with self._lock:
+            self._db.close()
 
     def _played(self, trajectory: Trajectory, state: State, why: str) -> None:
         tokens = sum(len(turn.completion.token_ids) for turn in trajectory.turns)

@@ -25,6 +25,7 @@ MODULE = "turnstile.build.worker"
 LOG = "worker.log"
 """The file of a run folder with what the process prints."""
 QUOTED = 20  # lines of it that are passed on at once
+QUOTED_BYTES = 2**16  # in which they are
 PATIENCE = 10.0  # seconds that it is given to put away what it has
 HURRY = 1.5  # the same where training is being stopped
 
@@ -168,13 +169,16 @@ class _Log:
     def news(self) -> list[str]:
         """The whole lines since the last call, of many the last ones."""
         with self._path.open("rb") as file:
-            file.seek(self._read)
+            begin = max(self._read, file.seek(0, os.SEEK_END) - QUOTED_BYTES)
+            file.seek(begin)
             whole = file.read().rpartition(b"\n")[0]
-        self._read += len(whole) + bool(whole)
+        skipped = begin > self._read
+        self._read = begin + len(whole) + bool(whole)
         texts = [line.rpartition("\r")[2].rstrip() for line in whole.decode(errors="replace").split("\n")]
         lines = [text for text in texts if text]
-        left_out = len(lines) - QUOTED
-        return lines if left_out <= 0 else [f"({left_out} lines are left out here, see {self._path})", *lines[-QUOTED:]]
+        if skipped or len(lines) > QUOTED:
+            return [f"(the last lines of {self._path})", *lines[-QUOTED:]]
+        return lines
 
 
 def cannot_be_sent(error: Exception) -> ConfigError:
