@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+import drawn
 from terminal import Ended, lines, on_terminal
 from turnstile.tracking.screen import shares
 
-COMMAND = [sys.executable, str(Path(__file__).with_name("drawn.py"))]
+COMMAND = [sys.executable, drawn.__file__]
 
 
 def said(step: int) -> list[str]:
@@ -50,6 +50,14 @@ def test_every_line_stays_and_the_screen_goes() -> None:
     steps = [line for line in rest if line.startswith("step ")]
     assert [line.split()[1] for line in steps] == ["1", "2", "3"]
     assert [line for line in rest if line not in steps] == [*said(1), *said(2), *said(3), "begun,", "ended"]
+
+
+def test_no_line_is_lost_between_two_drawings() -> None:
+    done = on_terminal([*COMMAND, "crowd"])
+    assert done.code == 0
+    for kind in ("said", "printed", "step"):
+        numbers = [int(line.split()[1]) for line in done.seen if line.startswith(f"{kind} ")]
+        assert numbers == list(range(drawn.LINES)), kind
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from turnstile.tracking.base import Scalars
 from turnstile.tracking.board import Board
 from turnstile.tracking.pace import Phase, duration, left_text
-from turnstile.tracking.screen import Screen
+from turnstile.tracking.screen import Screen, SharedConsole
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("rate/completion", "compl", ".2f"),
@@ -49,7 +48,7 @@ class ConsoleTracker:
         file: TextIO | None = None,
         board: Board | None = None,
     ) -> None:
-        self._console = Console(file=file, highlight=False, soft_wrap=True)
+        self._console = SharedConsole(file=file, highlight=False, soft_wrap=True)
         self._columns = (*COLUMNS, *((name, name, ".4g") for name in columns))
         self._every = every
         able = self._console.file.isatty() and self._console.is_interactive  # whatever FORCE_COLOR says

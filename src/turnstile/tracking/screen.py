@@ -7,9 +7,11 @@ changed: the cursor is not hidden, and there is no second screen.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -32,10 +34,29 @@ RATES = (("rate/completion", "completion"), ("rate/resolution", "resolution"), (
 SHARES = ("generate", "environment", "train", "other")
 
 
+class SharedConsole(Console):
+    """Writes for one thread at a time: what is drawn and what is printed above it each begin where the other ended."""
+
+    def __init__(self, **knobs: Any) -> None:
+        self._turn = threading.RLock()
+        super().__init__(**knobs)
+
+    def __enter__(self) -> Self:
+        self._turn.acquire()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *what: Any) -> None:
+        try:
+            super().__exit__(*what)
+        finally:
+            self._turn.release()
+
+
 class Screen:
     """Draws while it is started, in a thread; what it shows is given to it as it happens, which costs nothing."""
 
-    def __init__(self, console: Console, board: Board, title: str, *, redirect: bool) -> None:
+    def __init__(self, console: SharedConsole, board: Board, title: str, *, redirect: bool) -> None:
         """`redirect`: what is printed to standard output, and to standard error where that is the terminal too, is kept
         out of the drawing."""
         self._board = board
@@ -48,12 +69,14 @@ class Screen:
         self._live = Live(
             console=console,
             get_renderable=self.draw,
-            refresh_per_second=A_SECOND,
+            auto_refresh=False,  # rich's own thread does not wait for its turn
             transient=True,
             redirect_stdout=redirect,
             redirect_stderr=redirect and sys.stderr.isatty(),
             vertical_overflow="crop",
         )
+        self._ended = threading.Event()
+        self._drawing: threading.Thread | None = None
 
     @property
     def is_on(self) -> bool:
@@ -61,14 +84,27 @@ class Screen:
 
     def start(self) -> None:
         if not self.is_on:
-            self._live.start(refresh=True)
-            self._console.show_cursor(True)
+            with self._console:
+                self._live.start(refresh=True)
+                self._console.show_cursor(True)
+            self._ended.clear()
+            self._drawing = threading.Thread(target=self._redraw, name="screen", daemon=True)
+            self._drawing.start()
 
     def stop(self) -> None:
-        if self.is_on:
+        if self._drawing is not None:
+            self._ended.set()
+            self._drawing.join()
+            self._drawing = None
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()  # the begun line, which the drawing has kept back
-            self._live.stop()
+            with self._console:
+                self._live.stop()
+
+    def _redraw(self) -> None:
+        while not self._ended.wait(1.0 / A_SECOND):
+            with self._console:
+                self._live.refresh()
 
     def show(self, phases: Mapping[str, Phase]) -> None:
         """What is under way has changed."""

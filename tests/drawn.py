@@ -9,10 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+from turnstile.tracking import screen
 from turnstile.tracking.board import Board, Place
 from turnstile.tracking.console import ConsoleTracker
 
-STEPS, EPISODES = 3, 6
+STEPS, EPISODES, LINES = 3, 6, 100
 METRICS = {
     "rate/completion": 0.5, "reward/outcome": 0.25, "reward/total": 0.1, "gate/outcome": 0.75, "staleness/mean": 0.5,
     "staleness/max": 1.0, "seconds/step": 2.0, "seconds/rollout": 1.2, "seconds/generate": 0.9, "seconds/update": 0.5,
@@ -37,6 +38,18 @@ def main(happens: str = "") -> None:
     finally:
         tracker.close()
     print("ended")
+
+
+def crowd() -> None:
+    """Draws and prints as often as it can, and what is drawn is higher every other time."""
+    screen.A_SECOND = 200
+    tracker = ConsoleTracker(Path("runs/demo"))
+    tracker.progress("training", 0, LINES)
+    for number in range(LINES):
+        tracker.log(number, METRICS if number % 2 else {"seconds/step": 1.0})
+        tracker.say(f"said {number}")
+        print(f"printed {number}")
+    tracker.close()
 
 
 def play(tracker: ConsoleTracker, board: Board, step: int) -> None:
@@ -64,4 +77,4 @@ def interrupt() -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    crowd() if sys.argv[1:] == ["crowd"] else main(*sys.argv[1:])
