@@ -51,6 +51,6 @@ def test_a_run_is_watched_interrupted_and_gone_on_with(tmp_path: Path) -> None:
 
     piped = subprocess.run(train, capture_output=True, text=True, check=True, cwd=stopped.HERE)
     assert "\x1b" not in piped.stdout + piped.stderr
-    steps += [int(line.split()[1]) for line in piped.stdout.splitlines() if re.match(r"step +\d", line)]
+    steps += [int(line.split()[1]) for line in piped.stdout.splitlines() if re.match(r"step +\d+ ", line)]
     assert steps == list(range(1, STEPS + 1))
     assert command(["audit", str(run), "--record"]) == 0

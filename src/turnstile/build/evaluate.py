@@ -12,7 +12,6 @@ from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.build.parts import (
     EVALUATION,
     Agent,
-    World,
     for_evaluation,
     make_agent,
     make_player,
@@ -93,12 +92,10 @@ async def _evaluate(
         title = run or Path(recipe.name)
         tracker = make_trackers(recipe.model_copy(update={"trackers": console}), title, board=board, plain=plain)
         stack.callback(tracker.close)
-        world = make_world(recipe, examiners=make_examiners(recipe, folder), board=board)
-        stack.push_async_callback(world.close)
         if policy == MODEL:
-            groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker, world)
+            groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker, board, folder)
         else:
-            groups = await _with_policy(recipe, policy, network, tasks, tracker, world)
+            groups = await _with_policy(stack, recipe, policy, network, tasks, tracker, board, folder)
         scores = scorer(groups)
         if run is not None:
             recorder = Recorder(run)
@@ -119,8 +116,11 @@ async def _with_model(
     tasks: Sequence[Task],
     samples: int,
     tracker: Tracker,
-    world: World,
+    board: Board,
+    folder: Path,
 ) -> list[Group]:
+    world = make_world(recipe, examiners=make_examiners(recipe, folder), board=board)
+    stack.push_async_callback(world.close)
     speaker: Agent | Remote
     if recipe.engine.in_process:
         speaker = make_agent(recipe, network)
@@ -134,17 +134,21 @@ async def _with_model(
 
 
 async def _with_policy(
+    stack: AsyncExitStack,
     recipe: Recipe,
     policy: str,
     network: str,
     tasks: Sequence[Task],
     tracker: Tracker,
-    world: World,
+    board: Board,
+    folder: Path,
 ) -> list[Group]:
     policies = recipe.eval.policies
     if policy not in policies:
         hint = nearest(policy, policies) if policies else "it names none"
         raise ConfigError(f"eval.policies of this recipe has no {policy!r}; {hint}")
+    world = make_world(recipe, examiners=make_examiners(recipe, folder), board=board)
+    stack.push_async_callback(world.close)
     scaffold = make_scaffold(recipe, load_tokenizer(network))
     done = counter(tracker, f"evaluating {policy}", len(tasks))
     return await play_policy(recipe, world, scaffold, policies[policy], tasks, done)
