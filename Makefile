@@ -70,7 +70,7 @@ faults: setup
 	@$(BIN)/python -m pytest tests/faults $(ARGS)
 
 soak: setup
-	@TURNSTILE_KILLS=$(KILLS) TURNSTILE_SEED=$(SEED) $(BIN)/python -m pytest tests/faults/test_kills.py $(ARGS)
+	@TURNSTILE_KILLS=$(KILLS) TURNSTILE_SEED=$(SEED) $(BIN)/python -m pytest tests/faults/test_kills.py tests/faults/test_kills_ahead.py $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check $(wildcard $(SOURCES))

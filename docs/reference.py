@@ -35,7 +35,7 @@ GIVEN = {
     "loss": {"logprobs", "batch", "values"},
     "factor": {"batch"},
     "weights": {"rows"},
-    "tracker": {"run"},
+    "tracker": {"run", "board"},
     "env": {"grader", "sandboxes"},
     "engine": {"tokenizer", "stop_ids", "writer", "policy"},
     "renderer": {"tokenizer", "parser"},

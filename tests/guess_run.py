@@ -22,10 +22,11 @@ def recipe(inputs: Path, *, sections: Mapping[str, Any] | None = None, **train: 
     return make_recipe({**_data(inputs, train), **(sections or {})})
 
 
-def recipe_file(inputs: Path, **train: Any) -> Path:
+def recipe_file(inputs: Path, *, sections: Mapping[str, Any] | None = None, **train: Any) -> Path:
     """The same as a file that `turnstile train` takes."""
     file = inputs / "guess.toml"
-    file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in _data(inputs, train).items()))
+    data = {**_data(inputs, train), **(sections or {})}
+    file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in data.items()))
     return file
 
 

@@ -1,13 +1,15 @@
 """`turnstile train` as a process that something happens to: `python killed.py WHAT POINT STEP NTH COMMAND...`.
 
 POINT is one of `POINTS`, or `moment`, for which NTH is the milliseconds from the beginning of step STEP. WHAT is
-`kill`: it gets SIGKILL the NTH time (from 1) that it comes by the point in that step; `fill`: the disk that it works on
-is full from there on; `clock`: from there on the clock goes back a year with each look at it. What it runs is the
-command itself.
+`kill`: it gets SIGKILL the NTH time (from 1) that it comes by the point in that step; `kill worker`: the process that
+plays for it gets it; `fill`: the disk that it works on is full from there on; `clock`: from there on the clock goes
+back a year with each look at it. What it runs is the command itself. A step begins when its tasks are drawn, which is a
+step sooner where episodes are played ahead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -68,6 +70,16 @@ class _Fate:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_worker() -> None:
+    from turnstile.rollout.workers import MODULE
+
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid() and MODULE.encode() in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def fill() -> None:
@@ -140,7 +152,14 @@ def main(what: str, point: str, step: str, nth: str, *command: str) -> int:
     from turnstile.cli.main import run
 
     torch.set_num_threads(1)
-    arrange(_Fate({"kill": die, "fill": fill, "clock": turn_back}[what], point, int(step), int(nth)))
+    arrange(
+        _Fate(
+            {"kill": die, "kill worker": kill_worker, "fill": fill, "clock": turn_back}[what],
+            point,
+            int(step),
+            int(nth),
+        )
+    )
     return run(command)
 
 

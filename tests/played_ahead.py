@@ -3,6 +3,7 @@ first time, for what happens once."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -37,6 +38,30 @@ class Deadly(GuessEnv):
         if ahead() and first_time():
             os.kill(os.getpid(), signal.SIGKILL)
         return await super().step(message)
+
+
+class Slow(GuessEnv):
+    """Takes its time, so that somebody may see it at it."""
+
+    async def step(self, message: Message) -> Step:
+        await asyncio.sleep(0.2)
+        return await super().step(message)
+
+
+class ToldToEnd(GuessEnv):
+    """Has its process told to end, and says something before."""
+
+    number = signal.SIGTERM
+
+    async def step(self, message: Message) -> Step:
+        if ahead() and first_time():
+            print("a tool's complaint", file=sys.stderr)
+            os.kill(os.getpid(), self.number)
+        return await super().step(message)
+
+
+class Interrupted(ToldToEnd):
+    number = signal.SIGINT
 
 
 class AlwaysDeadly(GuessEnv):

@@ -10,6 +10,10 @@ import pytest
 from booked import booked_run
 from turnstile.build.run_folder import open_run
 from turnstile.config import make_recipe
+from turnstile.rollout.books import Books
+from turnstile.rollout.episode import Attempt
+from turnstile.tracking.jsonl import JsonlTracker
+from turnstile.types import Task
 
 Cli = Callable[..., Any]
 
@@ -34,11 +38,37 @@ def test_a_run_that_balances(cli: Cli, run: Path) -> None:
     assert "admitted          4" in done.out
     assert "gated_out         4  its group's advantages are all zero 4" in done.out
     assert [line.split() for line in lines if line.startswith(("t0", "t1"))] == [
-        ["t1", "4", "0", "4", "0", "0", "0"],
-        ["t0", "4", "4", "0", "0", "0", "0"],
+        ["t1", "4", "0", "4", "0", "0", "0", "0"],
+        ["t0", "4", "4", "0", "0", "0", "0", "0"],
+    ]
+    assert [line.split() for line in lines if line.startswith(("1 ", "2 "))][:2] == [
+        ["1", "4", "2", "2", "0", "0", "0", "0", "-", "-"],
+        ["2", "4", "2", "2", "0", "0", "0", "0", "-", "-"],
     ]
     assert ["4", "turns", "1", "4", "0", "50.0", "%", "0.0", "%", "0.00"] in [line.split() for line in lines]
     assert lines[-2:] == ["lost: 0", "used more often than declared: 0"]
+
+
+def test_how_old_the_tokens_of_each_step_were(cli: Cli, run: Path) -> None:
+    tracker = JsonlTracker(run)
+    for step in (1, 2):
+        tracker.log(step, {"staleness/mean": 0.25 * step, "staleness/max": step})
+    tracker.close()
+    done = cli("audit", str(run))
+    assert [line.split()[-2:] for line in done.out.splitlines() if line.startswith(("1 ", "2 "))][:2] == [
+        ["0.25", "1"],
+        ["0.50", "2"],
+    ]
+
+
+def test_what_is_played_ahead_is_told_apart(cli: Cli, run: Path) -> None:
+    books = Books(run)
+    books.watch(3).issued([(Task(id="t0", env="e"), Attempt(group="train/3/0/t0", number=0, seed=0))])
+    books.close()
+    done = cli("audit", str(run))
+    assert done.code == 0
+    assert "attempts of steps that are not done yet, which are in none of the shares below: 1" in done.out
+    assert ["3", "1", "0", "0", "0", "0", "1", "0", "-", "-"] in [line.split() for line in done.out.splitlines()]
 
 
 def test_a_run_that_does_not(cli: Cli, run: Path) -> None:

@@ -118,7 +118,15 @@ def test_eval_asks_for_what_was_said_and_prints_the_table(
 
     monkeypatch.setattr(eval_module, "evaluate_policy", evaluate)
     done = cli("eval", recipe, "--policy", "oracle", "--samples", "2", "--limit", "5")
-    asked = {"run": None, "model": None, "policy": "oracle", "samples": 2, "limit": 5, "predictions": None}
+    asked = {
+        "run": None,
+        "model": None,
+        "policy": "oracle",
+        "samples": 2,
+        "limit": 5,
+        "predictions": None,
+        "plain": False,
+    }
     assert seen == {"name": "mine", **asked}
     assert "oracle" in done.out
 

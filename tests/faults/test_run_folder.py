@@ -73,6 +73,24 @@ def test_a_disk_that_fills_up(
         print(f"\nsurvived a full disk at {point} {nth} of step {step}: {line}", flush=True)
 
 
+def test_a_disk_that_fills_up_while_another_process_plays(
+    recipe: Path, disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What that one tells is booked beside the training; the line is said when training looks up."""
+    ahead, run = disk / "ahead.toml", disk / "run"
+    ahead.write_text(f"{recipe.read_text()}rollout = {{ahead = 1}}\n")
+    done = killed.start("fill", "turn written", 3, 7, ahead, run)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: ")
+    (disk / "ballast").unlink()
+    assert command(["audit", str(run)]) == 0
+    assert command(["train", str(ahead), "--out", str(run)]) == 0
+    assert command(["audit", str(run), "--record"]) == 0
+    with capsys.disabled():
+        print(f"\nsurvived a full disk while another process plays: {line}", flush=True)
+
+
 def test_a_clock_that_goes_back(
     recipe: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

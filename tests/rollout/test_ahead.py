@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +18,7 @@ import pytest
 
 import guess_run
 import played_ahead
+from ends import said
 from turnstile.build.train import train
 from turnstile.build.worker import Setup
 from turnstile.cli.main import run as command
@@ -26,7 +27,7 @@ from turnstile.envs.guess import GuessEnv
 from turnstile.errors import ConfigError, TrainingError
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.record import read_record
-from turnstile.rollout.workers import MODULE, Play, Worker, ending
+from turnstile.rollout.workers import LOG, MODULE, Play, Worker, ending
 from turnstile.types import Task
 
 
@@ -115,6 +116,14 @@ def test_nothing_is_left_behind(run: Path) -> None:
     assert workers(os.getpid()) == []
 
 
+def in_a_process(script: Path, inputs: Path, run: Path) -> subprocess.CompletedProcess[str]:
+    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent)))
+    return subprocess.run(
+        [sys.executable, str(script), str(inputs), str(run)],
+        env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+
+
 def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     script = f"from test_ahead import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
@@ -149,14 +158,52 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(ahead(inputs, 2), run=run, env=played_ahead.Deadly)["step"] == 2
-    said = [json.loads(line)["message"] for line in (run / "messages.jsonl").read_text().splitlines()]
-    (line,) = [line for line in said if "SIGKILL" in line]
+    (line,) = [line for line in said(run) if "SIGKILL" in line]
     assert "another plays the" in line
     for step in (1, 2):
         groups = [entry.group for entry in read_record(run, phase="train", step=step)]
         assert [len(group.trajectories) for group in groups] == [guess_run.ATTEMPTS] * guess_run.GROUPS
         assert all(trajectory.turns for group in groups for trajectory in group.trajectories)
     assert command(["audit", str(run)]) == 0
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("env", [played_ahead.ToldToEnd, played_ahead.Interrupted])
+def test_one_that_is_told_to_end_ends_in_order_and_is_replaced(
+    env: type[played_ahead.ToldToEnd], inputs: Path, tmp_path: Path
+) -> None:
+    """What it printed is in the run's folder, and said with whose it is."""
+    run = tmp_path / "run"
+    assert train(ahead(inputs, 2), run=run, env=env)["step"] == 2
+    lines = said(run)
+    assert any(f"was told to end ({env.number.name}); another plays the" in line for line in lines)
+    assert (run / LOG).read_text().splitlines() == ["a tool's complaint"]
+    (line,) = [line for line in lines if line.endswith("a tool's complaint")]
+    assert re.match(r"process \d+, which plays: ", line)
+    assert command(["audit", str(run), "--record"]) == 0
+
+
+def test_what_is_played_while_training_computes_is_written_down(inputs: Path, tmp_path: Path) -> None:
+    """The update of step 1 computes until the ledger says that all of step 2 has finished, and is killed in it."""
+    script = tmp_path / "computes.py"
+    script.write_text(
+        "import os, sqlite3, sys, time\nfrom pathlib import Path\nimport turnstile.trainer.loop as loop\n"
+        "from test_ahead import ahead, train\n\n"
+        "COUNT = \"SELECT COUNT(*) FROM attempts WHERE step = 2 AND state = 'finished'\"\n"
+        "run, latest = Path(sys.argv[2]), time.monotonic() + 300\n\n"
+        "def update(*arguments, **named):\n    while time.monotonic() < latest:\n        time.sleep(0.02)\n"
+        "        db = sqlite3.connect(run / 'ledger.db')\n        (count,) = db.execute(COUNT).fetchone()\n"
+        "        db.close()\n        count == 8 and os.kill(os.getpid(), 9)\n\n"
+        "loop.update = update\ntrain(ahead(Path(sys.argv[1]), 3), run=run)\n"
+    )
+    run = tmp_path / "run"
+    done = in_a_process(script, inputs, run)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert train(ahead(inputs, 3), run=run)["step"] == 3
+    assert [line for line in said(run) if "had finished before" in line] == [
+        f"step {step}: 8 of 8 episodes had finished before, and were not played again" for step in (1, 2)
+    ]
+    assert command(["audit", str(run), "--record"]) == 0
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -175,16 +222,20 @@ def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path) -> No
 
 async def test_a_fault_that_comes_while_training_computes_is_not_lost(inputs: Path, tmp_path: Path) -> None:
     """It is not among what is booked then, and is raised when training waits again."""
-    worker = Worker(Setup(recipe=ahead(inputs, 2), env=played_ahead.no_env))
+    worker = Worker(Setup(recipe=ahead(inputs, 2), env=played_ahead.no_env), log=tmp_path / LOG)
     try:
         worker.send(Play([(Task(id="guess-1-0", env="guess"), Attempt(group="g", number=0, seed=0))]))
-        while worker._other is None:
-            await asyncio.sleep(0.02)
-            assert worker.waiting() == []
+        while worker._process.poll() is None:
+            time.sleep(0.02)  # noqa: ASYNC251 - as training does
         with pytest.raises(LookupError, match="no such environment"):
-            await worker.receive()
+            await to_the_end(worker)
     finally:
         await worker.close()
+
+
+async def to_the_end(worker: Worker) -> None:
+    while True:
+        await worker.receive()
 
 
 def test_what_cannot_be_sent_is_said(inputs: Path, tmp_path: Path) -> None:
@@ -201,11 +252,7 @@ def test_what_only_the_script_knows_is_said_too(inputs: Path, tmp_path: Path) ->
         "from turnstile.envs.guess import GuessEnv\n\nclass Own(GuessEnv):\n    pass\n\n"
         "train(ahead(Path(sys.argv[1]), 2), run=Path(sys.argv[2]), env=Own)\n"
     )
-    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent)))
-    done = subprocess.run(
-        [sys.executable, str(script), str(inputs), str(tmp_path / "run")],
-        env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    done = in_a_process(script, inputs, tmp_path / "run")
     assert done.returncode == 1
     assert "ConfigError: this run cannot be played ahead" in done.stderr
     assert "'Own'" in done.stderr
@@ -222,19 +269,15 @@ def test_training_may_be_faster_than_the_other_process_starts(inputs: Path, tmp_
         "    return metrics(*arguments, **named)\n\nloop._metrics = die\n"
         "train(seldom_saved(Path(sys.argv[1])), run=Path(sys.argv[2]))\n"
     )
-    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent)))
     run = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, str(script), str(inputs), str(run)],
-        env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = in_a_process(script, inputs, run)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert train(seldom_saved(inputs), run=run)["step"] == 6
-    said = [json.loads(line)["message"] for line in (run / "messages.jsonl").read_text().splitlines()]
-    assert len([line for line in said if "had finished before" in line]) >= 3
+    assert len([line for line in said(run) if "had finished before" in line]) >= 3
     assert command(["audit", str(run)]) == 0
 
 
 def test_how_processes_end() -> None:
     assert ending(3) == "ended with code 3"
     assert ending(-signal.SIGTERM) == "was killed (SIGTERM)"
+    assert ending(128 + signal.SIGTERM) == "was told to end (SIGTERM)"

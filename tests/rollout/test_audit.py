@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from booked import booked_run
+from made_groups import attempt
 from turnstile.rollout.audit import Declared, audit
+from turnstile.rollout.books import Books
+from turnstile.rollout.episode import Attempt
 from turnstile.rollout.ledger import FILE, State
+from turnstile.types import Task
 
 DECLARED = Declared(attempts=4, passes=2)
 
@@ -36,7 +40,7 @@ def test_a_run_that_balances(tmp_path: Path) -> None:
 
 def test_who_is_trained_on_less_than_played(tmp_path: Path) -> None:
     found = audit(booked_run(tmp_path), DECLARED)
-    assert [(s.label, s.tasks, s.issued, s.admitted, s.of_issued, s.of_admitted) for s in found.by_length] == [
+    assert [(s.label, s.tasks, s.settled, s.admitted, s.of_settled, s.of_admitted) for s in found.by_length] == [
         ("1 turns", 1, 4, 4, 0.5, 1.0),
         ("4 turns", 1, 4, 0, 0.5, 0.0),
     ]
@@ -77,6 +81,34 @@ def test_what_is_under_way_is_not_lost(tmp_path: Path) -> None:
     found = audit(run, DECLARED)
     assert found.balanced
     assert [task.open for task in found.tasks] == [2, 2]
+
+
+def test_what_is_played_ahead_is_in_no_share(tmp_path: Path) -> None:
+    """Else a task that is played now, and was never trained on, would look left out."""
+    run = booked_run(tmp_path)
+    before = audit(run, DECLARED)
+    books = Books(run)
+    jobs = [(Task(id=f"t{i}", env="e"), Attempt(group=f"train/3/{i}/t{i}", number=0, seed=0)) for i in (1, 2)]
+    watch = books.watch(3)
+    watch.issued(jobs)
+    for _, of in jobs:
+        watch.begins(of)
+    watch.ended(attempt(0, [2] * 9, group="train/3/1/t1"), again=False)
+    books.close()
+    found = audit(run, DECLARED)
+    assert found.balanced
+    assert (found.issued, found.open) == (10, 2)
+    assert (found.by_length, found.by_difficulty) == (before.by_length, before.by_difficulty)
+    assert [(s.step, s.issued, s.admitted, s.gated_out, s.open, s.finished) for s in found.steps] == [
+        (1, 4, 2, 2, 0, 0),
+        (2, 4, 2, 2, 0, 0),
+        (3, 2, 0, 0, 2, 1),
+    ]
+    assert [(t.task, t.open, t.finished, t.turns) for t in found.tasks] == [
+        ("t0", 0, 0, 1.0),
+        ("t1", 1, 1, 4.0),
+        ("t2", 1, 0, None),
+    ]
 
 
 def test_a_record_that_lacks_what_the_ledger_has(tmp_path: Path) -> None:

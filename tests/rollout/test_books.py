@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from made_groups import score
+from made_groups import attempt, score
 from plays import FakeEnv, once_then, player, says, tasks
 from turnstile.errors import SandboxError
 from turnstile.rollout.books import Books
 from turnstile.rollout.codec import encode
+from turnstile.rollout.episode import Attempt
 from turnstile.rollout.ledger import open_ledger
-from turnstile.types import Stop
+from turnstile.types import Stop, Task
 
 
 def rows(run: Path, *columns: str) -> list[tuple[Any, ...]]:
@@ -102,4 +104,40 @@ async def test_why_attempts_were_kept_out(tmp_path: Path) -> None:
         ("gated_out", "its group's advantages are all zero", 0.0, 1),
         ("gated_out", "its end: turns", 0.0, 1),
     ]
+    books.close()
+
+
+def test_several_threads_book_at_once(tmp_path: Path) -> None:
+    """As when another process plays while training settles and commits: nothing is mixed up, nothing is missing."""
+    books = Books(tmp_path)
+    watches = [books.watch(step) for step in (1, 2, 3)]
+    faults: list[BaseException] = []
+
+    def play(step: int) -> None:
+        try:
+            for number in range(40):
+                played = attempt(number, [2, 3], group=f"train/{step}/0/t")
+                of = Attempt(group=played.group, number=number, seed=0)
+                watches[step - 1].issued([(Task(id="t", env="e"), of)])
+                watches[step - 1].begins(of)
+                for place, turn in enumerate(played.turns):
+                    watches[step - 1].turned(of, place, turn)
+                watches[step - 1].ended(played, again=False)
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=play, args=(step,)) for step in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    commits = 0
+    while any(thread.is_alive() for thread in threads):
+        books.commit(commits % 5, f"digest {commits}", 0)
+        commits += 1
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert commits
+    assert rows(tmp_path, "state", "begun", "turns", "tokens") == [("finished", 1, 2, 5)] * 120
+    for step in (1, 2, 3):
+        assert [len(found.turns) for found in books.journal.finished(step).values()] == [2] * 40
     books.close()

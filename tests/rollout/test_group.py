@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,81 @@ from helpers import tiny_llama
 from plays import LOOKS, FakeEnv, hang, once_then, player, says, scripted, tasks
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.errors import ConfigError, EngineError, SandboxError
+from turnstile.rewards.examine import Stateless
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Limits
+from turnstile.tracking.board import Board, Place
 from turnstile.types import Group, Stop, Trajectory
+
+
+class Remembers(Stateless):
+    """An examiner that counts the training steps it has seen, and does `then` with it."""
+
+    def __init__(self, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.steps: list[int] = []
+        self.then = then
+
+    async def examine(self, groups: Sequence[Group], step: int | None) -> list[Group]:
+        if step is not None:
+            self.steps.append(step)
+        if self.then is not None:
+            await self.then()
+        return list(groups)
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps}  # its own, and not a copy
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.steps = list(state["steps"])
+
+
+async def test_an_examination_that_is_cut_short_is_forgotten() -> None:
+    """The step is examined again when the run goes on, and must not count twice."""
+    begun = asyncio.Event()
+
+    async def hangs() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    first, second = Remembers(), Remembers(hangs)
+    some = player(FakeEnv, examiners=(first, second))
+    first.steps.append(1)
+    playing = asyncio.ensure_future(some.groups(tasks(1), 1, label="train/2", seed=0, step=2))
+    await begun.wait()
+    assert some.board.counts()[Place.GRADING] == 1
+    assert (first.steps, second.steps) == ([1, 2], [2])
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert (first.state(), second.state()) == ({"steps": [1]}, {"steps": []})
+    assert not any(some.board.counts().values())
+
+
+async def test_a_board_shows_where_the_episodes_are() -> None:
+    board, both, go = Board(), asyncio.Barrier(3), asyncio.Event()
+
+    async def wait(_: FakeEnv) -> None:
+        if not go.is_set():
+            await both.wait()
+        await go.wait()
+
+    some = player(lambda: FakeEnv({"step": wait}), concurrent=2, board=board)
+    playing = asyncio.ensure_future(some.groups(tasks(3), 1, label="x", seed=0))
+    await both.wait()
+    assert {place: count for place, count in board.counts().items() if count} == {Place.WAITING: 1, Place.ACTING: 2}
+    go.set()
+    (*_, last) = await playing
+    assert not any(board.counts().values())
+    turns = 3 * len(last.trajectories[0].turns)
+    assert board.tokens >= turns > 0
+
+
+async def test_a_board_is_empty_again_when_a_fault_stops_the_episodes() -> None:
+    some = player(lambda: FakeEnv({"step": KeyError("a fault")}), concurrent=1)
+    with pytest.raises(KeyError):
+        await some.groups(tasks(3), 2, label="x", seed=0)
+    assert not any(some.board.counts().values())
+
 
 DETERMINISTIC = pytest.mark.parametrize("deterministic", [False, True])
 

@@ -6,7 +6,8 @@ import pytest
 
 from turnstile.tracking import console
 from turnstile.tracking.base import Tracker
-from turnstile.tracking.console import ConsoleTracker, duration, step_line
+from turnstile.tracking.console import ConsoleTracker, step_line
+from turnstile.tracking.pace import duration
 
 
 @pytest.fixture
@@ -106,18 +107,24 @@ def test_short_phases_leave_no_line_behind(clock: list[float]) -> None:
     assert out.getvalue() == ""
 
 
-def test_a_terminal_gets_bars_for_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_screen_is_there_while_something_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     out = io.StringIO()
     tracker = ConsoleTracker(file=out, plain=False)
+    assert tracker._screen is not None
     tracker.progress("training", 0, 2)
     tracker.progress("episodes", 1, 8)
-    assert [task.description for task in tracker._bars.tasks] == ["training", "episodes"]
+    assert tracker._screen.is_on
     tracker.progress("episodes", 8, 8)
     tracker.log(1, {"reward/total": 1.0})
-    assert [task.description for task in tracker._bars.tasks] == ["training"]
+    assert tracker._screen.is_on
     tracker.progress("training", 2, 2)
-    assert tracker._bars.tasks == []
-    assert not tracker._bars.live.is_started
+    assert not tracker._screen.is_on
     tracker.close()
     assert "reward +1.000" in out.getvalue()
+
+
+def test_no_screen_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where colours are asked for."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert ConsoleTracker(file=io.StringIO())._screen is None

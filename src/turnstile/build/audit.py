@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from turnstile.build.run_folder import changed, read_recipe, read_resolved
 from turnstile.rollout.audit import Audit, Declared, audit
 from turnstile.rollout.parting import Parting, parting
+from turnstile.tracking.jsonl import read_metrics
 from turnstile.trainer import checkpoint
 
 
-def audit_run(run: Path, *, record: bool = False) -> tuple[Audit, int]:
-    """What a run's ledger says, and how many steps its recipe has."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audited:
+    """What a run's ledger says; how many steps its recipe has; and how many versions the tokens of each step that it
+    logged were behind, in the mean and at most."""
+
+    audit: Audit
+    steps: int
+    staleness: Mapping[int, tuple[float, float]]
+
+
+def audit_run(run: Path, *, record: bool = False) -> Audited:
+    """Raises ConfigError for a folder that is no run, LedgerError where its ledger is missing or damaged."""
     recipe = read_recipe(run)
     train, again = recipe.train, recipe.buffer.uses if recipe.buffer.size else 0
     declared = Declared(attempts=train.groups * train.attempts, passes=train.epochs * (1 + again))
-    return audit(run, declared, record=record), train.steps
+    return Audited(
+        audit=audit(run, declared, record=record),
+        steps=train.steps,
+        staleness={
+            step["step"]: (step["staleness/mean"], step["staleness/max"])
+            for step in read_metrics(run)
+            if "staleness/mean" in step
+        },
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -32,8 +33,12 @@ from turnstile.build.parts import (
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import peak_memory_mb
 from turnstile.build.warmstart import play_talks, read_talks
+from turnstile.build.worker import Setup
 from turnstile.config import Recipe
+from turnstile.errors import EngineError
 from turnstile.rewards.compose import failed
+from turnstile.rollout.episode import Attempt
+from turnstile.rollout.workers import LOG, Ended, Play, Worker
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Task
 
@@ -43,7 +48,8 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     start is not timed, and a step's groups, which are played together, are counted one after the other.
 
     The model plays as it comes. One that does not know the task yet plays to its limits, so that a warm start or
-    learning makes the run shorter than what is told here. Seconds, minutes and megabytes.
+    learning makes the run shorter than what is told here. Seconds, minutes and megabytes. With `rollout.ahead` the
+    group is played in the other process too, whose model takes memory of its own.
     """
     tasks = read_tasks(recipe, "train", recipe.tasks.limit)
     heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
@@ -61,6 +67,13 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     group, playing = asyncio.run(_play(recipe, agent, tasks[0]))
     updating = _update(recipe, learner, group, agent.scaffold.renderer)
     step = recipe.train.groups * (playing + updating * recipe.train.epochs)
+    ahead: dict[str, float] = {}
+    if recipe.rollout.ahead:
+        slower = recipe.train.groups * max(playing, updating * recipe.train.epochs)
+        ahead = {
+            "at best, where the two processes share no processor": recipe.train.steps * slower / 60,
+            "peak memory of the process that plays, MB": asyncio.run(_play_elsewhere(recipe, tasks[0])),
+        }
     evaluations = len(heldout) * recipe.eval.samples * (2 + recipe.train.steps // (recipe.eval.every or 10**9))
     sampled = sum(len(turn.completion.token_ids) for t in group.trajectories for turn in t.turns)
     return {
@@ -74,6 +87,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
         "seconds a group, playing": playing,
         "seconds a group, updating": updating,
         "minutes of RL": recipe.train.steps * step / 60,
+        **ahead,
         "minutes of evaluation": evaluations * playing / recipe.train.attempts / 60,
         "peak memory, MB": peak_memory_mb(),
     }
@@ -89,6 +103,24 @@ async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]
         return group, time.monotonic() - began
     finally:
         await world.close()
+
+
+async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
+    """Has the process that plays ahead play a group; the megabytes that it took."""
+    jobs = [(task, Attempt(group="dry", number=number, seed=recipe.seed)) for number in range(recipe.train.attempts)]
+    with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
+        worker = Worker(Setup(recipe=recipe), log=Path(folder, LOG))
+        try:
+            worker.send(Play(jobs))
+            left = len(jobs)
+            while left:
+                told = await worker.receive()
+                left -= isinstance(told, Ended) and not told.again
+        except EngineError as error:
+            raise EngineError("; ".join([str(error), *worker.printed()[-1:]])) from None
+        finally:
+            await worker.close()
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def _update(recipe: Recipe, learner: Learner, group: Group, renderer: Renderer) -> float:

@@ -33,6 +33,7 @@ from turnstile.lookup import nearest
 from turnstile.models.load import load_tokenizer
 from turnstile.rollout.record import Recorder, label_of
 from turnstile.tracking.base import Tracker
+from turnstile.tracking.board import Board
 from turnstile.trainer import checkpoint
 from turnstile.types import Group, Task
 
@@ -46,6 +47,7 @@ def evaluate(
     samples: int | None = None,
     limit: int | None = None,
     predictions: str | Path | None = None,
+    plain: bool = False,
 ) -> dict[str, list[EpisodeResult]]:
     """Plays the recipe's held-out tasks and returns the results by name.
 
@@ -57,11 +59,12 @@ def evaluate(
     stays, and `.again` is added to the name. `samples` episodes are played of each of at most `limit` tasks
     (default: as the recipe says); a policy plays each once. The random numbers are those of the run's own
     evaluations: they depend on the recipe's seed, the task and the sample, not on what is evaluated. What was handed in
-    goes into `predictions`, a file in SWE-bench's form, where one is named.
+    goes into `predictions`, a file in SWE-bench's form, where one is named. `plain` has the console print lines and
+    draw nothing.
     """
     if policy != MODEL and (model is not None or samples not in (None, 1)):
         raise ConfigError(f"policy {policy!r} is no model and plays each task once; leave out the model and samples")
-    return asyncio.run(_evaluate(recipe, run, model, policy, samples or recipe.eval.samples, limit, predictions))
+    return asyncio.run(_evaluate(recipe, run, model, policy, samples or recipe.eval.samples, limit, predictions, plain))
 
 
 async def _evaluate(
@@ -72,6 +75,7 @@ async def _evaluate(
     samples: int,
     limit: int | None,
     predictions: str | Path | None,
+    plain: bool,
 ) -> dict[str, list[EpisodeResult]]:
     check_policies(recipe)
     check_examiners(recipe)
@@ -83,12 +87,15 @@ async def _evaluate(
         name += ".again"
     async with AsyncExitStack() as stack:
         folder = run or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-eval-")))
-        tracker = make_trackers(recipe.model_copy(update={"trackers": (Kind(kind="console"),)}), folder)
+        board = Board()
+        console = tuple(kind for kind in recipe.trackers if kind.kind == "console") or (Kind(kind="console"),)
+        title = run or Path(recipe.name)
+        tracker = make_trackers(recipe.model_copy(update={"trackers": console}), title, board=board, plain=plain)
         stack.callback(tracker.close)
         if policy == MODEL:
-            groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker, folder)
+            groups = await _with_model(stack, recipe, name, network, tasks, samples, tracker, board, folder)
         else:
-            groups = await _with_policy(stack, recipe, policy, network, tasks, tracker, folder)
+            groups = await _with_policy(stack, recipe, policy, network, tasks, tracker, board, folder)
         scores = scorer(groups)
         if run is not None:
             recorder = Recorder(run)
@@ -109,6 +116,7 @@ async def _with_model(
     tasks: Sequence[Task],
     samples: int,
     tracker: Tracker,
+    board: Board,
     folder: Path,
 ) -> list[Group]:
     speaker: Agent | Remote
@@ -119,7 +127,7 @@ async def _with_model(
         scaffold = make_scaffold(recipe, None if is_text(recipe) else load_tokenizer(network))
         speaker = await make_remote(recipe, scaffold)
         stack.push_async_callback(speaker.close)
-    world = make_world(recipe, examiners=make_examiners(recipe, folder, agent))
+    world = make_world(recipe, examiners=make_examiners(recipe, folder, agent), board=board)
     stack.push_async_callback(world.close)
     player = for_evaluation(recipe, make_player(recipe, world, speaker.scaffold, speaker.engine, speaker.context))
     done = counter(tracker, f"evaluating {name}", len(tasks) * samples)
@@ -133,13 +141,14 @@ async def _with_policy(
     network: str,
     tasks: Sequence[Task],
     tracker: Tracker,
+    board: Board,
     folder: Path,
 ) -> list[Group]:
     policies = recipe.eval.policies
     if policy not in policies:
         hint = nearest(policy, policies) if policies else "it names none"
         raise ConfigError(f"eval.policies of this recipe has no {policy!r}; {hint}")
-    world = make_world(recipe, examiners=make_examiners(recipe, folder, None))
+    world = make_world(recipe, examiners=make_examiners(recipe, folder, None), board=board)
     stack.push_async_callback(world.close)
     scaffold = make_scaffold(recipe, load_tokenizer(network))
     done = counter(tracker, f"evaluating {policy}", len(tasks))

@@ -41,6 +41,7 @@ from turnstile.rollout.episode import Limits
 from turnstile.rollout.group import Player
 from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
+from turnstile.tracking.board import Board
 from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.critic import Critic, Learned
 from turnstile.trainer.feedback import Feedback, Told
@@ -59,12 +60,13 @@ class Shared(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """What episodes happen in, and who looks at them: the environment's maker, what all its episodes share, and the
-    examiners by name."""
+    """What episodes happen in, and who looks at them: the environment's maker, what all its episodes share, the
+    examiners by name, and the board that shows where the episodes are."""
 
     make_env: Callable[[], Env]
     shared: tuple[Shared, ...] = ()  # in the order they were made
     examiners: Mapping[str, Examiner] = field(default_factory=dict)
+    board: Board = field(default_factory=Board)
 
     async def close(self) -> None:
         for part in reversed((*self.shared, *self.examiners.values())):
@@ -72,13 +74,16 @@ class World:
 
 
 def make_world(
-    recipe: Recipe, env: Callable[..., Env] | None = None, examiners: Mapping[str, Examiner] | None = None
+    recipe: Recipe,
+    env: Callable[..., Env] | None = None,
+    examiners: Mapping[str, Examiner] | None = None,
+    board: Board | None = None,
 ) -> World:
     """The environment of a recipe, or `env` in its place, with the `examiners`, which it closes. An environment that
     names a parameter `sandboxes`, `grader` or `problems` is given the run's; one whose methods are plain functions is
     called in threads."""
     world = _make_world(recipe, env)
-    return replace(world, examiners=examiners or {})
+    return replace(world, examiners=examiners or {}, board=board or world.board)
 
 
 def _make_world(recipe: Recipe, env: Callable[..., Env] | None) -> World:
@@ -111,7 +116,7 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
     bind("renderer", recipe.agent.renderer, given=("tokenizer", "parser"))
     bind("parser", recipe.agent.parser)
     for kind in recipe.trackers:
-        bind("tracker", kind, given=("run",))
+        bind("tracker", kind, given=("run", "board"))
     make_hint(recipe)
     if recipe.buffer.size and recipe.credit.kind in KINDS["credit"] and recipe.credit.kind != "recalibrated":
         raise ConfigError(
@@ -234,6 +239,7 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
         deadlines=Deadlines(recipe.rollout.slack) if recipe.rollout.slack else None,
         examiners=tuple(world.examiners.values()),
         hint=make_hint(recipe),
+        board=world.board,
     )
 
 
@@ -357,8 +363,19 @@ def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> Lear
     raise ConfigError(f"credit {recipe.credit.kind!r} asks for {part!r}, which the trainer has not")
 
 
-def make_trackers(recipe: Recipe, run: Path) -> Tracker:
-    return Trackers([bind("tracker", kind, given=("run",))(run) for kind in recipe.trackers])
+def make_trackers(recipe: Recipe, run: Path, *, board: Board | None = None, plain: bool = False) -> Tracker:
+    """What a run's numbers go to. A tracker that names a parameter `board` is given the run's; with `plain` those that
+    can be plain are."""
+    return Trackers([_make_tracker(kind, run, board or Board(), plain=plain) for kind in recipe.trackers])
+
+
+def _make_tracker(kind: Kind, run: Path, board: Board, *, plain: bool) -> Tracker:
+    maker = bind("tracker", kind, given=("run", "board"))
+    given: dict[str, Any] = {"board": board} if takes(maker, "board") else {}
+    if plain and takes(maker, "plain"):
+        given["plain"] = True
+    tracker: Tracker = maker(run, **given)
+    return tracker
 
 
 def read_tasks(recipe: Recipe, which: str, limit: int = 0) -> list[Task]:

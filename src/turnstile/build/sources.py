@@ -16,7 +16,7 @@ from turnstile.engines.router import Router
 from turnstile.envs.base import Env
 from turnstile.rollout.ahead import Ahead
 from turnstile.rollout.source import GroupSource, InTurn, Replay
-from turnstile.rollout.workers import HURRY, PATIENCE, Worker
+from turnstile.rollout.workers import HURRY, LOG, PATIENCE, Worker
 from turnstile.trainer.publish import WeightFiles, WeightFolders
 
 WEIGHTS = "weights"
@@ -50,7 +50,7 @@ async def group_source(
         return
     files = _files(run, kept)
     source = Ahead(
-        start=lambda: Worker(Setup(recipe=recipe, env=env)),
+        start=lambda hear: Worker(Setup(recipe=recipe, env=env), log=run.folder / LOG, hear=hear),
         write=files.write,
         engine=run.engine,
         books=run.books,
@@ -63,6 +63,7 @@ async def group_source(
         examiners=tuple(run.world.examiners.values()),
         hint=run.player.hint,
         say=say,
+        board=run.world.board,
     )
     kept.tasks_at = source.state
     patience = HURRY

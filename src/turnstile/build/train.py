@@ -42,6 +42,7 @@ from turnstile.envs.base import Env
 from turnstile.errors import ConfigError, ReplayError
 from turnstile.rollout.record import Recorder
 from turnstile.rollout.source import GroupSource, Replay
+from turnstile.tracking.board import Board
 from turnstile.trainer import chance
 from turnstile.trainer.learner import Learner, Objective, Trunk
 from turnstile.trainer.loop import Parts, Settings
@@ -60,13 +61,14 @@ def train(
     tasks: Sequence[Task] | None = None,
     heldout: Sequence[Task] | None = None,
     replay: Path | None = None,
+    plain: bool = False,
 ) -> dict[str, Any]:
     """Runs a recipe in the folder `run`, going on where an earlier call stopped.
 
     `overfit` trains and evaluates on that one task. `env` and `reward` take the place of the recipe's: any
     callable that makes an environment, any function `(task, trajectory) -> float`; `tasks` and `heldout` that of
     its task files. `replay` is a run of the same recipe that is trained again from its record, without an environment
-    and without evaluations. Returns the run's summary:
+    and without evaluations. `plain` has the console print lines and draw nothing. Returns the run's summary:
     `results` (evaluation name -> list of EpisodeResult), `report` (path), `run`, `step`.
     """
     pair = _tasks(recipe, overfit, tasks, heldout)
@@ -79,7 +81,7 @@ def train(
     given = {name: getattr(part, "__qualname__", str(part)) for name, part in parts.items() if part is not None}
     stopping = Stopping()
     with room_for(run):
-        return stopping.run(_train(recipe, run, fresh, given, pair, env, reward, replay, stopping))
+        return stopping.run(_train(recipe, run, fresh, given, pair, env, reward, replay, plain, stopping))
 
 
 async def _train(
@@ -91,6 +93,7 @@ async def _train(
     env: Callable[..., Env] | None,
     reward: Callable[..., Any] | None,
     replay: Path | None,
+    plain: bool,
     stopping: Stopping,
 ) -> dict[str, Any]:
     """Everything a recipe can get wrong is found before the model is loaded."""
@@ -108,9 +111,10 @@ async def _train(
         open_run(folder, recipe, fresh=fresh, given=given)
         books = open_books(folder)
         stack.callback(books.close)
-        tracker = make_trackers(recipe, folder)
+        board = Board()
+        tracker = make_trackers(recipe, folder, board=board, plain=plain)
         stack.callback(tracker.close)
-        world = World(make_env=_no_env) if replay else make_world(recipe, env)
+        world = World(make_env=_no_env) if replay else make_world(recipe, env, board=board)
         stack.push_async_callback(world.close)
         chance.seed(recipe.seed)
         agent = make_agent(recipe)

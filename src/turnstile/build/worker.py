@@ -1,7 +1,8 @@
 """The process that plays episodes ahead of training: `python -m turnstile.build.worker DESCRIPTOR`.
 
 It makes its own model, engine and environments from the recipe, plays what it is asked for and tells each episode as
-it ends. When its end of the line closes, training is gone or done: it puts everything away and ends.
+it ends. When its end of the line closes, training is gone or done: it puts everything away and ends. SIGTERM and SIGINT
+that are sent to it itself have it do the same, and training starts another.
 """
 
 from __future__ import annotations
@@ -33,18 +34,13 @@ from turnstile.envs.base import Env
 from turnstile.models.load import load_tokenizer
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.group import Player, Watch
-from turnstile.rollout.workers import (
-    PATIENCE,
-    Began,
-    Ended,
-    Fault,
-    Line,
-    Play,
-    Turned,
-    Weights,
-    cannot_be_sent,
-)
+from turnstile.rollout.line import Line
+from turnstile.rollout.workers import PATIENCE, Began, Ended, Fault, Play, Stands, Turned, Weights, cannot_be_sent
+from turnstile.tracking.board import Place
 from turnstile.types import Trajectory, Turn
+
+EVERY = 0.5
+"""Seconds between two looks at where the episodes are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,17 +124,20 @@ class _Desk:
     async def work(self) -> None:
         loading: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
-            playing = []
+            doing = {tasks.create_task(self._stands())}
             while (message := await self._line.receive()) is not None:
                 if isinstance(message, Exception):
                     raise message
                 if isinstance(message, Weights):
                     self._newest = message
                     self._came.set()
-                    loading = tasks.create_task(self._load(loading))
-                elif isinstance(message, Play):
-                    playing.append(tasks.create_task(self._play(message, loading)))
-            for task in playing:
+                    task = loading = tasks.create_task(self._load(loading))
+                else:
+                    assert isinstance(message, Play)
+                    task = tasks.create_task(self._play(message, loading))
+                doing.add(task)
+                task.add_done_callback(doing.discard)
+            for task in doing:
                 task.cancel()
 
     async def _load(self, before: asyncio.Task[None] | None) -> None:
@@ -160,6 +159,16 @@ class _Desk:
         if loading is not None:
             await loading  # nothing is sampled with weights older than those that it was asked for with
         await self._player.play(asked.jobs, watch=_Teller(self._line, self._own.engine))
+
+    async def _stands(self) -> None:
+        """Tells where the episodes are, now and then, when that has changed."""
+        told: dict[Place, int] = {}
+        while True:
+            counts = self._player.board.under_way()
+            if counts != told:
+                self._line.send(Stands(counts))
+                told = counts
+            await asyncio.sleep(EVERY)
 
 
 class _Teller(Watch):
@@ -194,14 +203,27 @@ def main(descriptor: int) -> None:
 
 async def _main(descriptor: int) -> None:
     line = Line(socket.socket(fileno=descriptor), at_end=_end_soon)
+    told: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        told.append(number)
+        line.shut()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
     setup = await line.receive()
-    if setup is None:
-        return
+    if setup is not None:
+        await _serve(line, setup)
+    if told:
+        raise SystemExit(128 + told[0])
+
+
+async def _serve(line: Line, setup: Setup | Exception) -> None:
     try:
         if isinstance(setup, Exception):
             raise cannot_be_sent(setup)
         await serve(line, setup)
-    except (KeyboardInterrupt, asyncio.CancelledError):
+    except asyncio.CancelledError:
         raise
     except BaseException as error:
         _report(line, error)
@@ -229,6 +251,7 @@ def _report(line: Line, error: BaseException) -> None:
     except Exception:  # one that does not survive the way is told in words
         error = RuntimeError(f"{type(error).__name__}: {error}")
     line.send(Fault(error, where))
+    line.finish()
 
 
 if __name__ == "__main__":

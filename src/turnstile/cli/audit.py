@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -10,22 +10,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.build.audit import audit_run, compare_runs
+from turnstile.build.audit import Audited, audit_run, compare_runs
 from turnstile.cli.runs import find_run
 from turnstile.errors import ConfigError
-from turnstile.rollout.audit import Audit, Share, TaskBalance
+from turnstile.rollout.balance import Balance, Share, StepBalance, TaskBalance
 
 SHOWN = 10
-"""Tasks that are listed unless all are asked for."""
+"""Tasks, and steps, that are listed unless all are asked for."""
 
 
 @click.command(short_help="Account for every attempt of a run, or compare two runs.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN2]")
 @click.option("--diff", is_flag=True, help="Say at which step RUN and RUN2 parted, and why.")
 @click.option("--record", is_flag=True, help="Read the whole record too, and hold it against the ledger.")
-@click.option("--all", "everything", is_flag=True, help=f"List every task, not only the {SHOWN} most left out.")
+@click.option("--all", "everything", is_flag=True, help=f"List every task and step, not only {SHOWN} of each.")
 def audit(runs: tuple[str, ...], diff: bool, record: bool, everything: bool) -> int:
-    """Says what became of every attempt of RUN: by state and by task, how many were lost, how many trained on more
+    """Says what became of every attempt of RUN: by state, step and task, how many were lost, how many trained on more
     often than the recipe declares, and whether short or easy tasks are trained on more than they are played.
 
     The exit code is 1 if an attempt is lost or was trained on too often, or with --diff if the runs differ.
@@ -38,13 +38,14 @@ def audit(runs: tuple[str, ...], diff: bool, record: bool, everything: bool) -> 
         console.width = 200  # whoever reads a pipe wants whole lines
     if diff:
         return _compare(console, *folders)
-    found, steps = audit_run(folders[0], record=record)
-    _print(console, folders[0], found, steps, everything=everything)
-    return 0 if found.balanced else 1
+    audited = audit_run(folders[0], record=record)
+    _print(console, folders[0], audited, everything=everything)
+    return 0 if audited.audit.balanced else 1
 
 
-def _print(console: Console, run: Path, found: Audit, steps: int, *, everything: bool) -> None:
-    stands = "no step stands yet" if found.committed is None else f"step {found.committed} of {steps} stands"
+def _print(console: Console, run: Path, audited: Audited, *, everything: bool) -> None:
+    found = audited.audit
+    stands = "no step stands yet" if found.committed is None else f"step {found.committed} of {audited.steps} stands"
     console.print(Text(f"{run}: {stands}; {found.issued} attempts issued, {found.uses} uses in training"))
     table = _table("state", "attempts", "why")
     for state, count in found.states.items():
@@ -52,7 +53,10 @@ def _print(console: Console, run: Path, found: Audit, steps: int, *, everything:
         table.add_row(state.value, str(count), Text(why))
     table.columns[2].justify = "left"
     console.print(table)
+    _print_steps(console, found.steps, audited.staleness, everything=everything)
     _print_tasks(console, found.tasks, everything=everything)
+    if found.open:
+        console.print(f"attempts of steps that are not done yet, which are in none of the shares below: {found.open}")
     _print_shares(console, "by length", found.by_length)
     _print_shares(console, "by difficulty", found.by_difficulty)
     for name, count, lines in (
@@ -64,26 +68,49 @@ def _print(console: Console, run: Path, found: Audit, steps: int, *, everything:
             console.print(Text(f"  {line}"))
 
 
+def _print_steps(
+    console: Console, steps: Sequence[StepBalance], staleness: Mapping[int, tuple[float, float]], *, everything: bool
+) -> None:
+    """The last ones. Staleness is in versions: the mean over a step's tokens, and the most."""
+    table = _table("step", *COUNTS, "staleness", "at most")
+    shown = steps if everything else steps[-SHOWN:]
+    if len(shown) < len(steps):
+        console.print(f"the last {len(shown)} of {len(steps)} steps; --all lists every one")
+    for step in shown:
+        mean, most = staleness.get(step.step, (None, None))
+        old = ("-" if mean is None else f"{mean:.2f}", "-" if most is None else f"{most:.0f}")
+        table.add_row(str(step.step), *_counts(step), *old)
+    console.print(table)
+
+
 def _print_tasks(console: Console, tasks: Sequence[TaskBalance], *, everything: bool) -> None:
     """Those least trained on of what they were issued come first."""
-    table = _table("task", "issued", "admitted", "gated out", "given up", "stale", "open")
+    table = _table("task", *COUNTS)
     ordered = sorted(tasks, key=lambda task: (task.admitted / task.issued, task.task))
     shown = ordered if everything else ordered[:SHOWN]
     for task in shown:
-        counts = (task.issued, task.admitted, task.gated_out, task.given_up, task.stale, task.open)
-        table.add_row(Text(task.task), *map(str, counts))
+        table.add_row(Text(task.task), *_counts(task))
     console.print(table)
     if len(shown) < len(ordered):
         console.print(f"and {len(ordered) - len(shown)} more tasks, which --all lists")
 
 
+COUNTS = ("issued", "admitted", "gated out", "given up", "stale", "open", "finished")
+
+
+def _counts(of: Balance) -> list[str]:
+    """The cells of `COUNTS`; of those that are open some have finished."""
+    counts = (of.issued, of.admitted, of.gated_out, of.given_up, of.stale, of.open, of.finished)
+    return [str(count) for count in counts]
+
+
 def _print_shares(console: Console, title: str, shares: Sequence[Share]) -> None:
     """What tasks are trained on against what they are played."""
-    table = _table(title, "tasks", "issued", "admitted", "of issued", "of admitted", "ratio")
+    table = _table(title, "tasks", "settled", "admitted", "of settled", "of admitted", "ratio")
     for share in shares:
-        ratio = f"{share.of_admitted / share.of_issued:.2f}" if share.of_issued else "-"
-        percent = (f"{100 * part:.1f} %" for part in (share.of_issued, share.of_admitted))
-        table.add_row(Text(share.label), str(share.tasks), str(share.issued), str(share.admitted), *percent, ratio)
+        percent = (f"{100 * part:.1f} %" for part in (share.of_settled, share.of_admitted))
+        ratio = f"{share.of_admitted / share.of_settled:.2f}"
+        table.add_row(Text(share.label), str(share.tasks), str(share.settled), str(share.admitted), *percent, ratio)
     console.print(table)
 
 

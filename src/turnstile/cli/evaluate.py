@@ -27,6 +27,7 @@ from turnstile.rollout.record import label_of
 @click.option(
     "--predictions", type=click.Path(dir_okay=False), help="Write what was handed in here, as SWE-bench reads it."
 )
+@click.option("--plain", is_flag=True, help="Print lines, and draw no screen on a terminal.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only so many of the held-out tasks.")
 def evaluate(
     target: str,
@@ -35,6 +36,7 @@ def evaluate(
     policy: str,
     samples: int | None,
     predictions: str | None,
+    plain: bool,
     limit: int | None,
 ) -> None:
     """Plays the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/).
@@ -45,7 +47,7 @@ def evaluate(
     run = None if Path(target).is_file() or target.endswith(".toml") else find_run(target)
     recipe = load_recipe(target, overrides) if run is None else read_recipe(run, overrides)
     results = evaluate_policy(
-        recipe, run=run, model=model, policy=policy, samples=samples, limit=limit, predictions=predictions
+        recipe, run=run, model=model, policy=policy, samples=samples, limit=limit, predictions=predictions, plain=plain
     )
     print_results(results)
     if run is not None:

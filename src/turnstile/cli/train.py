@@ -31,6 +31,7 @@ from turnstile.errors import ConfigError, ReplayError
     "--overfit", metavar="TASK", help="Train on this one task only: it must be learnt, or something is broken."
 )
 @click.option("--replay", metavar="RUN", help="Train RUN again from its record; give no RECIPE.")
+@click.option("--plain", is_flag=True, help="Print lines, and draw no screen on a terminal.")
 @click.option("--dry-run", "dry", is_flag=True, help="Estimate time and memory, and train nothing.")
 def train(
     recipe: str | None,
@@ -40,6 +41,7 @@ def train(
     fresh: bool,
     overfit: str | None,
     replay: str | None,
+    plain: bool,
     dry: bool,
 ) -> None:
     """Trains as RECIPE (a TOML file) says. KEY=VALUE changes one key of it, like train.steps=4.
@@ -52,7 +54,7 @@ def train(
     if replay is not None:
         if recipe is not None or overfit is not None or dry:
             raise ConfigError("--replay takes the recipe of the run that it names; give no other, and no other mode")
-        _replay(find_run(replay), name, out, fresh)
+        _replay(find_run(replay), name, out, fresh, plain)
         return
     if recipe is None:
         raise ConfigError("give a recipe (a TOML file), or --replay RUN")
@@ -63,19 +65,19 @@ def train(
     if overfit is not None and name is None and out is None:
         name = f"{loaded.name}-overfit"
     folder = run_folder(name, out, loaded)
-    summary = train_run(loaded, run=folder, fresh=fresh, overfit=overfit)
+    summary = train_run(loaded, run=folder, fresh=fresh, overfit=overfit, plain=plain)
     print_results(summary["results"])
     click.echo(f"run: {folder}; read an episode with: turnstile rollout show {folder} --best")
 
 
-def _replay(original: Path, name: str | None, out: str | None, fresh: bool) -> None:
+def _replay(original: Path, name: str | None, out: str | None, fresh: bool, plain: bool) -> None:
     recipe, given = read_recipe(original), read_resolved(original).get("given", {})
     if "reward" in given:
         raise ReplayError(
             f"{original} was judged by a function of its caller's ({given['reward']}); replay it from there"
         )
     folder = run_folder(name or (None if out else f"{original.resolve().name}-replay"), out, recipe)
-    train_run(recipe, run=folder, fresh=fresh, overfit=given.get("overfit"), replay=original)
+    train_run(recipe, run=folder, fresh=fresh, overfit=given.get("overfit"), replay=original, plain=plain)
     found = compare_runs(original, folder)
     if found.parting is not None:
         raise ReplayError(f"{folder} parted from {original} at {found.parting}")

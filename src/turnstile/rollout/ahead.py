@@ -5,10 +5,14 @@ older ones; new weights are taken over between two tokens, also in the middle of
 were asked for it and no others, however long they take: nothing that is finished is thrown away, and slow tasks are
 trained on as often as quick ones. At most (1 + `ahead`) steps' episodes are under way or waiting, which is all that
 ever queues up. With `ahead` = 0 this is playing and training in turn, in two processes.
+
+What the other process tells is booked by the thread that reads it, also while the trainer computes: a run that is
+killed then has everything written down but the turns in flight.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +25,11 @@ from turnstile.rollout.episode import Attempt
 from turnstile.rollout.group import Job, examined
 from turnstile.rollout.hints import Hint, hint_of
 from turnstile.rollout.journal import Key
+from turnstile.rollout.line import Hear
 from turnstile.rollout.source import Publisher, Say, Tell, label, taken
-from turnstile.rollout.workers import PATIENCE, Began, Ended, Play, Told, Turned, Weights, Worker
+from turnstile.rollout.workers import PATIENCE, Began, Ended, Play, Stands, Told, Turned, Weights, Worker
 from turnstile.tasks.base import TaskSampler
+from turnstile.tracking.board import Board
 from turnstile.types import Group, Task, Trajectory, Turn
 
 DEATHS = 3  # of workers in a row that finished no episode
@@ -69,14 +75,14 @@ class Ahead:
     """Obeys `rollout.source.GroupSource`.
 
     `start` makes a worker, `write` puts the weights of a version into a file for it; `engine` is the trainer's own, for
-    evaluations. `say` is told when a worker died: another goes on with what was not finished, each attempt from its
-    first turn and with its own seed.
+    evaluations. `say` is told what a worker prints, and when one died: another goes on with what was not finished, each
+    attempt from its first turn and with its own seed. `board` shows where the episodes are.
     """
 
     def __init__(
         self,
         *,
-        start: Callable[[], Worker],
+        start: Callable[[Hear], Worker],
         write: Callable[[int], Path],
         engine: Publisher,
         books: Books,
@@ -89,6 +95,7 @@ class Ahead:
         examiners: Sequence[Examiner] = (),
         hint: Hint | None = None,
         say: Say = lambda _: None,
+        board: Board | None = None,
     ) -> None:
         self._start, self._write, self._engine, self._sampler, self._say = start, write, engine, sampler, say
         self._books, self._examiners, self._hint = books, examiners, hint
@@ -100,45 +107,56 @@ class Ahead:
         self._taken: Mapping[str, Any] = self._done
         self._stats: dict[str, float] = {}
         self._deaths = 0
+        self._board = board or Board()
+        self._lock = threading.Lock()
+        """Held by whoever changes the batches or the statistics: training, and the thread that reads the line."""
 
     async def next(self, step: int, tell: Tell) -> list[Group]:
         """Raises TrainingError when worker after worker dies, and the fault of an episode."""
         if self._weights is None:
             self.publish(step - 1)
+        assert self._worker is not None
         batch = self._batches[step]
+        for _ in range(await self._worker.waiting()):  # what came while training computed may be a fault
+            await self._take()
         tell(len(batch.played), len(batch.jobs))
         while batch.missing:
             await self._take()
             tell(len(batch.played), len(batch.jobs))
         self._taken = batch.state
-        return await examined(self._batches.pop(step).groups(self._attempts), self._examiners, step)
+        with self._lock:
+            del self._batches[step]
+        return await examined(batch.groups(self._attempts), self._examiners, step, self._board)
 
     def publish(self, version: int) -> None:
         """Hands the weights over, and asks for the groups that they are new enough for."""
         self._done = self._taken
-        self._drain()
         self._engine.publish(version)
         self._weights = Weights(version, self._write(version))
         if self._worker is None:
-            self._worker = self._start()
+            self._worker = self._start(self._hear)
+        self._pass_on()
         self._worker.send(self._weights)
         newest = max(self._batches, default=version)
         for step in range(newest + 1, min(self._last, version + 1 + self._ahead) + 1):
-            self._batches[step] = self._draw(step)
-            self._worker.send(Play(self._batches[step].missing))
+            batch = self._draw(step)
+            with self._lock:
+                self._batches[step] = batch
+            self._worker.send(Play(batch.missing))
 
     def state(self) -> Mapping[str, Any]:
         return self._done
 
     def take_stats(self) -> dict[str, float]:
-        taken, self._stats = self._stats, {}
+        with self._lock:
+            taken, self._stats = self._stats, {}
         return taken
 
     async def close(self, *, patience: float = PATIENCE) -> None:
         """Ends the worker; what it has told is written down."""
-        self._drain()
         if self._worker is not None:
             await self._worker.close(patience=patience)
+            self._pass_on()
 
     def _draw(self, step: int) -> _Batch:
         tasks = {
@@ -167,16 +185,20 @@ class Ahead:
         """Waits for what happens next, to whatever step."""
         assert self._worker is not None
         try:
-            found = await self._worker.receive()
+            await self._worker.receive()
         except EngineError as error:
-            await self._again(error)
-            return
-        self._book(found)
+            if any(batch.missing for batch in self._batches.values()):
+                await self._again(error)
 
-    def _drain(self) -> None:
-        """Books what came while nobody waited for it."""
-        for found in self._worker.waiting() if self._worker is not None else ():
-            self._book(found)
+    def _hear(self, found: Any) -> Any:
+        """Books what the worker tells, as it comes: in the thread that reads the line."""
+        if isinstance(found, Stands):
+            self._board.elsewhere = found.counts
+            return None
+        if isinstance(found, Told):
+            with self._lock:
+                self._book(found)
+        return found
 
     def _book(self, found: Told) -> None:
         if isinstance(found, Ended):
@@ -189,20 +211,36 @@ class Ahead:
         for batch in self._batches.values():
             if key in batch.jobs:
                 batch.take(key, found)
+                self._show(key, found)
+
+    def _show(self, key: Key, found: Told) -> None:
+        if isinstance(found, Turned):
+            self._board.turned(found.turn)
+        elif isinstance(found, Ended):
+            self._board.ended(found.trajectory, again=found.again)
+            if found.again:
+                self._board.take([key])  # it is the worker's still
+
+    def _pass_on(self) -> None:
+        """Says what the worker has printed."""
+        for line in self._worker.printed() if self._worker is not None else ():
+            self._say(line)
 
     async def _again(self, error: EngineError) -> None:
         assert self._worker is not None
         assert self._weights is not None
         self._deaths += 1
+        await self._worker.close()
+        self._board.elsewhere = {}
+        self._pass_on()
         if self._deaths >= DEATHS:
             raise TrainingError(
                 f"{error}, and so did {DEATHS} one after another without finishing an episode; mend it and run the "
                 "same command again"
             )
-        await self._worker.close()
         lost = sum(len(batch.missing) for batch in self._batches.values())
         self._say(f"{error}; another plays the {lost} episodes again that it had not finished")
-        self._worker = self._start()
+        self._worker = self._start(self._hear)
         self._worker.send(self._weights)
         for _, batch in sorted(self._batches.items()):
             self._worker.send(Play(batch.missing))

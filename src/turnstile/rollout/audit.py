@@ -7,14 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from turnstile.rollout.balance import Share, StepBalance, TaskBalance, by_step, by_task, shares
 from turnstile.rollout.ledger import OPEN, State, open_ledger
 from turnstile.rollout.record import read_record
 
-PARTS = 4
-"""Into which tasks are parted by length and by difficulty, as equal as ties allow."""
 NAMED = 5
 """Attempts that a finding names."""
 
@@ -25,38 +21,6 @@ class Declared:
 
     attempts: int  # groups times attempts
     passes: int  # how often an attempt may be trained on: epochs, once more for each time that it may be taken again
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskBalance:
-    """What became of the attempts at one task. `turns` and `outcome` are means, None where none was played to an
-    end."""
-
-    task: str
-    issued: int
-    admitted: int
-    gated_out: int
-    given_up: int
-    stale: int
-    turns: float | None
-    outcome: float | None
-
-    @property
-    def open(self) -> int:
-        """Attempts that are still under way, or lost."""
-        return self.issued - self.admitted - self.gated_out - self.given_up - self.stale
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """Tasks that are alike in length or difficulty: of all attempts and of those trained on, how many are at them."""
-
-    label: str
-    tasks: int
-    issued: int
-    admitted: int
-    of_issued: float
-    of_admitted: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,12 +36,18 @@ class Audit:
     lost: Sequence[str]
     overused: Sequence[str]
     tasks: Sequence[TaskBalance]
+    steps: Sequence[StepBalance]
     by_length: Sequence[Share]
     by_difficulty: Sequence[Share]
 
     @property
     def issued(self) -> int:
         return sum(self.states.values())
+
+    @property
+    def open(self) -> int:
+        """Attempts of steps that are not done."""
+        return sum(task.open for task in self.tasks)
 
     @property
     def balanced(self) -> bool:
@@ -98,7 +68,7 @@ def audit(run: Path, declared: Declared, *, record: bool = False) -> Audit:
             count, lines = _unrecorded(db, run, committed)
             lost_count, lost = lost_count + count, [*lost, *lines]
         overused_count, overused = _joined(_overused(db, declared))
-        tasks = _tasks(db)
+        tasks = by_task(db)
         return Audit(
             committed=committed,
             states=states,
@@ -113,8 +83,9 @@ def audit(run: Path, declared: Declared, *, record: bool = False) -> Audit:
             lost=lost,
             overused=overused,
             tasks=tasks,
-            by_length=_shares(tasks, [task.turns for task in tasks], "turns", "never played to an end"),
-            by_difficulty=_shares(tasks, [task.outcome for task in tasks], "mean outcome", "no verdict"),
+            steps=by_step(db),
+            by_length=shares(tasks, [task.turns for task in tasks], "turns", "never played to an end"),
+            by_difficulty=shares(tasks, [task.outcome for task in tasks], "mean outcome", "no verdict"),
         )
     finally:
         db.close()
@@ -202,51 +173,3 @@ def _why(db: sqlite3.Connection, state: State) -> list[tuple[str, int]]:
         reason = why if state is State.GATED_OUT else why.partition(":")[0]
         counts[reason] = counts.get(reason, 0) + count
     return sorted(counts.items(), key=lambda item: -item[1])
-
-
-def _tasks(db: sqlite3.Connection) -> list[TaskBalance]:
-    settled = (State.ADMITTED, State.GATED_OUT, State.GIVEN_UP, State.STALE)
-    sums = ", ".join("SUM(state = ?)" for _ in settled)
-    rows = db.execute(
-        f"SELECT task, COUNT(*), {sums}, AVG(CASE WHEN state != ? THEN turns END), AVG(outcome) "
-        "FROM attempts GROUP BY task ORDER BY task",
-        (*settled, State.GIVEN_UP),
-    )
-    return [
-        TaskBalance(
-            task=task, issued=issued, admitted=admitted, gated_out=gated, given_up=given_up, stale=stale, turns=turns,
-            outcome=outcome,
-        )
-        for task, issued, admitted, gated, given_up, stale, turns, outcome in rows
-    ]  # fmt: skip
-
-
-def _shares(tasks: Sequence[TaskBalance], values: Sequence[float | None], unit: str, without: str) -> list[Share]:
-    """Tasks parted by a value of theirs, equal values together; at the end those that have none."""
-    known = np.array([value for value in values if value is not None], np.float64)
-    ordered: NDArray[np.float64] = np.sort(known)
-    parts: dict[int, list[int]] = {}
-    for place, value in enumerate(values):
-        part = PARTS if value is None else int(PARTS * np.searchsorted(ordered, value) / len(ordered))
-        parts.setdefault(part, []).append(place)
-    issued = max(1, sum(task.issued for task in tasks))
-    admitted = max(1, sum(task.admitted for task in tasks))
-    found = []
-    for _, places in sorted(parts.items()):
-        inside = [values[place] for place in places]
-        numbers = [value for value in inside if value is not None]
-        low, high = (f"{bound:.4g}" for bound in (min(numbers), max(numbers))) if numbers else ("", "")
-        label = f"{low} to {high} {unit}" if low != high else f"{low} {unit}" if numbers else without
-        own = [tasks[place] for place in places]
-        own_issued, own_admitted = sum(task.issued for task in own), sum(task.admitted for task in own)
-        found.append(
-            Share(
-                label=label,
-                tasks=len(own),
-                issued=own_issued,
-                admitted=own_admitted,
-                of_issued=own_issued / issued,
-                of_admitted=own_admitted / admitted,
-            )
-        )
-    return found

@@ -16,6 +16,7 @@ from turnstile.agents.history import hinted
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env, Step
 from turnstile.errors import InfrastructureError, SandboxError
+from turnstile.tracking.board import Place
 from turnstile.types import JSON, Message, Sampling, Stop, Task, ToolSpec, Trajectory, Turn
 
 T = TypeVar("T")
@@ -59,14 +60,15 @@ async def play(
     sampling: Sampling,
     limits: Limits,
     turned: Callable[[int, Turn], None] = lambda number, turn: None,
+    moved: Callable[[Place], None] = lambda place: None,
 ) -> Trajectory:
     """Plays one episode to its end and measures it; closes neither the session nor the environment. `turned` is told
-    of each turn as it ends, numbered from 0.
+    of each turn as it ends, numbered from 0, `moved` where the episode is.
 
     An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's
     text; every other exception is a fault of the program and propagates.
     """
-    episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, turned)
+    episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, turned, moved)
     started = time.monotonic()
     signals: Mapping[str, JSON] = {}
     error = None
@@ -82,6 +84,7 @@ async def play(
                 raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
             stop = Stop.TIMEOUT
         measuring = time.monotonic()
+        moved(Place.GRADING)
         signals = {**await env.measure(), **({"hint": attempt.hint} if attempt.hint else {})}
         episode.times["measure"] = time.monotonic() - measuring
     except InfrastructureError as failure:
@@ -114,8 +117,9 @@ class _Episode:
         sampling: Sampling,
         limits: Limits,
         turned: Callable[[int, Turn], None],
+        moved: Callable[[Place], None],
     ) -> None:
-        self.turned = turned
+        self.turned, self.moved = turned, moved
         self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.opened = False
@@ -192,6 +196,7 @@ class _Episode:
 
     async def _timed(self, phase: str, work: Awaitable[T]) -> T:
         began = time.monotonic()
+        self.moved(Place.GENERATING if phase == "generate" else Place.ACTING)
         try:
             return await work
         finally:

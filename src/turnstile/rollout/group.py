@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnstile.agents.base import Scaffold
@@ -18,6 +19,7 @@ from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Attempt, Limits, play
 from turnstile.rollout.hints import Hint, hint_of
 from turnstile.rollout.journal import Key
+from turnstile.tracking.board import Board, Place
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ class Player:
     `retries` is how often an attempt is played again after an infrastructure failure; `concurrent` how many
     episodes go on at once. With `deterministic` they go in fixed waves of that many, all opened before the
     first begins, so that which requests meet in the engine does not depend on time. `examiners` look at the groups
-    when all are played, one after the other.
+    when all are played, one after the other. `board` shows where the episodes are while they are played.
     """
 
     make_env: Callable[[], Env]
@@ -65,6 +67,7 @@ class Player:
     examiners: tuple[Examiner, ...] = ()
     hint: Hint | None = None  # what training's prompts show besides the task
     places: asyncio.Semaphore | None = None  # of several calls together, in place of `concurrent` for each
+    board: Board = field(default_factory=Board)
 
     async def groups(
         self,
@@ -103,7 +106,7 @@ class Player:
             Group(id=group, task=task, trajectories=tuple(found[group, number] for number in range(attempts)))
             for task, group in zip(tasks, ids, strict=True)
         ]
-        return await examined(groups, self.examiners, step)
+        return await examined(groups, self.examiners, step, self.board)
 
     async def play(
         self, jobs: Sequence[Job], *, watch: Watch, done: Callable[[Trajectory], None] = lambda _: None
@@ -113,6 +116,8 @@ class Player:
         for trajectory in found.values():
             done(trajectory)
         left = [(task, attempt) for task, attempt in jobs if (attempt.group, attempt.number) not in found]
+        keys = [(attempt.group, attempt.number) for _, attempt in left]
+        self.board.put(keys)
 
         async def one(job: Job, session: str) -> None:
             trajectory = await self._attempt(*job, session, watch)
@@ -123,6 +128,8 @@ class Player:
             await (self._waves(left, one) if self.deterministic else self._flow(left, one))
         except BaseExceptionGroup as several:  # the first fault stopped all episodes, and is what there is to say
             raise several.exceptions[0] from several
+        finally:
+            self.board.take(keys)
         return found
 
     async def _flow(self, jobs: Sequence[Job], one: One) -> None:
@@ -146,6 +153,12 @@ class Player:
 
     async def _attempt(self, task: Task, attempt: Attempt, session: str, watch: Watch) -> Trajectory:
         """One attempt, played again from its start for as long as infrastructure fails and retries are left."""
+        key = (attempt.group, attempt.number)
+
+        def turned(number: int, turn: Turn) -> None:
+            self.board.turned(turn)
+            watch.turned(attempt, number, turn)
+
         try:
             for left in range(self.retries, -1, -1):
                 env = self.make_env()
@@ -160,13 +173,15 @@ class Player:
                         scaffold=self.scaffold,
                         sampling=self.sampling,
                         limits=self._limits(task),
-                        turned=functools.partial(watch.turned, attempt),
+                        turned=turned,
+                        moved=functools.partial(self.board.put, (key,)),
                     )
                 finally:
                     await _close(env)
                 if self.deadlines is not None:
                     self.deadlines.note(trajectory)
                 again = trajectory.stop is Stop.ERROR and left > 0
+                self.board.ended(trajectory, again=again)
                 watch.ended(trajectory, again=again)
                 if not again:
                     break
@@ -183,11 +198,24 @@ class Player:
         return replace(self.limits, seconds=soonest) if soonest < (self.limits.seconds or float("inf")) else self.limits
 
 
-async def examined(groups: Sequence[Group], examiners: Sequence[Examiner], step: int | None) -> list[Group]:
-    """The groups as examiners leave them, one after the other."""
+async def examined(
+    groups: Sequence[Group], examiners: Sequence[Examiner], step: int | None, board: Board
+) -> list[Group]:
+    """The groups as examiners leave them, one after the other. If that is cut short, what examiners remember is what
+    it was before: the groups are examined again then, and none of it may be learnt twice."""
     found = list(groups)
-    for examiner in examiners:
-        found = list(await examiner.examine(found, step))
+    keys = [trajectory.key for group in groups for trajectory in group.trajectories]
+    before = [copy.deepcopy(examiner.state()) for examiner in examiners]
+    board.put(keys, Place.GRADING)
+    try:
+        for examiner in examiners:
+            found = list(await examiner.examine(found, step))
+    except BaseException:
+        for examiner, state in zip(examiners, before, strict=True):
+            examiner.restore(state)
+        raise
+    finally:
+        board.take(keys)
     return found
 
 

@@ -8,6 +8,7 @@ the same with scores and credit, and the journal of it goes.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,9 +36,10 @@ class Line:
 
 
 class Journal:
-    """What the attempts of training steps came to so far."""
+    """What the attempts of training steps came to so far. Several threads may write."""
 
     def __init__(self, run: Path) -> None:
+        self._lock = threading.Lock()
         self._folder = Path(run) / "record"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._appender = Appender(self._folder, level=_LEVEL)
@@ -71,10 +73,13 @@ class Journal:
         """Forgets the steps up to this one."""
         for path in self._folder.iterdir():
             if (match := _FILE.fullmatch(path.name)) and int(match["step"]) <= step:
-                self._appender.remove(path)
+                with self._lock:
+                    self._appender.remove(path)
 
     def _write(self, step: int, line: Line) -> None:
-        self._appender.append(self._path(step), encode(line))
+        body = encode(line)
+        with self._lock:
+            self._appender.append(self._path(step), body)
 
     def _path(self, step: int) -> Path:
         return self._folder / f"{step:06d}-played.jsonl.gz"

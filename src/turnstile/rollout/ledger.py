@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,12 +87,14 @@ class Ledger:
     """Opens the ledger of a run, or begins it. Raises LedgerError for a file that is no such thing.
 
     A call has happened when it returns, also for a process that is killed then; `commit` also for a machine that stops.
+    Several threads may call.
     """
 
     def __init__(self, run: Path) -> None:
         self._path = Path(run) / FILE
+        self._lock = threading.RLock()
         with _errors(self._path):
-            self._db = sqlite3.connect(self._path, isolation_level=None, timeout=30)
+            self._db = sqlite3.connect(self._path, isolation_level=None, timeout=30, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
@@ -140,14 +143,16 @@ class Ledger:
     def commit(self, step: int, digest: str) -> None:
         """The commit point: from now on the checkpoint of `step`, whose list of files has that digest, stands, and with
         it everything booked up to it."""
-        self._db.execute("PRAGMA synchronous = FULL")
-        with self._booking():
-            self._db.execute("INSERT OR REPLACE INTO checkpoints (step, digest) VALUES (?, ?)", (step, digest))
-        self._db.execute("PRAGMA synchronous = NORMAL")
+        with self._lock:
+            self._db.execute("PRAGMA synchronous = FULL")
+            with self._booking():
+                self._db.execute("INSERT OR REPLACE INTO checkpoints (step, digest) VALUES (?, ?)", (step, digest))
+            self._db.execute("PRAGMA synchronous = NORMAL")
 
     def committed(self) -> dict[int, str]:
         """The checkpoints that count: step -> digest."""
-        return dict(self._db.execute("SELECT step, digest FROM checkpoints ORDER BY step").fetchall())
+        with self._lock:
+            return dict(self._db.execute("SELECT step, digest FROM checkpoints ORDER BY step").fetchall())
 
     def resume_at(self, step: int) -> None:
         """Takes back what was booked after the checkpoint of `step`: what was finished waits to be trained on again,
@@ -167,7 +172,8 @@ class Ledger:
             )
 
     def close(self) -> None:
-        self._db.close()
+        with self._lock:
+            self._db.close()
 
     def _played(self, trajectory: Trajectory, state: State, why: str) -> None:
         tokens = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
@@ -179,7 +185,7 @@ class Ledger:
     @contextmanager
     def _booking(self) -> Iterator[None]:
         """One transaction, whole or not at all."""
-        with _errors(self._path):
+        with self._lock, _errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:  # commits, or takes everything back
                 yield

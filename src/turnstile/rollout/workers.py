@@ -4,25 +4,28 @@ has. `build.worker` is the other end."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pickle
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rollout.episode import Attempt
+from turnstile.rollout.line import Hear, Line
+from turnstile.tracking.board import Place
 from turnstile.types import Task, Trajectory, Turn
 
 MODULE = "turnstile.build.worker"
+LOG = "worker.log"
+"""The file of a run folder with what the process prints."""
+QUOTED = 20  # lines of it that are passed on at once
+QUOTED_BYTES = 2**16  # in which they are
 PATIENCE = 10.0  # seconds that it is given to put away what it has
 HURRY = 1.5  # the same where training is being stopped
 
@@ -72,6 +75,13 @@ Told = Began | Turned | Ended
 
 
 @dataclass(frozen=True, slots=True)
+class Stands:
+    """From the worker, now and then: where its episodes are."""
+
+    counts: Mapping[Place, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """From the worker, which has ended: an episode, or what it plays them with, has a fault."""
 
@@ -79,89 +89,29 @@ class Fault:
     where: str
 
 
-class Line:
-    """One end of the line. What comes is taken off it by a thread, so that nobody waits for a reader who computes."""
-
-    def __init__(self, end: socket.socket, *, at_end: Callable[[], None] = lambda: None) -> None:
-        """`at_end` is called in that thread when the line is closed."""
-        self._socket = end
-        self._at_end = at_end
-        self._connection = Connection(os.dup(end.fileno()))
-        self._news: asyncio.Queue[Any] = asyncio.Queue()  # never more than what was asked for
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._read, name="line", daemon=True)
-        self._thread.start()
-
-    def send(self, message: Any) -> None:
-        """Raises what pickle raises for what cannot be sent. Who is gone does not hear it; `receive` tells."""
-        data = pickle.dumps(message)
-        with contextlib.suppress(OSError):
-            self._connection.send_bytes(data)
-
-    async def receive(self) -> Any:
-        """The next message, or the exception that it could not be read for; None, again and again, when the line is
-        closed."""
-        found = await self._news.get()
-        if found is None:
-            self._news.put_nowait(None)
-        return found
-
-    def waiting(self) -> Iterator[Any]:
-        """The messages that are there by now."""
-        while not self._news.empty():
-            found = self._news.get_nowait()
-            if found is None:
-                self._news.put_nowait(None)
-                return
-            yield found
-
-    def shut(self) -> None:
-        with contextlib.suppress(OSError):  # the other end was quicker
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.shut()
-        self._thread.join()
-        self._connection.close()
-        self._socket.close()
-
-    def _read(self) -> None:
-        found: Any = True
-        while found is not None:
-            try:
-                found = self._connection.recv_bytes()
-            except (EOFError, OSError):
-                found = None
-                self._at_end()
-            try:
-                found = found and pickle.loads(found)
-            except Exception as error:  # whoever waits for the message is told
-                found = error
-            try:
-                self._loop.call_soon_threadsafe(self._news.put_nowait, found)
-            except RuntimeError:
-                return  # the loop is closed: nobody waits any more
-
-
 class Worker:
     """The process, as training has it. Start it in an event loop."""
 
-    def __init__(self, setup: Any) -> None:
-        """`setup` is what `build.worker` makes its parts of. Raises ConfigError for one that cannot be sent to another
+    def __init__(self, setup: Any, *, log: Path, hear: Hear = lambda told: told) -> None:
+        """`setup` is what `build.worker` makes its parts of; what it prints is added to the file `log`, and what it
+        tells given to `hear` as it comes, in a thread. Raises ConfigError for a setup that cannot be sent to another
         process."""
+        self._log = _Log(log)
         ours, theirs = socket.socketpair()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # an interrupt at the terminal is for training, which then ends this
-            )
+            with log.open("ab") as printed:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-u", "-P", "-m", MODULE, str(theirs.fileno())],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # an interrupt at the terminal is for training, which then ends this
+                )
         finally:
             theirs.close()
-        self._line = Line(ours)
-        self._other: Any = None  # what came and is nothing that happened to an attempt
+        self._line = Line(ours, hear=hear)
         try:
             self._line.send(setup)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -176,18 +126,10 @@ class Worker:
     def send(self, message: Play | Weights) -> None:
         self._line.send(message)
 
-    async def receive(self) -> Told:
-        """What happened next. Raises EngineError when the worker died, and the fault that ended it."""
-        found, self._other = self._other, None
-        return await self._told(await self._line.receive() if found is None else found)
-
-    def waiting(self) -> list[Told]:
-        """What has come by now. A fault among it is for `receive` to raise."""
-        found = list(self._line.waiting())
-        self._other = next((each for each in found if not isinstance(each, Told)), self._other)
-        return [each for each in found if isinstance(each, Told)]
-
-    async def _told(self, found: Any) -> Told:
+    async def receive(self) -> Any:
+        """What `hear` made of what was told next. Raises EngineError when the worker died, the fault that ended it,
+        and what `hear` raised."""
+        found = await self._line.receive()
         if found is None:
             code = await asyncio.to_thread(self._process.wait)
             raise EngineError(f"the process that plays episodes {ending(code)}")
@@ -196,8 +138,15 @@ class Worker:
         if isinstance(found, Fault):
             found.error.add_note(found.where)
             raise found.error
-        assert isinstance(found, Told)
         return found
+
+    async def waiting(self) -> int:
+        """How often `receive` does not wait."""
+        return await self._line.waiting()
+
+    def printed(self) -> list[str]:
+        """The lines that it has printed since the last call, each with whose they are."""
+        return [f"process {self.pid}, which plays: {line}" for line in self._log.news()]
 
     async def close(self, *, patience: float = PATIENCE) -> None:
         """Has it put away what it has, and ends it, after so many seconds by force."""
@@ -210,6 +159,28 @@ class Worker:
         await asyncio.to_thread(self._line.close)
 
 
+class _Log:
+    """A file that another process writes, read on from where it ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = path.stat().st_size if path.exists() else 0
+
+    def news(self) -> list[str]:
+        """The whole lines since the last call, of many the last ones."""
+        with self._path.open("rb") as file:
+            begin = max(self._read, file.seek(0, os.SEEK_END) - QUOTED_BYTES)
+            file.seek(begin)
+            whole = file.read().rpartition(b"\n")[0]
+        skipped = begin > self._read
+        self._read = begin + len(whole) + bool(whole)
+        texts = [line.rpartition("\r")[2].rstrip() for line in whole.decode(errors="replace").split("\n")]
+        lines = [text for text in texts if text]
+        if skipped or len(lines) > QUOTED:
+            return [f"(the last lines of {self._path})", *lines[-QUOTED:]]
+        return lines
+
+
 def cannot_be_sent(error: Exception) -> ConfigError:
     return ConfigError(
         f"this run cannot be played ahead, as a part of it cannot be sent to another process ({error}); define it in a "
@@ -219,6 +190,8 @@ def cannot_be_sent(error: Exception) -> ConfigError:
 
 def ending(code: int) -> str:
     """How a process ended, in words."""
+    if code == 128 + signal.SIGTERM or code == 128 + signal.SIGINT:
+        return f"was told to end ({signal.Signals(code - 128).name})"
     if code >= 0:
         return f"ended with code {code}"
     name = signal.Signals(-code).name

@@ -1,31 +1,21 @@
-"""A run in the terminal: one line a step, and below it what is under way and how long it will take.
+"""A run in the terminal: one line a step, and below it a screen of what is under way.
 
 Where the output is no terminal (a log file, CI) the same comes as plain lines.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-)
 from rich.text import Text
 
 from turnstile.tracking.base import Scalars
+from turnstile.tracking.board import Board
+from turnstile.tracking.pace import Phase, duration, left_text
+from turnstile.tracking.screen import Screen, SharedConsole
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("rate/completion", "compl", ".2f"),
@@ -38,7 +28,6 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 """(metric, how a step's line calls it, format); metrics that a step did not log are left out of its line."""
 
-NO_BAR = TaskID(-1)
 STYLES = {"info": "", "warning": "yellow", "alarm": "bold red"}
 
 
@@ -46,7 +35,7 @@ class ConsoleTracker:
     """Prints to standard output, or to `file`. `plain=None` means: plain unless it is a terminal.
 
     `columns` adds metrics to a step's line, by name. In plain mode a phase under way prints a line at most
-    every `every` seconds.
+    every `every` seconds; else a screen below the lines shows what is under way, and where the episodes of `board` are.
     """
 
     def __init__(
@@ -57,23 +46,20 @@ class ConsoleTracker:
         every: float = 10.0,
         plain: bool | None = None,
         file: TextIO | None = None,
+        board: Board | None = None,
     ) -> None:
-        self._console = Console(file=file or sys.stdout, highlight=False, soft_wrap=True)
+        self._console = SharedConsole(file=file, highlight=False, soft_wrap=True)
         self._columns = (*COLUMNS, *((name, name, ".4g") for name in columns))
         self._every = every
-        self._plain = not self._console.is_terminal if plain is None else plain
-        self._phases: dict[str, _Phase] = {}
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            _Left(),
-            console=self._console,
-            transient=True,
-        )
+        able = self._console.file.isatty() and self._console.is_interactive  # whatever FORCE_COLOR says
+        self._phases: dict[str, Phase] = {}
+        self._screen: Screen | None = None
+        if able if plain is None else not plain:
+            self._screen = Screen(self._console, board or Board(), str(run or ""), redirect=file is None)
 
     def log(self, step: int, metrics: Scalars) -> None:
+        if self._screen is not None:
+            self._screen.log(step, metrics)
         self._console.print(Text(step_line(step, metrics, self._columns)))
 
     def say(self, line: str, *, level: str = "info") -> None:
@@ -84,18 +70,19 @@ class ConsoleTracker:
         now = time.monotonic()
         phase = self._phases.get(label)
         if phase is None:
-            phase = self._phases[label] = _Phase(began=now, begun_with=done, said=now)
-            if not self._plain:
-                self._bars.start()
-                phase.bar = self._bars.add_task(label, total=total, phase=phase)
+            phase = self._phases[label] = Phase(began=now, begun_with=done, said=now)
         phase.done, phase.total, phase.seen = done, total, now
         if done >= total:
             self._end(label, phase)
-        elif not self._plain:
-            self._bars.update(phase.bar, completed=done, total=total)
-        elif now - phase.said >= self._every:
+        elif self._screen is None and now - phase.said >= self._every:
             phase.said = now
             self.say(f"{label}: {done}/{total}, {left_text(phase.left(now))}")
+        if self._screen is not None:
+            self._screen.show(self._phases)
+            if self._phases:
+                self._screen.start()
+            else:
+                self._screen.stop()
 
     def resume_at(self, step: int) -> None:
         """Nothing to drop: what was printed was printed."""
@@ -104,45 +91,14 @@ class ConsoleTracker:
         """Nothing to bring to the disk."""
 
     def close(self) -> None:
-        if not self._plain:
-            self._bars.stop()
+        if self._screen is not None:
+            self._screen.stop()
 
-    def _end(self, label: str, phase: _Phase) -> None:
+    def _end(self, label: str, phase: Phase) -> None:
         del self._phases[label]
-        if not self._plain:
-            self._bars.remove_task(phase.bar)
-            if not self._phases:
-                self._bars.stop()
         seconds = phase.seen - phase.began
         if seconds >= 3 * self._every:  # short phases come with every step and would drown its line
             self.say(f"{label}: {phase.total} done in {duration(seconds)}")
-
-
-@dataclass(kw_only=True, slots=True)
-class _Phase:
-    """A long phase under way; times are of the monotonic clock, in seconds."""
-
-    began: float
-    begun_with: int
-    said: float
-    bar: TaskID = NO_BAR
-    done: int = 0
-    total: int = 0
-    seen: float = 0.0  # when `done` was last reported
-
-    def left(self, now: float) -> float | None:
-        """Seconds to go at the pace so far; None before there is a pace."""
-        paced = self.done - self.begun_with
-        if paced <= 0:
-            return None
-        ahead = (self.seen - self.began) / paced * (self.total - self.done)
-        return max(0.0, ahead - (now - self.seen))
-
-
-class _Left(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        phase: _Phase = task.fields["phase"]
-        return Text(left_text(phase.left(time.monotonic())), style="cyan")
 
 
 def step_line(step: int, metrics: Scalars, columns: Sequence[tuple[str, str, str]] = COLUMNS) -> str:
@@ -171,16 +127,3 @@ def _seconds(metrics: Scalars) -> list[str]:
     whole = spent.pop("step", sum(spent.values()))
     phases = ", ".join(f"{name} {value:.1f}" for name, value in spent.items())
     return [f"{whole:.0f} s" + (f" ({phases})" if phases else "")] if whole or phases else []
-
-
-def left_text(seconds: float | None) -> str:
-    return "time left unknown yet" if seconds is None else f"{duration(seconds)} left"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 3:05 min, 2:07 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"

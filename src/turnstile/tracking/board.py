@@ -1,0 +1,74 @@
+"""Where a run's episodes are right now: a few numbers that the rollout keeps as it plays, and a screen reads.
+
+Nothing is decided by them, and nothing is kept: the ledger is what accounts for attempts. To move an episode costs a
+line in a dictionary; whoever reads counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from turnstile.types import Stop, Trajectory, Turn
+
+Key = tuple[str, int]
+"""(group, attempt)"""
+
+
+class Place(StrEnum):
+    """Where an episode is."""
+
+    WAITING = "waiting"  # for a place to be played in
+    GENERATING = "generating"
+    ACTING = "in a tool"  # or in whatever its environment does, opening it too
+    GRADING = "being graded"
+    FINISHED = "finished"  # and waiting for the others of its step
+    FAILED = "failed"  # infrastructure did, and no retries were left
+
+
+UNDER_WAY = frozenset({Place.WAITING, Place.GENERATING, Place.ACTING, Place.GRADING})
+
+
+class Board:
+    """One for a run. Several threads may write and read: each line here is one operation on one dictionary."""
+
+    def __init__(self) -> None:
+        self.elsewhere: Mapping[Place, int] = {}
+        """Episodes that another process plays, as it told last."""
+        self.tokens = 0
+        """Sampled in turns that have ended."""
+        self.failures: dict[str, int] = {}
+        """Failures of infrastructure by kind, also of attempts that were played again then."""
+        self._places: dict[Key, Place] = {}
+
+    def put(self, keys: Iterable[Key], place: Place = Place.WAITING) -> None:
+        for key in keys:
+            self._places[key] = place
+
+    def turned(self, turn: Turn) -> None:
+        self.tokens += len(turn.completion.token_ids)
+
+    def ended(self, trajectory: Trajectory, *, again: bool) -> None:
+        """An attempt came to an end; `again` says that it is played once more."""
+        place = Place.FINISHED
+        if trajectory.stop is Stop.ERROR:
+            kind = (trajectory.error or "").partition(":")[0]
+            self.failures[kind] = self.failures.get(kind, 0) + 1
+            place = Place.WAITING if again else Place.FAILED
+        self._places[trajectory.key] = place
+
+    def take(self, keys: Iterable[Key]) -> None:
+        """They are nobody's any more: trained on, or given up with their step."""
+        for key in keys:
+            self._places.pop(key, None)
+
+    def counts(self) -> dict[Place, int]:
+        """How many episodes are at each place, here and elsewhere."""
+        found = Counter(list(self._places.values()))
+        found.update(self.elsewhere)
+        return {place: found[place] for place in Place}
+
+    def under_way(self) -> dict[Place, int]:
+        """The same of those that have not ended."""
+        return {place: count for place, count in self.counts().items() if place in UNDER_WAY and count}

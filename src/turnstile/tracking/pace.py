@@ -1,0 +1,38 @@
+"""How far a long phase is, and how long it will take at the pace so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True, slots=True)
+class Phase:
+    """A long phase under way; times are of the monotonic clock, in seconds."""
+
+    began: float
+    begun_with: int
+    said: float
+    done: int = 0
+    total: int = 0
+    seen: float = 0.0  # when `done` was last reported
+
+    def left(self, now: float) -> float | None:
+        """Seconds to go at the pace so far; None before there is a pace."""
+        paced = self.done - self.begun_with
+        if paced <= 0:
+            return None
+        ahead = (self.seen - self.began) / paced * (self.total - self.done)
+        return max(0.0, ahead - (now - self.seen))
+
+
+def left_text(seconds: float | None) -> str:
+    return "time left unknown yet" if seconds is None else f"{duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 42 s, 3:05 min, 2:07 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"

@@ -1,0 +1,211 @@
+"""The lower end of a terminal while a run goes: where its episodes are, how fast it is, what the last steps came to.
+
+What is printed meanwhile goes above it and stays. Nothing of the terminal is changed that a killed process would leave
+changed: the cursor is not hidden, and there is no second screen.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from turnstile.tracking.base import Scalars
+from turnstile.tracking.board import Board
+from turnstile.tracking.pace import Phase, duration, left_text
+
+TRAINING = "training"
+"""The phase that is the whole of a run's steps."""
+A_SECOND = 2  # how often it is drawn
+WINDOW = 60.0  # seconds over which tokens are counted
+LOW = 20  # lines of a terminal that may have no room for all of it
+STEPS = 6  # that are looked back on
+RATES = (("rate/completion", "completion"), ("rate/resolution", "resolution"), ("reward/outcome", "outcome"))
+SHARES = ("generate", "environment", "train", "other")
+
+
+class SharedConsole(Console):
+    """Writes for one thread at a time: what is drawn and what is printed above it each begin where the other ended."""
+
+    def __init__(self, **knobs: Any) -> None:
+        self._turn = threading.RLock()
+        super().__init__(**knobs)
+
+    def __enter__(self) -> Self:
+        self._turn.acquire()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *what: Any) -> None:
+        try:
+            super().__exit__(*what)
+        finally:
+            self._turn.release()
+
+
+class Screen:
+    """Draws while it is started, in a thread; what it shows is given to it as it happens, which costs nothing."""
+
+    def __init__(self, console: SharedConsole, board: Board, title: str, *, redirect: bool) -> None:
+        """`redirect`: what is printed to standard output, and to standard error where that is the terminal too, is kept
+        out of the drawing."""
+        self._board = board
+        self._title = title
+        self._phases: Mapping[str, Phase] = {}
+        self._steps: deque[tuple[int, dict[str, float]]] = deque(maxlen=STEPS)
+        self._seen: deque[tuple[float, int]] = deque()  # (when, tokens by then)
+        self._changed = time.monotonic()
+        self._console = console
+        self._live = Live(
+            console=console,
+            get_renderable=self.draw,
+            auto_refresh=False,  # rich's own thread does not wait for its turn
+            transient=True,
+            redirect_stdout=redirect,
+            redirect_stderr=redirect and sys.stderr.isatty(),
+            vertical_overflow="crop",
+        )
+        self._ended = threading.Event()
+        self._drawing: threading.Thread | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._live.is_started
+
+    def start(self) -> None:
+        if not self.is_on:
+            with self._console:
+                self._live.start(refresh=True)
+                self._console.show_cursor(True)
+            self._ended.clear()
+            self._drawing = threading.Thread(target=self._redraw, name="screen", daemon=True)
+            self._drawing.start()
+
+    def stop(self) -> None:
+        if self._drawing is not None:
+            self._ended.set()
+            self._drawing.join()
+            self._drawing = None
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()  # the begun line, which the drawing has kept back
+            with self._console:
+                self._live.stop()
+
+    def _redraw(self) -> None:
+        while not self._ended.wait(1.0 / A_SECOND):
+            with self._console:
+                self._live.refresh()
+
+    def show(self, phases: Mapping[str, Phase]) -> None:
+        """What is under way has changed."""
+        self._phases = dict(phases)
+        self._changed = time.monotonic()
+
+    def log(self, step: int, metrics: Scalars) -> None:
+        self._steps.append((step, {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}))
+
+    def draw(self) -> RenderableType:
+        now = time.monotonic()
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold", ratio=1)
+        grid.expand = True
+        for name, shown in self._rows(now):
+            grid.add_row(Text(name), shown)
+        high = self._console.height
+        panel = Panel(
+            grid,
+            title=Text(self._head(now)),
+            title_align="left",
+            border_style="dim",
+            height=high - 1 if high < LOW else None,
+        )
+        return Group(panel, Text(""))  # what a killed process leaves ends with a line of its own
+
+    def _head(self, now: float) -> str:
+        training = self._phases.get(TRAINING)
+        if training is None:
+            return self._title
+        return f"{self._title}, step {training.done} of {training.total} done, {left_text(training.left(now))}"
+
+    def _rows(self, now: float) -> Iterable[tuple[str, RenderableType]]:
+        yield "now", self._now(now)
+        counts = self._board.counts()
+        yield "episodes", Text(", ".join(f"{count} {place.value}" for place, count in counts.items()))
+        yield "tokens/s", Text(self._speed(now))
+        failures = ", ".join(f"{kind} {count}" for kind, count in list(self._board.failures.items()))
+        yield "failures", Text(failures or "none", style="yellow" if failures else "")
+        steps = list(self._steps)
+        if steps:
+            yield from _of_steps(steps)
+
+    def _now(self, now: float) -> RenderableType:
+        under_way = [(label, phase) for label, phase in self._phases.items() if label != TRAINING]
+        if under_way:
+            label, phase = under_way[-1]
+            line = Table.grid(padding=(0, 2))
+            line.add_column(no_wrap=True)
+            bar = ProgressBar(total=max(1, phase.total), completed=phase.done, width=20)
+            line.add_row(Text(f"{label} {phase.done}/{phase.total}"), bar, Text(left_text(phase.left(now))))
+            return line
+        training = self._phases.get(TRAINING)
+        if training is None:
+            return Text("")
+        return Text(f"step {training.done + 1}, computing for {duration(now - self._changed)}")
+
+    def _speed(self, now: float) -> str:
+        """Tokens of the turns that ended of late, by the second."""
+        self._seen.append((now, self._board.tokens))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW:
+            self._seen.popleft()
+        (began, before), (_, tokens) = self._seen[0], self._seen[-1]
+        return f"{(tokens - before) / max(now - began, 1.0 / A_SECOND):.0f} in the last {duration(now - began)}"
+
+
+def _of_steps(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[str, RenderableType]]:
+    """What the last steps came to."""
+    _, last = steps[-1]
+    yield (
+        "time",
+        Text(", ".join(f"{name} {100 * share:.0f} %" for name, share in shares([m for _, m in steps]).items())),
+    )
+    if "staleness/mean" in last:
+        yield (
+            "staleness",
+            Text(f"{last['staleness/mean']:.2f} versions in the mean, {last['staleness/max']:.0f} at most"),
+        )
+    gates = {name.removeprefix("gate/"): value for name, value in last.items() if name.startswith("gate/")}
+    if gates:
+        yield "gates open", Text(", ".join(f"{name} {100 * value:.0f} %" for name, value in gates.items()))
+    yield "steps", Text("".join(f"{step:>7}" for step, _ in steps))
+    for name, shown in RATES:
+        if any(name in metrics for _, metrics in steps):
+            yield shown, Text("".join(f"{m[name]:7.2f}" if name in m else f"{'-':>7}" for _, m in steps))
+
+
+def shares(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What part of the time of steps is spent on what: sampling; waiting for environments while nothing is sampled;
+    the update; everything else. Where another process plays, sampling goes on during the update, and the parts come to
+    more than the whole."""
+    spent = {name: sum(metrics.get(f"seconds/{name}", 0.0) for metrics in steps) for name in _PARTS}
+    whole = max(spent["step"], 1e-9)
+    found = (
+        spent["generate"],
+        max(0.0, spent["rollout"] - spent["generate"]),
+        spent["update"],
+        max(0.0, spent["step"] - spent["rollout"] - spent["update"]),
+    )
+    return {name: seconds / whole for name, seconds in zip(SHARES, found, strict=True)}
+
+
+_PARTS = ("step", "rollout", "generate", "update")
