@@ -69,7 +69,6 @@ ELSEWHERE = (
 )
 """What the literature calls otherwise, and where it is."""
 MISSING = (
-    "**progress_attribution** (SPA-RL): learned contributions of turns that sum to the outcome",
     "**RuscaRL's rubric in the prompt**, shown less and less: `rubric` judges, and is not shown",
     "**answer probabilities** for `information_gain`: the reward reads them from a signal that nothing here writes yet",
     "**feedback** for `self_distill`, and **stored samples** for `forward_kl`: the losses are there, and no recipe can "

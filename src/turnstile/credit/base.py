@@ -37,7 +37,7 @@ class Estimator(Protocol):
 
 Targets = Callable[..., Any]
 """(groups, scores, aux, **knobs) -> what a critic is to learn, NaN where nothing: at each sampled token
-[trajectory][turn] -> f32[n], or at each turn [trajectory] -> f64[K]."""
+[trajectory][turn] -> f32[n], at each turn [trajectory] -> f64[K], or of each trajectory f64[trajectories]."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -45,7 +45,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def learned(part: str, targets: Targets | None = None) -> Callable[[_Function], _Function]:
     """Writes on an estimator which learned part it takes its `aux` from, and what that is to learn where the estimator
     has a word in it: `values` (a critic at each token), `utterance` (a critic of turns), `implicit` (a process reward
-    learned from outcomes)."""
+    learned from outcomes), `progress` (contributions of turns that add up to the outcome)."""
 
     def mark(function: _Function) -> _Function:
         cast(Any, function).learned = part

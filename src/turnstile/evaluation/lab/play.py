@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from turnstile.evaluation.lab.attribution import contributions
 from turnstile.evaluation.lab.world import F64, I64, World, accumulate, expected
 from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
@@ -30,6 +31,7 @@ class Player:
         self._scores = list(scores) if scores is not None else [plain_score(world, p) for p in range(len(world.paths))]
         self._trajectories: dict[int, Trajectory] = {}
         self._exact: list[tuple[list[F32], list[F32]]] = []
+        self._contributed: list[F32] = []
         process = world.process
         self.tasks = [Task(id=f"{process.name}-{n}", env=process.name) for n in range(len(process.starts))]
 
@@ -63,6 +65,13 @@ class Player:
             both = [self._by_turn(expected(world, probabilities, at)) for at in (world.before, world.after)]
             self._exact = list(zip(*both, strict=True))
         return self._exact[path]
+
+    def contributed(self, path: int) -> F32:
+        """What each turn of a path adds to the outcome, f32[K], by the least squares of `contributions`."""
+        if not self._contributed:
+            found = contributions(self.world, self.world.probabilities(self.pi))
+            self._contributed = [_frozen(own.astype(np.float32)) for own in found]
+        return self._contributed[path]
 
     def _by_turn(self, flat: F64) -> list[list[F32]]:
         """f64[tokens of all paths] as [path][turn] -> f32[n]."""
@@ -141,13 +150,16 @@ class Drawn:
 
     def aux(self, n: int) -> dict[str, Any]:
         """What learned parts would add to step n if they were exact. [trajectory][turn] -> f32[n]: `values`, and
-        `implicit`, what having said a token adds to them. [trajectory] -> f32[K]: `q` and `v` of turns."""
-        exact = [self.player.exact(path) for path in self.paths[n].ravel().tolist()]
+        `implicit`, what having said a token adds to them. [trajectory] -> f32[K]: `q` and `v` of turns, and
+        `progress`, their contributions to the outcome."""
+        paths = self.paths[n].ravel().tolist()
+        exact = [self.player.exact(path) for path in paths]
         return {
             "values": [before for before, _ in exact],
             "implicit": [[b - a for a, b in zip(*turns, strict=True)] for turns in exact],
             "q": [np.array([own[-1] for own in after], dtype=np.float32) for _, after in exact],
             "v": [np.array([own[0] for own in before], dtype=np.float32) for before, _ in exact],
+            "progress": [self.player.contributed(path) for path in paths],
         }
 
     def gradients(self, advantages: F64) -> F64:
