@@ -103,7 +103,11 @@ class Player:
                     message=Message(role="assistant", content=" ".join(map(str, step.tokens))),
                     observation=(Message(role="user", content=following),),
                     rewards={"step": step.reward},
-                    signals={"tag": process.tag(step.state, step.action), "subgoal": process.subgoal(step.state)},
+                    signals={
+                        "tag": process.tag(step.state, step.action),
+                        "subgoal": process.subgoal(step.state),
+                        "potential": process.potential(found.steps[t + 1].state) if t + 1 < len(views) else 0.0,
+                    },
                     state_key=process.key(step.state),
                     agent=step.seat,
                 )
@@ -146,7 +150,12 @@ class Drawn:
     steps: list[list[Group]]  # [N][B]
     scores: list[GroupScores]  # [N][B][G]
     owner: I64  # [tokens] the step of each token
-    logits: I64  # [tokens]
+    tokens: I64  # [tokens] its place among the tokens of all paths
+
+    @property
+    def logits(self) -> I64:
+        """[tokens]"""
+        return self.player.world.logits[self.tokens]
 
     def aux(self, n: int) -> dict[str, Any]:
         """What learned parts would add to step n if they were exact. [trajectory][turn] -> f32[n]: `values`, and
@@ -189,7 +198,7 @@ def deal(
         steps=steps,
         scores=[[player.scores(paths[s, k].tolist()) for k in range(b)] for s in range(n)],
         owner=np.repeat(np.arange(n), lengths.reshape(n, b * g).sum(axis=1)),
-        logits=world.logits[begins + np.arange(int(lengths.sum()))],
+        tokens=begins + np.arange(int(lengths.sum())),
     )
 
 
