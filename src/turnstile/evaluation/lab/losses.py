@@ -112,7 +112,8 @@ def loss_bench(
     world = list_world(setting.process)
     played = some_policy(world, seed=setting.seed)
     rng = np.random.default_rng([setting.seed, setting.size, 11])
-    theta = played + drift * rng.normal(size=len(played))
+    moved = np.random.default_rng([setting.seed, 17]).normal(size=len(played))  # the same for groups of every size
+    theta = played + drift * moved
     before, true = (truth(world, world.policy(each)) for each in (played, theta))
     per_step = max(2, len(world.process.starts))
     paths = draw_paths(world, before.probabilities, rng, max(2, setting.groups // per_step), per_step, setting.size)
