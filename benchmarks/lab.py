@@ -1,10 +1,12 @@
 """Which method pays for which problem: everything the lab measures, of every estimator and loss there is.
 
-    python benchmarks/lab.py                     everything, in half an hour on one core
-    python benchmarks/lab.py --only curves       one part: gradients, branched, sweeps, losses, curves, game or hacking
-    python benchmarks/lab.py --only game         goes on with the runs that are missing, twelve seconds each
-    python benchmarks/lab.py --add               only estimators that the kept gradients, branches and curves lack
+    python benchmarks/lab.py                     everything, in an hour and a half on one core
+    python benchmarks/lab.py --only curves       one part (--help names them)
+    python benchmarks/lab.py --add               only estimators that the kept figures and curves lack
     python benchmarks/lab.py --tables            only writes the page of what is kept
+
+What takes long (gradients, branched, sweeps, curves, game) is kept piece by piece beside the results, in a file that
+ends in .partial; a command that was stopped goes on from there.
 
 What was measured is kept in docs/results/lab/, which is part of the project; the tables below the mark in
 docs/results/lab.md and the plots beside it are made from that.
@@ -17,19 +19,24 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lab_game
+from lab_kept import UNSWEPT
 from lab_page import plots, whole
 from turnstile.batching import weights
 from turnstile.credit.check import DECLARED
 from turnstile.evaluation.lab.curves import Plan, race
 from turnstile.evaluation.lab.hacking import hack
-from turnstile.evaluation.lab.losses import every_loss, loss_bench, loss_subject, measure_loss, study_losses
+from turnstile.evaluation.lab.loss_study import every_factor, measure_loss, study_factors, study_losses, study_whole
+from turnstile.evaluation.lab.losses import LossSubject, declared_losses, every_loss, loss_bench, loss_subject
 from turnstile.evaluation.lab.measure import Subject
 from turnstile.evaluation.lab.processes import PROCESSES, make
-from turnstile.evaluation.lab.study import Setting, study, sweeps
+from turnstile.evaluation.lab.regularisers import REGULARISERS, VALUE
+from turnstile.evaluation.lab.shaping import study_shapes
+from turnstile.evaluation.lab.study import Line, Setting, study, sweeps
 from turnstile.evaluation.lab.subjects import everyone, subject
 from turnstile.evaluation.lab.world import list_world
 from turnstile.lookup import KINDS
@@ -37,7 +44,8 @@ from turnstile.lookup import KINDS
 ROOT = Path(__file__).resolve().parent.parent
 KEPT, PAGE = Path("docs/results/lab"), Path("docs/results/lab.md")
 GROUPS, SEEDS, POLICIES = 512, 5, 3
-SWEPT = ("rloo", "grpo", "turn_return", "turn_return (scale=none)", "gigpo", "reinforce_pp", "gae", "per_agent")
+MOVED, OFF = 0.03, 0.3
+SWEPT = ("turn_return (scale=none)",)
 BRANCHING = ("rloo", "grpo", "branch", "tree", "tree (overall=0.0)", "vine", "vine (train=roots)")
 Body = dict[str, Any]
 
@@ -72,6 +80,7 @@ def main() -> None:
             else:
                 continue
             file.write_text(_one_a_line(body), encoding="utf-8")
+            (KEPT / f"{name}.partial").unlink(missing_ok=True)
             print(f"{name}: {body['seconds']} s", flush=True)
     kept = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(KEPT.glob("*.json"))}
     for name, drawn in plots(kept).items():
@@ -79,20 +88,60 @@ def main() -> None:
     PAGE.write_text(whole(PAGE.read_text(encoding="utf-8"), kept), encoding="utf-8")
 
 
+class Kept:
+    """What is measured of a part, item by item: what lies in its file from an earlier, unfinished run of the command
+    is not measured again."""
+
+    def __init__(self, name: str) -> None:
+        self.file = KEPT / f"{name}.partial"
+        self.items: list[Body] = json.loads(self.file.read_text("utf-8"))["items"] if self.file.is_file() else []
+
+    def put(self, items: Sequence[Body]) -> None:
+        self.items += items
+        scratch = self.file.with_suffix(".writing")
+        scratch.write_text(_one_a_line({"items": self.items}), encoding="utf-8")
+        scratch.replace(self.file)
+
+
 def gradients(have: Body | None) -> Body:
     settings = [Setting(process=make(name), groups=GROUPS, seed=seed) for name in PROCESSES for seed in range(POLICIES)]
-    return {"lines": lines_of(everyone(), settings, have)}
+    return {"lines": lines_of("gradients", everyone(), settings, have)}
 
 
-def lines_of(subjects: Sequence[Subject], settings: Sequence[Setting], have: Body | None) -> list[Body]:
-    """Every subject in every setting, setting by setting; those of which `have` holds lines are taken from there, since
-    what else was measured changes no figure."""
-    kept = [] if have is None else [line for line in have["lines"] if line["estimator"] in {s.label for s in subjects}]
-    known = {line["estimator"] for line in kept}
-    fresh = [line.to_json() for line in study([each for each in subjects if each.label not in known], settings)]
-    settled = {(setting.process.name, setting.seed): place for place, setting in enumerate(settings)}
-    order = {each.label: place for place, each in enumerate(subjects)}
-    return sorted(kept + fresh, key=lambda line: (settled[line["process"], line["seed"]], order[line["estimator"]]))
+def lines_of(
+    name: str,
+    subjects: Sequence[Any],
+    settings: Sequence[Setting],
+    have: Body | None,
+    measured: Callable[[Sequence[Any], Sequence[Setting]], list[Line]] = study,
+) -> list[Body]:
+    """Every subject in every setting, setting by setting. Those of which `have` or an unfinished run holds lines are
+    taken from there, since what else was measured changes no figure."""
+    kept = Kept(name)
+    known = {_key(line): line for line in [*(have["lines"] if have else []), *kept.items]}
+    found = []
+    for setting in settings:
+        asked = {each.label: _key_of(setting, each) for each in subjects}
+        missing = [each for each in subjects if asked[each.label] not in known]
+        if missing:
+            fresh = [line.to_json() for line in measured(missing, [setting])]
+            known |= {_key(line): line for line in fresh}
+            kept.put(fresh)
+        found += [known[key] for key in asked.values()]
+    return found
+
+
+def _key(line: Body) -> str:
+    names = ("estimator", "process", "knobs", "size", "groups", "seed", "branched")
+    return json.dumps([line[name] for name in names])
+
+
+def _key_of(setting: Setting, subject: Subject | LossSubject) -> str:
+    process = setting.process
+    knobs = dict(process.knobs)
+    return json.dumps(
+        [subject.label, process.name, knobs, setting.size, setting.groups, setting.seed, setting.branched]
+    )
 
 
 def branched(have: Body | None) -> Body:
@@ -103,21 +152,34 @@ def branched(have: Body | None) -> Body:
         for name in ("delayed", "lock", "walk")
         for seed in range(POLICIES)
     ]
-    return {"lines": lines_of(subjects, settings, have)}
+    return {"lines": lines_of("branched", subjects, settings, have)}
 
 
-def swept(_: Body | None) -> Body:
-    subjects = [each for each in everyone() if each.label in SWEPT]
-    return {
-        "sweeps": {
-            knob: [line.to_json() for line in study(subjects, found)] for knob, found in sweeps(groups=GROUPS).items()
-        }
-    }
+def swept(have: Body | None) -> Body:
+    """One set of knobs of each kind that compares independent attempts, and those that the page speaks of."""
+    known = {"lines": [line for lines in have["sweeps"].values() for line in lines]} if have else None
+    labels = {each.label for each in kinds()} | set(SWEPT)
+    subjects = [each for each in everyone() if each.label in labels and each.name not in UNSWEPT]
+    lines = {knob: lines_of("sweeps", subjects, found, known) for knob, found in sweeps(groups=GROUPS).items()}
+    return {"sweeps": lines}
+
+
+def loss_swept(_: Body | None) -> Body:
+    """Each loss that follows advantages, and each factor, at one distance from the policy that played."""
+    first = [declared_losses(kind)[0] for kind in KINDS["loss"] if kind not in {*REGULARISERS, VALUE}]
+    weighted = [each for each in every_factor() if not each.knobs]
+    found = {}
+    for knob, settings in sweeps(groups=GROUPS // 2).items():
+        if knob != "delay":
+            lines = lines_of("loss_sweeps", first, settings, None, partial(study_losses, drifts=(MOVED,)))
+            found[knob] = lines + lines_of("loss_sweeps", weighted, settings, None, partial(study_factors, gaps=(OFF,)))
+    return {"sweeps": found, "moved": MOVED, "off": OFF}
 
 
 def losses(_: Body | None) -> Body:
     settings = [Setting(process=make(name), groups=GROUPS // 2) for name in ("stopping", "walk", "key_door")]
-    lines = study_losses(every_loss(), settings)
+    subjects = every_loss()
+    lines, whole_episodes = study_losses(subjects, settings), study_whole(subjects, settings)
     shares = {
         name: {
             setting.process.name: shown(measure_loss(loss_subject("reinforce"), loss_bench(setting, weights=of)))
@@ -125,7 +187,16 @@ def losses(_: Body | None) -> Body:
         }
         for name, of in SHARES.items()
     }
-    return {"lines": [line.to_json() for line in lines], "weights": shares}
+    return {
+        "lines": [line.to_json() for line in lines],
+        "whole": [line.to_json() for line in whole_episodes],
+        "weights": shares,
+    }
+
+
+def factors(_: Body | None) -> Body:
+    settings = [Setting(process=make(name), groups=GROUPS) for name in ("stopping", "walk", "key_door")]
+    return {"lines": [line.to_json() for line in study_factors(every_factor(), settings)]}
 
 
 def shown(figures: Any) -> Body:
@@ -133,28 +204,45 @@ def shown(figures: Any) -> Body:
 
 
 def curves(have: Body | None) -> Body:
+    """Every estimator on every process, race by race."""
+    subjects, kept = kinds(), Kept("curves")
+    known = {(each["process"], each["estimator"]): each for each in [*(have["races"] if have else []), *kept.items]}
+    for name in PROCESSES:
+        missing = [each for each in subjects if (name, each.label) not in known]
+        if missing:
+            race(missing, [list_world(make(name))], Plan(), seeds=SEEDS, done=lambda found: kept.put([found.to_json()]))
+    known |= {(each["process"], each["estimator"]): each for each in kept.items}
+    return {"races": [known[name, each.label] for name in PROCESSES for each in subjects]}
+
+
+def kinds() -> list[Subject]:
     """One set of knobs of each kind, the first that it declares."""
     first = {each.kind: each.knobs for each in reversed(DECLARED)}
-    subjects = [subject(kind, first.get(kind)) for kind in KINDS["credit"]]
-    order = {each.label: place for place, each in enumerate(subjects)}
-    kept = [] if have is None else [each for each in have["races"] if each["estimator"] in order]
-    known = {each["estimator"] for each in kept}
-    worlds = [list_world(make(name)) for name in PROCESSES]
-    fresh = race([each for each in subjects if each.label not in known], worlds, Plan(), seeds=SEEDS)
-    races = kept + [each.to_json() for each in fresh]
-    processes = list(PROCESSES)
-    return {"races": sorted(races, key=lambda each: (processes.index(each["process"]), order[each["estimator"]]))}
+    return [subject(kind, first.get(kind)) for kind in KINDS["credit"]]
 
 
 def game(_: Body | None) -> Body:
-    """The number game, run by run; those that are kept are not run again."""
-    file = KEPT / "game.json"
-    runs = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else []
+    """The number game, run by run."""
+    kept = Kept("game")
+    return {"runs": lab_game.play_out(kept.items, lambda run: kept.put([run]), seeds=SEEDS)}
 
-    def keep(runs: list[Body]) -> None:
-        file.write_text(_one_a_line({"runs": runs}), encoding="utf-8")
 
-    return {"runs": lab_game.play_out(runs, keep, seeds=SEEDS)}
+def shapes(_: Body | None) -> Body:
+    """What potential-based shaping does to estimators by attempt and by turn."""
+    subjects = [subject("rloo"), subject("turn_return", {"scale": "none"}), subject("reinforce_pp")]
+    return {
+        "found": [
+            {
+                "process": name,
+                **{what: getattr(each, what) for what in ("shape", "added", "best")},
+                "figures": {
+                    label: {**shown(f), "length": f.length, "episodes": f.episodes} for label, f in each.figures
+                },
+            }
+            for name in ("lock", "walk", "key_door")
+            for each in study_shapes(list_world(make(name)), subjects, groups=GROUPS)
+        ]
+    }
 
 
 def hacked(_: Body | None) -> Body:
@@ -175,13 +263,16 @@ PARTS: dict[str, Callable[[Body | None], Body]] = {
     "gradients": gradients,
     "branched": branched,
     "sweeps": swept,
+    "loss_sweeps": loss_swept,
     "losses": losses,
+    "factors": factors,
     "curves": curves,
     "game": game,
     "hacking": hacked,
+    "shaping": shapes,
 }
 """Each is given what is kept of it where that is to be added to."""
-ADDING = (gradients, branched, curves)
+ADDING = (gradients, branched, swept, curves)
 SHARES = {
     "constant": lambda rows: weights.constant(rows, divisor=16.0),
     "token": weights.token,

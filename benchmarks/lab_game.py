@@ -64,15 +64,15 @@ def blind(task: Task, rng: random.Random) -> list[DemoStep]:
     return steps
 
 
-def play_out(kept: Sequence[Body], keep: Callable[[list[Body]], None], *, seeds: int) -> list[Body]:
-    """Every estimator with every seed that is not among `kept`; `keep` is given all runs after each."""
+def play_out(kept: Sequence[Body], keep: Callable[[Body], None], *, seeds: int) -> list[Body]:
+    """Every estimator with every seed; what is among `kept` is not run again, and `keep` is given each run that is."""
     runs = list(kept)
     done = {(run["estimator"], run["seed"]) for run in runs}
     for seed in range(seeds):
         for kind, knobs in SUBJECTS:
             if (label(kind, knobs), seed) not in done:
                 runs.append({"estimator": label(kind, knobs), "seed": seed, "curve": learn(kind, knobs, seed)})
-                keep(runs)
+                keep(runs[-1])
                 print(f"game: {runs[-1]['estimator']}, seed {seed}: {fmean(runs[-1]['curve'][-LAST:]):.2f}", flush=True)
     return runs
 

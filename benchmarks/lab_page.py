@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 import lab_game
+from lab_kept import Body, lines_of, races_of, section, sweeps_of
+from lab_short import short
+from lab_tables import factor_tables, hacking_table, loss_sweep_tables, loss_tables, shaping_table, sweep_tables
 from turnstile.credit.base import learned_of
-from turnstile.evaluation.lab.curves import Race, race_of
+from turnstile.evaluation.lab.curves import Race
 from turnstile.evaluation.lab.figures import draw_races, draw_study, draw_sweeps, to_png
-from turnstile.evaluation.lab.judge import SIGNIFICANT
 from turnstile.evaluation.lab.processes import PROCESSES
-from turnstile.evaluation.lab.study import Line, line_of
+from turnstile.evaluation.lab.study import Line
 from turnstile.evaluation.lab.table import Grid, details, directions, learning, number, progress, to_markdown
 from turnstile.lookup import resolve
 
 MARK = "<!-- below: written by benchmarks/lab.py -->"
 DRAWN = ("rloo", "grpo", "reinforce", "turn_return", "gigpo", "salt", "empg", "per_agent", "reinforce_pp", "gae")
 BEST = 3
-Body = dict[str, Any]
 
 
 def whole(text: str, kept: Mapping[str, Body]) -> str:
@@ -33,29 +32,21 @@ def plots(kept: Mapping[str, Body]) -> dict[str, bytes]:
     if "gradients" in kept:
         found["progress.png"] = to_png(draw_study(lines_of(kept["gradients"])), dpi=100)
     if "sweeps" in kept:
-        found["sweeps.png"] = to_png(draw_sweeps(sweeps_of(kept["sweeps"])), dpi=100)
+        chosen = {
+            knob: [line for line in lines if line.estimator in (*DRAWN, "turn_return (scale=none)")]
+            for knob, lines in sweeps_of(kept["sweeps"]).items()
+        }
+        found["sweeps.png"] = to_png(draw_sweeps(chosen), dpi=100)
     if "curves" in kept:
         races = [each for each in races_of(kept["curves"]) if each.estimator in DRAWN]
         found["curves.png"] = to_png(draw_races(races), dpi=100)
     return found
 
 
-def lines_of(body: Body) -> list[Line]:
-    return [line_of(each) for each in body["lines"]]
-
-
-def sweeps_of(body: Body) -> dict[str, list[Line]]:
-    return {knob: [line_of(each) for each in found] for knob, found in body["sweeps"].items()}
-
-
-def races_of(body: Body) -> list[Race]:
-    return [race_of(each) for each in body["races"]]
-
-
 def page(kept: Mapping[str, Body]) -> list[str]:
     """The parts of the page, in its order."""
     parts: list[str] = []
-    if {"gradients", "sweeps", "losses", "curves", "hacking"} <= set(kept):
+    if {"gradients", "sweeps", "losses", "factors", "curves", "hacking", "shaping"} <= set(kept):
         parts.append("## In short\n\n" + "\n".join(f"- {line}" for line in short(kept)))
     if "gradients" in kept and "curves" in kept:
         parts.append(pays(lines_of(kept["gradients"]), races_of(kept["curves"])))
@@ -78,102 +69,21 @@ def page(kept: Mapping[str, Body]) -> list[str]:
         parts += [text, section(directions(lines), 3, note=False), section(progress(lines), 3, note=False)]
     if "sweeps" in kept:
         parts += [sweep_tables(sweeps_of(kept["sweeps"])), "![](lab/sweeps.png)"]
+    if "loss_sweeps" in kept:
+        parts.append(loss_sweep_tables(kept["loss_sweeps"]))
     if "losses" in kept:
         parts += [loss_tables(kept["losses"])]
+    if "factors" in kept:
+        parts.append(factor_tables(lines_of(kept["factors"])))
     if "hacking" in kept:
         parts.append(hacking_table(kept["hacking"]["found"]))
+    if "shaping" in kept:
+        parts.append(shaping_table(kept["shaping"]["found"]))
     if "gradients" in kept:
         lines = lines_of(kept["gradients"])
         parts += ["## Every figure\n\n" + details(lines, next(iter(PROCESSES))).note]
         parts += [section(details(lines, name), 3, note=False) for name in PROCESSES]
     return parts
-
-
-def section(grid: Grid, level: int = 2, *, note: bool = True) -> str:
-    return f"{'#' * level} {grid.title}\n\n{grid.note + chr(10) * 2 if note else ''}{to_markdown(grid)}"
-
-
-def short(kept: Mapping[str, Body]) -> list[str]:
-    """What is to be taken from it: each sentence only where the figures bear it out."""
-    lines = lines_of(kept["gradients"])
-    at = {(line.estimator, line.process, line.seed): line.figures for line in lines if line.figures}
-    swept = {(knob, line.estimator, line.size if knob == "size" else line.knobs[knob]): line.figures
-             for knob, found in sweeps_of(kept["sweeps"]).items() for line in found if line.figures}  # fmt: skip
-    races = {(each.estimator, each.process): each for each in races_of(kept["curves"]) if not each.refused}
-
-    def gain(name: str, process: str) -> float:
-        return fmean(f.aligned for (label, where, _), f in at.items() if (label, where) == (name, process))
-
-    found = []
-    low, high = swept["size", "grpo", 2], swept["size", "grpo", 16]
-    if low.biased and low.bias_scaled > 2 * high.bias_scaled and low.episodes < swept["size", "rloo", 2].episodes:
-        found.append(
-            "**The policy decides when to stop, small groups.** Dividing by the group's deviation turns the gradient: "
-            f"a bias of {low.bias_scaled:.2f} of its length after the best scalar with groups of 2, "
-            f"{high.bias_scaled:.2f} with groups of 16. It buys less noise ({low.episodes:.0f} episodes against "
-            f"{swept['size', 'rloo', 2].episodes:.0f} of `rloo` with groups of 2), so it is a trade and no mistake."
-        )
-    index = at["turn_return (scale=none)", "stopping", 0]
-    if index.biased and not at["turn_return (scale=none)", "delayed", 0].biased:
-        found.append(
-            "**Comparing turns at their index** is unbiased up to its length where all attempts are as long, and "
-            f"biased where the policy stops itself ({index.bias_scaled:.3f} with groups of 8, "
-            f"{swept['size', 'turn_return (scale=none)', 2].bias_scaled:.2f} with groups of 2)."
-        )
-    early, late, whole_ = (swept["delay", name, delay].episodes for name, delay in
-                           (("turn_return (scale=none)", 0), ("turn_return (scale=none)", 5), ("rloo", 0)))  # fmt: skip
-    if early < 0.8 * whole_ and late > 0.95 * whole_:
-        found.append(
-            f"**Rewards that come at once** pay for credit by turn: {early:.1f} episodes against {whole_:.1f} of "
-            f"`rloo`. The later they come the less is left of it, and nothing where all comes at the end ({late:.1f})."
-        )
-    if gain("turn_return", "key_door") > gain("rloo", "key_door") + 0.1:
-        found.append(
-            "**Chance on the way drowns the outcome** (`key_door`): what gives a turn only what comes after it does "
-            f"more with the same episodes, `turn_return` {gain('turn_return', 'key_door'):.2f} against "
-            f"{gain('rloo', 'key_door'):.2f} of `rloo`, biased as its direction then is "
-            f"({at['turn_return', 'key_door', 0].cosine:.2f})."
-        )
-    if ("gae", "stopping", 0) in at and not at["gae", "stopping", 0].biased:
-        critic, plain = swept["horizon", "gae", 6].episodes, swept["horizon", "rloo", 6].episodes
-        found.append(
-            "**A critic that is right** keeps the direction and takes most noise off, the more the longer episodes "
-            f"are: {critic:.1f} episodes against {plain:.1f} of `rloo` over six turns. The lab's critic is exact; "
-            "what a learnt one is worth lies between."
-        )
-    spread = [gain(name, "lock") for name in ("rloo", "grpo", "turn_return", "salt")]
-    if max(spread) - min(spread) < 0.03:
-        found.append(
-            "**An outcome at the end and nothing else** (`lock`, `walk`): group methods hardly differ "
-            f"({min(spread):.2f} to {max(spread):.2f}); the unbiased `rloo` is as good as any."
-        )
-    learners = [each for each in races.values() if each.process == "two_seat" and each.interval[0] > 0]
-    if learners and gain("rloo", "two_seat") == 0:
-        names = ", ".join(f"`{each.estimator}` ({each.share:.2f})" for each in learners)
-        found.append(
-            f"**Two seats of a game whose outcomes cancel**: only {names} learn. What adds the seats up finds no "
-            "gradient."
-        )
-    farmers = [each for each in races.values() if each.process == "misaligned" and each.share > 0.95]
-    if farmers:
-        names = " and ".join(f"`{each.estimator}` ({each.share:.2f})" for each in farmers)
-        found.append(
-            "**A step reward that can be farmed** (`misaligned`): areas there say who farms quickest, since farming is "
-            f"what is rewarded: {names}. The remedy is the gate, below."
-        )
-    share, token = (kept["losses"]["weights"][name]["stopping"] for name in ("trajectory", "token"))
-    if share["z_direction"] > SIGNIFICANT and token["cosine"] > share["cosine"]:
-        found.append(
-            "**Sharing a step by trajectory** (the mean over each response) turns the gradient where lengths differ: "
-            f"a cosine of {share['cosine']:.2f} on `stopping`, and {token['cosine']:.3f} where tokens count the same."
-        )
-    if all(all(each["published"]) for each in kept["hacking"]["found"]):
-        before, after = kept["hacking"]["found"][0]["outcome"]
-        found.append(
-            "**Gated accumulation** does what was published: added up directly the total rises and the outcome falls "
-            f"({before:.2f} to {after:.2f}); behind the gate both rise."
-        )
-    return found
 
 
 def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
@@ -267,71 +177,3 @@ def biases(lines: Sequence[Line]) -> str:
     ]
     head = ("what theory says", "estimator", "process", "expected", "length", "scaled", "z dir")
     return "## Known biases\n\n" + to_markdown(Grid(title="", columns=head, rows=tuple(rows), note=""))
-
-
-def sweep_tables(found: Mapping[str, Sequence[Line]]) -> str:
-    parts = ["## Against group size, horizon and delay\n\nBias after the best scalar, and the episodes that make the "
-             "noise as large as the gradient. Size: `stopping`. Horizon and delay: `delayed`."]  # fmt: skip
-    for knob, lines in found.items():
-        values = list(dict.fromkeys(line.size if knob == "size" else line.knobs[knob] for line in lines))
-        rows = []
-        for name in dict.fromkeys(line.estimator for line in lines):
-            own = {line.size if knob == "size" else line.knobs[knob]: line.figures for line in lines
-                   if line.estimator == name}  # fmt: skip
-            cells = [f"{number(f.bias_scaled)}{'!' if f.biased else ''}, {number(f.episodes, 1)}" if f else "-"
-                     for f in (own.get(value) for value in values)]  # fmt: skip
-            rows.append((name, *cells))
-        head = (knob, *map(str, values))
-        parts.append(to_markdown(Grid(title="", columns=head, rows=tuple(rows), note="")))
-    return "\n\n".join(parts)
-
-
-def loss_tables(body: Body) -> str:
-    lines = [line for line in lines_of(body) if line.figures]
-    aside = dict.fromkeys(f"`{each['estimator']}`" for each in body["lines"] if each["figures"] is None)
-    rows = [
-        (
-            name,
-            *(
-                f"{number(figures['cosine'])}{'!' if figures['z_direction'] > SIGNIFICANT else ''}"
-                for figures in by.values()
-            ),
-        )
-        for name, by in body["weights"].items()
-    ]
-    head = ("weights", *next(iter(body["weights"].values())))
-    return "\n\n".join(
-        [
-            "## Losses\n\nWith leave-one-out advantages. `+0.03` and `+0.1`: every logit has moved by so much since "
-            "the policy played, and the truth is the gradient where it stands. The bounds of `gspo` are its paper's, "
-            "for responses of thousands of tokens whose mean ratio hardly moves: on turns this short they cut nearly "
-            "everything. `clip_cov` and `kl_cov` touch a fifth of all tokens here, in their paper one in thousands.",
-            section(replace(directions(lines), title="Direction of losses"), 3, note=False),
-            section(replace(progress(lines), title="Progress of losses"), 3, note=False),
-            f"Not following the advantages, or in want of what the lab has not: {', '.join(aside) or 'none'}.",
-            "### Direction of weights\n\nPlain policy gradient with each way of sharing a step among its tokens; "
-            "`constant` is what the exact gradient does.",
-            to_markdown(Grid(title="", columns=head, rows=tuple(rows), note="")),
-        ]
-    )
-
-
-def hacking_table(found: Sequence[Body]) -> str:
-    rows = [
-        (
-            each["estimator"],
-            each["composition"],
-            "{:.2f} to {:.2f}".format(*each["total"]),
-            "{:.2f} to {:.2f}".format(*each["outcome"]),
-            f"{sum(each['published'])} of {len(each['published'])}",
-        )
-        for each in found
-    ]
-    shown = all(all(each["published"]) for each in found)
-    verdict = "appears in every seed" if shown else "does not appear in every seed"
-    head = ("estimator", "accumulation", "total", "outcome", "seeds as published")
-    return (
-        "## Gated against direct accumulation\n\nOn `misaligned`, whose step reward can be farmed. The published "
-        f"signature (direct: the total up, the outcome down; gated: both up) {verdict}.\n\n"
-        + to_markdown(Grid(title="", columns=head, rows=tuple(rows), note=""))
-    )

@@ -212,8 +212,8 @@ class TrainConfig(Section):
 
 
 class CriticConfig(Section):
-    """The value head that estimators like `gae` learn from, and the heads of `utterance_critic`; the others have
-    none."""
+    """The value head that estimators like `gae` learn from, and the heads of `utterance_critic` and
+    `progress_attribution`; the others have none."""
 
     lr: float = Field(1e-3, gt=0)
     epochs: int = Field(8, ge=1)  # steps of its optimiser for each step of the run

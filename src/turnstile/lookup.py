@@ -137,6 +137,7 @@ KINDS: dict[str, dict[str, str]] = {
         "aem": "turnstile.credit.aem:aem",
         "implicit_step": "turnstile.credit.implicit_step:implicit_step",
         "utterance_critic": "turnstile.credit.utterance_critic:utterance_critic",
+        "progress_attribution": "turnstile.credit.progress_attribution:progress_attribution",
     },
     "loss": {
         "ppo": "turnstile.losses.ppo:ppo",

@@ -17,6 +17,7 @@ from turnstile.trainer.critic import Critic
 from turnstile.trainer.implicit import ImplicitReward
 from turnstile.trainer.learner import Learner, Plan
 from turnstile.trainer.optim import constant
+from turnstile.trainer.progress import ProgressEstimator
 from turnstile.trainer.utterance import UtteranceCritic
 
 GIVEN = ("groups", "scores", "aux", "state")
@@ -37,6 +38,7 @@ def made(kind: str, **sections: Any) -> Any:
         ("turn_gae", Critic),
         ("utterance_critic", UtteranceCritic),
         ("implicit_step", ImplicitReward),
+        ("progress_attribution", ProgressEstimator),
     ],
 )
 def test_each_estimator_gets_its_part(kind: str, part: type) -> None:
@@ -48,6 +50,7 @@ def test_the_recipe_says_how_it_learns() -> None:
     assert (found._manner.objective, found._manner.reference, found._manner.beta) == ("dpo", "old", 0.2)
     assert found._phi.plan.lr == 1e-4
     assert made("utterance_critic", critic={"tau": 0.25})._tau == 0.25
+    assert made("progress_attribution", critic={"epochs": 3})._epochs == 3
 
 
 def test_an_unknown_part_is_one_clear_error() -> None:

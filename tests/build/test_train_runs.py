@@ -11,10 +11,11 @@ from torch import Tensor
 
 import guess_run
 import turnstile
+from ends import said
 from turnstile.batching.batch import Batch
 from turnstile.build.dry_run import dry_run
 from turnstile.build.session import read_costs
-from turnstile.config import Recipe, make_recipe
+from turnstile.config import Kind, Recipe, make_recipe
 from turnstile.envs.base import Step
 from turnstile.envs.guess import GuessEnv, guess_tasks
 from turnstile.errors import ConfigError, SandboxError, TrainingError
@@ -48,6 +49,14 @@ def brevity(task: Task, trajectory: Trajectory) -> float:
 def test_a_step_of_nothing_but_failures_ends_the_run(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"8 of 8 episodes: SandboxError 8 \(.*\); the first: SandboxError: the"):
         turnstile.train(recipe, env=Broken, run=tmp_path / "run")
+
+
+def test_credit_by_a_signal_that_no_turn_has_is_one_warning(recipe: Recipe, tmp_path: Path) -> None:
+    more = {"credit": Kind(kind="rlvmr"), "train": recipe.train.model_copy(update={"steps": 2})}
+    turnstile.train(recipe.model_copy(update=more), run=tmp_path / "run")
+    lines = [line for line in said(tmp_path / "run") if "compares turns by their signal" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("step 1: credit 'rlvmr' compares turns by their signal 'tag', which none of")
 
 
 def test_a_wrong_recipe_costs_no_run(recipe: Recipe, tmp_path: Path) -> None:

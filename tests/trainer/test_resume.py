@@ -115,7 +115,14 @@ def test_going_back_behind_an_evaluation_does_it_again(undisturbed: Path, inputs
     assert record(run) == record(undisturbed)
 
 
-@pytest.mark.parametrize("credit", [{"kind": "implicit_step"}, {"kind": "utterance_critic", "gamma": 0.9}])
+@pytest.mark.parametrize(
+    "credit",
+    [
+        {"kind": "implicit_step"},
+        {"kind": "utterance_critic", "gamma": 0.9},
+        {"kind": "progress_attribution"},
+    ],
+)
 def test_what_learns_beside_the_policy_goes_on_bit_by_bit(credit: Any, inputs: Path, tmp_path: Path) -> None:
     """The last checkpoint is torn, so that step 3 is made again from what step 2 kept."""
     more = {
@@ -133,7 +140,8 @@ def test_what_learns_beside_the_policy_goes_on_bit_by_bit(credit: Any, inputs: P
     train(recipe, run=again, env=GuessEnv)
     assert metrics(again, engine=False) == metrics(whole, engine=False)
     assert numbers(again / last / "learned.pt") == numbers(whole / last / "learned.pt")
-    told = {"implicit_step": "implicit/reward", "utterance_critic": "utterance/q"}[credit["kind"]]
+    names = {"implicit_step": "implicit/reward", "utterance_critic": "utterance/q"}
+    told = names.get(credit["kind"], "progress/contribution")
     first, *others = [step[told] for step in metrics(whole)]
     assert first == pytest.approx(0.0, abs=1e-6)  # it begins as RL finds the policy, after the warm start
     assert len(others) == 2

@@ -20,6 +20,7 @@ from turnstile.credit.utterance_critic import utterance_critic
 from turnstile.models.adapt import choose_trainable
 from turnstile.trainer.learner import Learner, Plan
 from turnstile.trainer.optim import constant
+from turnstile.trainer.spoken import read_spoken
 from turnstile.trainer.utterance import UtteranceCritic
 from turnstile.types import F32, Group, Score
 
@@ -62,7 +63,7 @@ def test_it_begins_at_nothing_and_learns_what_turns_are_worth() -> None:
 
 def test_states_are_read_before_a_turn_and_actions_over_it() -> None:
     heads = critic()
-    seen = heads._read(GROUPS)
+    seen = read_spoken(heads._learner, GROUPS)
     model = heads._learner.model
     row = 0
     for trajectory in GROUPS[0].trajectories:

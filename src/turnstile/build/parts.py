@@ -47,6 +47,7 @@ from turnstile.trainer.critic import Critic, Learned
 from turnstile.trainer.feedback import Feedback, Told
 from turnstile.trainer.implicit import ImplicitReward, Manner
 from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.progress import ProgressEstimator
 from turnstile.trainer.reference import Annotator, Past, Proximal, Reference, Teacher
 from turnstile.trainer.utterance import UtteranceCritic
 from turnstile.types import Sampling, Task
@@ -360,6 +361,8 @@ def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> Lear
         return Critic(learner, targets, lr=critic.lr, epochs=critic.epochs, clip=critic.clip)
     if part == "utterance" and targets is not None:
         return UtteranceCritic(learner, targets, lr=critic.lr, epochs=critic.epochs, tau=critic.tau)
+    if part == "progress" and targets is not None:
+        return ProgressEstimator(learner, targets, lr=critic.lr, epochs=critic.epochs)
     raise ConfigError(f"credit {recipe.credit.kind!r} asks for {part!r}, which the trainer has not")
 
 

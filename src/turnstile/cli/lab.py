@@ -13,18 +13,20 @@ from rich.text import Text
 
 from turnstile.build.kinds import bind
 from turnstile.cli.bars import bars
-from turnstile.config import make_recipe
+from turnstile.config import Kind, make_recipe
 from turnstile.errors import ConfigError
 from turnstile.evaluation.lab.curves import Plan, race
 from turnstile.evaluation.lab.figures import draw_study, to_png
-from turnstile.evaluation.lab.losses import (
+from turnstile.evaluation.lab.loss_study import (
     DRIFTS,
-    LossSubject,
-    declared_losses,
-    every_loss,
-    loss_subject,
+    GAPS,
+    declared_factors,
+    every_factor,
+    factor_subject,
+    study_factors,
     study_losses,
 )
+from turnstile.evaluation.lab.losses import LossSubject, declared_losses, every_loss, loss_subject
 from turnstile.evaluation.lab.measure import Subject
 from turnstile.evaluation.lab.processes import PROCESSES, make
 from turnstile.evaluation.lab.study import Line, Setting, study
@@ -33,13 +35,14 @@ from turnstile.evaluation.lab.table import Grid, details, directions, learning, 
 from turnstile.evaluation.lab.world import list_world
 
 _FEW = 6  # estimators of which every figure is shown
-_GIVEN = {"credit": ("groups", "scores", "aux", "state"), "loss": ("logprobs", "batch")}
+_GIVEN = {"credit": ("groups", "scores", "aux", "state"), "loss": ("logprobs", "batch"), "factor": ("batch",)}
 _One = TypeVar("_One")
 
 
 @click.command(short_help="Hold estimators and losses against processes whose exact gradient is known.")
 @click.argument("names", nargs=-1, metavar="[NAME [KNOB=VALUE]...]...")
 @click.option("--losses", is_flag=True, help="NAMEs are losses, of leave-one-out advantages, instead of estimators.")
+@click.option("--factors", is_flag=True, help="NAMEs are factors of a loss, where a sampler is off the trainer.")
 @click.option(
     "--curves", is_flag=True, help="Learn with each estimator, five seeds, instead of measuring its gradient."
 )
@@ -53,6 +56,7 @@ _One = TypeVar("_One")
 def lab(
     names: tuple[str, ...],
     losses: bool,
+    factors: bool,
     curves: bool,
     processes: tuple[str, ...],
     size: int,
@@ -66,10 +70,13 @@ def lab(
 
     A NAME is a kind of a recipe's [credit], or any package.module:function of the same shape; knobs follow it, as in:
     turnstile lab grpo scale=none rloo. With --losses it is a kind of [loss], whose gradient is taken where the policy
-    stands and after it has moved. The last column says which invariants of a training signal are broken.
+    stands and after it has moved; with --factors a kind of [[factors]], beside plain policy gradient without one. The
+    last column says which invariants of a training signal are broken.
     """
-    if losses + curves + branched > 1:
-        raise click.UsageError("--losses, --curves and --branched are of different measurements; give one of them")
+    if losses + factors + curves + branched > 1:
+        raise click.UsageError(
+            "--losses, --factors, --curves and --branched are of different measurements; give one of them"
+        )
     settings = [
         Setting(process=make(name), size=size, groups=groups, seed=seed, branched=branched)
         for name in processes or tuple(PROCESSES)
@@ -80,16 +87,19 @@ def lab(
     if curves:
         learn_curves(console, _estimators(names), settings, out)
         return
-    subjects = _losses(names) if losses else _estimators(names)
+    subjects = _losses(names) if losses else _factors(names) if factors else _estimators(names)
+    drifts = DRIFTS if losses else GAPS if factors else (0.0,)
     with bars(console) as shown:
-        bar = shown.add_task("measuring", total=len(subjects) * len(settings) * (len(DRIFTS) if losses else 1))
+        bar = shown.add_task("measuring", total=len(subjects) * len(settings) * len(drifts))
 
         def done(line: Line) -> None:
             shown.update(bar, advance=1)
 
         lines = (
-            study_losses([each for each in subjects if isinstance(each, LossSubject)], settings, done=done)
-            if losses
+            (study_losses if losses else study_factors)(
+                [each for each in subjects if isinstance(each, LossSubject)], settings, done=done
+            )
+            if losses or factors
             else study([each for each in subjects if isinstance(each, Subject)], settings, done)
         )
     every = all_details or len(subjects) <= _FEW
@@ -140,8 +150,13 @@ def _losses(words: Sequence[str]) -> list[LossSubject]:
     return _read("loss", words, loss_subject, declared_losses) if words else every_loss()
 
 
+def _factors(words: Sequence[str]) -> list[LossSubject]:
+    bare, *_ = found = every_factor()
+    return [bare, *_read("factor", words, factor_subject, declared_factors)] if words else found
+
+
 def _read(
-    room: Literal["credit", "loss"],
+    room: Literal["credit", "loss", "factor"],
     words: Sequence[str],
     one: Callable[[str, Mapping[str, Any]], _One],
     every: Callable[[str], list[_One]],
@@ -149,9 +164,17 @@ def _read(
     """A name without knobs stands for all sets of them that it declares."""
     found: list[_One] = []
     for name, knobs in read_words(words):
-        section = getattr(make_recipe({room: {"kind": name}}, [f"{room}.{knob}" for knob in knobs]), room)
+        section = _section(room, name, knobs)
         bind(room, section, given=_GIVEN[room])
         found += [one(name, section.knobs)] if knobs else every(name)
+    return found
+
+
+def _section(room: Literal["credit", "loss", "factor"], name: str, knobs: Sequence[str]) -> Kind:
+    """What a recipe would hold."""
+    if room == "factor":
+        return make_recipe({"factors": [{"kind": name}]}, [f"factors.0.{knob}" for knob in knobs]).factors[0]
+    found: Kind = getattr(make_recipe({room: {"kind": name}}, [f"{room}.{knob}" for knob in knobs]), room)
     return found
 
 

@@ -8,6 +8,7 @@ the checkpoint.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
@@ -37,7 +38,7 @@ class Estimator(Protocol):
 
 Targets = Callable[..., Any]
 """(groups, scores, aux, **knobs) -> what a critic is to learn, NaN where nothing: at each sampled token
-[trajectory][turn] -> f32[n], or at each turn [trajectory] -> f64[K]."""
+[trajectory][turn] -> f32[n], at each turn [trajectory] -> f64[K], or of each trajectory f64[trajectories]."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -45,7 +46,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def learned(part: str, targets: Targets | None = None) -> Callable[[_Function], _Function]:
     """Writes on an estimator which learned part it takes its `aux` from, and what that is to learn where the estimator
     has a word in it: `values` (a critic at each token), `utterance` (a critic of turns), `implicit` (a process reward
-    learned from outcomes)."""
+    learned from outcomes), `progress` (contributions of turns that add up to the outcome)."""
 
     def mark(function: _Function) -> _Function:
         cast(Any, function).learned = part
@@ -69,6 +70,38 @@ def targets_of(estimator: Callable[..., Any]) -> Targets | None:
     if targets is not None and isinstance(estimator, functools.partial):
         return functools.partial(targets, **estimator.keywords)
     return targets
+
+
+def reads(knob: str) -> Callable[[_Function], _Function]:
+    """Writes on an estimator that it compares turns by a signal of theirs, which its knob `knob` names; `unread` says
+    where there is none."""
+
+    def mark(function: _Function) -> _Function:
+        cast(Any, function).reads = knob
+        return function
+
+    return mark
+
+
+def unread(estimator: Callable[..., Any], groups: Sequence[Group]) -> str | None:
+    """One line where an estimator compares turns by a signal that none of the turns of these groups has, so that this
+    part of it does nothing; also of one whose knobs are bound. None where all is well."""
+    inner = estimator.func if isinstance(estimator, functools.partial) else estimator
+    knob: str | None = getattr(inner, "reads", None)
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    if knob is None or not turns:
+        return None
+    bound = estimator.keywords if isinstance(estimator, functools.partial) else {}
+    signal = bound.get(knob, inspect.signature(inner).parameters[knob].default)
+    if any(turn.signals.get(signal) for turn in turns):
+        return None
+    known = ", ".join(sorted({name for turn in turns for name in turn.signals})) or "none"
+    name = getattr(inner, "__name__", "")
+    return (
+        f"credit {name!r} compares turns by their signal {signal!r}, which none of {len(turns)} turns has, so that "
+        f"only whole attempts are compared; let the environment record it, or name another in credit.{knob} "
+        f"(recorded: {known})"
+    )
 
 
 EQUAL = 1e-8

@@ -26,6 +26,7 @@ _NO_BASELINE = "there is no baseline to take off"
 _CRITIC = "the baseline is a critic's word, which need not be the mean of the rewards"
 _PROCESS = "the process reward is a model's word, which need not agree with the outcomes"
 _ALL_CRITIC = "rewards reach it through the critic alone, which has learned of earlier ones"
+_CONTRIBUTED = "contributions are a model's word, which differs at turns of one index also where outcomes are equal"
 _KEPT = "what is not kept is not learned from, whichever turn it is"
 _OUTCOME_EACH = "the outcome is in the reward of each turn, so attempts of more turns sum more of it"
 _SHARED = "what a continuation shares is credited in the attempt that it left"
@@ -87,6 +88,12 @@ DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="implicit_step", exempt={7: _PROCESS}),
     Declaration(kind="implicit_step", knobs={"omega": 0.5, "gamma": 0.0}, exempt={7: _PROCESS}),
     Declaration(kind="utterance_critic", exempt={5: _ALL_CRITIC, 7: _CRITIC}),
+    Declaration(kind="progress_attribution", exempt={7: _CONTRIBUTED}),
+    Declaration(
+        kind="progress_attribution",
+        knobs={"rest": "none", "scale": "none"},
+        exempt={5: "the outcome is not added: the estimator has learned of earlier ones", 7: _CONTRIBUTED},
+    ),
     Declaration(kind="aem"),
     Declaration(kind="aem", knobs={"measure": "surprisal", "among": "batch"}, exempt={3: _WHOLE_STEP}),
 )

@@ -29,7 +29,9 @@ def igpo(
 
     The reward of a turn is r_{i,k}, the information gain in the paper, and for the last one r_{i,K} + R_i. Turns
     of every index share one mean and deviation, so an attempt with more turns sums more terms: equal outcomes do not
-    give 0.
+    give 0. Nor does a group of one attempt, whose turns are compared with one another: what earned more than that
+    attempt's mean turn is praised, which tells good turns from bad where turns have rewards, and where there is only
+    the outcome praises or blames being late.
 
     Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
     """

@@ -29,7 +29,8 @@ def per_agent(
 
     G_{i,t} sums, discounted with `gamma` for each of that agent's own turns, its step rewards from turn t on and its
     own outcome, which falls on its last turn. So seats whose rewards differ in scale or sign, as in a game of two, do
-    not shift each other's baseline.
+    not shift each other's baseline. In a group of one attempt an agent's turns are compared with one another, which
+    gives 0 only where all its returns are equal, as without step rewards and with `gamma = 1`.
 
     Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
     """

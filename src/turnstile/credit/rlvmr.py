@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores, State, reads
 from turnstile.credit.stats import Of, Scale, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
 
+@reads("tag")
 def rlvmr(
     groups: Sequence[Group],
     scores: Scores,
@@ -28,8 +29,8 @@ def rlvmr(
 
     A_R compares the outcomes of the group's attempts. A_tag compares the step reward r_{i,t} among the group's turns of
     the same tag (planning, exploring, reflecting ...), which the environment or the parser recorded as the turn's
-    signal named `tag`; a turn without one has A_tag = 0. The weight of the two parts is a knob of ours: the
-    paper's own could not be checked.
+    signal named `tag`; a turn without one has A_tag = 0, and a run whose turns have none says so. The weight of the two
+    parts is a knob of ours: the paper's own could not be checked.
 
     Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
     """

@@ -22,7 +22,7 @@ def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
     """What learned parts might say of these groups, made up."""
     values = sample_values(groups)
     q, v = ([np.array([own[end] for own in turns], dtype=np.float32) for turns in values] for end in (-1, 0))
-    return {"values": values, "implicit": values, "q": [1 + own for own in q], "v": v}
+    return {"values": values, "implicit": values, "q": [1 + own for own in q], "v": v, "progress": v}
 
 
 def sample_values(groups: Sequence[Group]) -> list[list[F32]]:

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores, State, reads
 from turnstile.credit.stats import F64, Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import I64, Turns, turns_of, within
 from turnstile.types import Group
 
 
+@reads("key")
 def subgoal(
     groups: Sequence[Group],
     scores: Scores,
@@ -40,7 +41,7 @@ def subgoal(
 
     Both papers learn a critic for each level, VSC-RL beside a divergence from a reference, which is a loss's business;
     means of the group in the critics' place are ours. Turns without the signal are one segment and have no low part:
-    where nobody names a subgoal this is `grpo` on the total.
+    where nobody names a subgoal this is `grpo` on the total, and a run says so.
 
     Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
     """

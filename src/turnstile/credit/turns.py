@@ -19,8 +19,11 @@ I64 = NDArray[np.int64]
 _LEARNED = {
     "values": ("the values of a critic", "critic"),
     "implicit": ("the rewards of an implicit process reward", "implicit"),
+    "q": ("the values of a critic of turns", "critic"),
+    "v": ("the values of a critic of turns", "critic"),
+    "progress": ("the contributions of turns", "critic"),
 }
-"""What learned parts say of tokens -> in words, and its section of a recipe."""
+"""What learned parts say of tokens or turns -> in words, and its section of a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +100,21 @@ class Turns:
         if [len(own) for own in found] != [len(turn.completion.token_ids) for turn in self.turns]:
             raise ValueError(f"credit {kind!r}: aux[{part!r}] is not [trajectory][turn] -> f32[n] of these groups")
         if not all(np.isfinite(own).all() for own in found):
+            raise TrainingError(f"credit {kind!r}: {what} are not finite; lower {section}.lr")
+        return found
+
+    def judged(self, kind: str, aux: Mapping[str, Any], part: Literal["q", "v", "progress"]) -> F64:
+        """What a learned part says of whole turns, f64[T]. Raises ConfigError where there is none."""
+        what, section = _LEARNED[part]
+        if part not in aux:
+            raise ConfigError(
+                f"credit {kind!r} needs {what}: the trainer learns it; called from Python, "
+                f'give it aux={{"{part}": [trajectory] -> f32[K]}}'
+            )
+        found = np.concatenate([*aux[part], np.zeros(0)]).astype(np.float64)
+        if len(found) != len(self.turns):
+            raise ValueError(f"credit {kind!r}: aux[{part!r}] is not [trajectory] -> f32[K] of these groups")
+        if not np.isfinite(found).all():
             raise TrainingError(f"credit {kind!r}: {what} are not finite; lower {section}.lr")
         return found
 

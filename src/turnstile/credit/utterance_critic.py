@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, State, learned
 from turnstile.credit.stats import F64, check_range
 from turnstile.credit.turns import turns_of
-from turnstile.errors import ConfigError, TrainingError
 from turnstile.types import Group
+
+_SAID: tuple[Literal["q", "v"], ...] = ("q", "v")
 
 
 def _bootstrapped(
@@ -50,14 +51,5 @@ def utterance_critic(
     """
     check_range("utterance_critic", 0.0, 1.0, gamma=gamma)
     step = turns_of(groups, scores)
-    if "q" not in aux or "v" not in aux:
-        raise ConfigError(
-            "credit 'utterance_critic' needs a critic of turns: the trainer learns it; called from Python, give it "
-            'aux={"q": [trajectory] -> f32[K], "v": likewise}'
-        )
-    q, v = (np.concatenate([*aux[name], np.zeros(0)]).astype(np.float64) for name in ("q", "v"))
-    if len(q) != len(step.turns) or len(v) != len(step.turns):
-        raise ValueError("credit 'utterance_critic': q and v are not [trajectory] -> f32[K] of these groups")
-    if not (np.isfinite(q).all() and np.isfinite(v).all()):
-        raise TrainingError("credit 'utterance_critic': the critic's values are not finite; lower critic.lr")
+    q, v = (step.judged("utterance_critic", aux, name) for name in _SAID)
     return step.to_tokens(q - v), state

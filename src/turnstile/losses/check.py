@@ -48,6 +48,7 @@ DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="distill", exempt=_NO_REWARD),
     Declaration(kind="self_distill", exempt=_NO_REWARD),
     Declaration(kind="value", exempt=_NO_REWARD),
+    Declaration(kind="value", knobs={"clip": 0.05}, exempt=_NO_REWARD),
     Declaration(kind="dpo"),
     Declaration(kind="refuel"),
     Declaration(kind="refuel", knobs={"turns": "all"}),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turnstile.credit.base import Estimator, State
+from turnstile.credit.base import Estimator, State, unread
 from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
 from turnstile.rewards.build import Scorer
@@ -82,6 +82,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
     episode of a step.
     """
     parts.tracker.progress("training", progress.step, settings.steps)
+    first = progress.step + 1
     while progress.step < settings.steps:
         if _due(progress.step, settings.evaluate_every):
             await parts.evaluate(progress.step)
@@ -91,6 +92,8 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         played = time.monotonic()
         _tell_failures(parts, step, fresh)
         _tell_stopped(parts, step, fresh)
+        if step == first and (line := unread(parts.estimator, fresh)):
+            parts.tracker.say(f"step {step}: {line}", level="warning")
 
         again = parts.buffer.draw(step)
         groups = [*fresh, *again]

@@ -1,14 +1,12 @@
 """A critic of whole turns, on the policy's last hidden states: what a state is worth, and what was said in it.
 
-The state is read before the first token of a turn; what was said in it is that and the mean over the turn's tokens,
-each read once it is there. As the critic of tokens it does not move the policy.
+What it reads is in `spoken.py`. As the critic of tokens it does not move the policy.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,30 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from turnstile.batching.rows import rows_of
 from turnstile.credit.base import Targets
 from turnstile.trainer.critic import step_finite
-from turnstile.trainer.features import features, nothing_said, trajectories_of
 from turnstile.trainer.learner import Learner
-from turnstile.types import F32, Group, Row, Score
+from turnstile.trainer.spoken import Spoken, read_spoken, turn_head
+from turnstile.types import Group, Score
 
 TWICE = (1, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The turns of a step that are trained."""
-
-    turns: np.ndarray[Any, np.dtype[np.int64]]  # [M] which of the step's turns
-    lengths: list[int]  # turns of each trajectory
-    before: Tensor  # [M, H] the state
-    after: Tensor  # [M, 2H] the state, and what was said in it
-
-    def spread(self, values: Tensor) -> list[F32]:
-        """[M] as [trajectory] -> f32[K], 0 in turns that are not trained."""
-        flat = np.zeros(sum(self.lengths), np.float32)
-        flat[self.turns] = values.detach().float().cpu().numpy()
-        return np.split(flat, np.cumsum(self.lengths)[:-1])
 
 
 class UtteranceCritic:
@@ -55,11 +36,11 @@ class UtteranceCritic:
         self._targets = targets
         self._epochs = epochs
         self._tau = tau
-        self._width = int(learner.model.config.get_text_config().hidden_size)
+        width = int(learner.model.config.get_text_config().hidden_size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the heads' first weights must not depend on what ran before
-            sizes = {"q": 2 * self._width, "v": self._width}
-            heads = nn.ModuleDict({f"{what}{i}": _head(size) for what, size in sizes.items() for i in TWICE})
+            sizes = {"q": 2 * width, "v": width}
+            heads = nn.ModuleDict({f"{what}{i}": turn_head(size) for what, size in sizes.items() for i in TWICE})
         self._heads = heads.to(learner.model.device)
         self._slow = copy.deepcopy(self._heads).requires_grad_(False)
         self._optimizer = torch.optim.Adam(self._heads.parameters(), lr=lr)
@@ -67,14 +48,14 @@ class UtteranceCritic:
 
     def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`q` and `v` as `values` has them, once the critic has learned from these groups."""
-        seen = self._read(groups)
+        seen = read_spoken(self._learner, groups)
         before = self._told(seen)
         self._metrics = self._fit(groups, scores, seen, before)
         return self._told(seen)
 
     def values(self, groups: Sequence[Group]) -> dict[str, Any]:
         """`q` and `v`: [trajectory] -> f32[K], each the smaller of two; 0 for turns that are not trained."""
-        return self._told(self._read(groups))
+        return self._told(read_spoken(self._learner, groups))
 
     def learn(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
@@ -85,7 +66,7 @@ class UtteranceCritic:
         metrics, self._metrics = self._metrics, {}
         return metrics
 
-    def _told(self, seen: _Seen) -> dict[str, Any]:
+    def _told(self, seen: Spoken) -> dict[str, Any]:
         with torch.no_grad():
             q, v = (
                 torch.minimum(*(self._of(self._heads, f"{what}{i}", states) for i in TWICE))
@@ -94,7 +75,7 @@ class UtteranceCritic:
         return {"q": seen.spread(q), "v": seen.spread(v)}
 
     def _fit(
-        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], seen: _Seen, before: Mapping[str, Any]
+        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], seen: Spoken, before: Mapping[str, Any]
     ) -> dict[str, float]:
         """Learns from a step; {} where there is nothing to learn."""
         if not len(seen.turns):
@@ -144,52 +125,3 @@ class UtteranceCritic:
         self._heads.load_state_dict(state["heads"])
         self._slow.load_state_dict(state["slow"])
         self._optimizer.load_state_dict(state["optimizer"])
-
-    def _read(self, groups: Sequence[Group]) -> _Seen:
-        everyone = trajectories_of(groups)
-        lengths = [len(trajectory.turns) for trajectory in everyone]
-        rows, turns = [], []
-        for begin, trajectory in zip(np.cumsum([0, *lengths]), everyone, strict=False):
-            for row in rows_of(trajectory, nothing_said(trajectory)):
-                if row.loss_mask.any():
-                    trained = np.unique(row.turn_ids[row.loss_mask])
-                    rows.append((row, trained))
-                    turns.append(begin + trained)
-        if not rows:
-            return _Seen(np.empty(0, np.int64), lengths, torch.empty(0, self._width), torch.empty(0, 2 * self._width))
-        seen = features(self._learner, [_opened(row, trained) for row, trained in rows])
-        before = [states for each in zip(seen, rows, strict=True) for states in _apart(*each)]
-        state = torch.stack([states[0] for states in before])
-        said = torch.stack([states[1:].mean(0) for states in before])
-        return _Seen(np.concatenate(turns), lengths, state, torch.cat([state, said], dim=1))
-
-
-def _opened(row: Row, turns: np.ndarray[Any, Any]) -> Row:
-    """The row with exactly those tokens marked before which something of these turns is read: their own, and the one
-    after each turn; the row has one more, so that there is one after the last."""
-    mask = np.append(np.isin(row.turn_ids, turns), False)
-    mask[1:] |= mask[:-1]
-    arrays: dict[str, Any] = {name: np.append(getattr(row, name), getattr(row, name)[-1]) for name in _ARRAYS}
-    return replace(row, loss_mask=mask, **arrays)
-
-
-def _apart(states: Tensor, row: tuple[Row, np.ndarray[Any, Any]]) -> list[Tensor]:
-    """What `_opened` read, [n + 1, H] for each turn of n tokens."""
-    owner = row[0].turn_ids
-    places = np.flatnonzero(_opened(*row).loss_mask)
-    found = []
-    for turn in row[1]:
-        own = np.flatnonzero(owner == turn)
-        begin = int(np.searchsorted(places, own[0]))
-        found.append(states[begin : begin + len(own) + 1])
-    return found
-
-
-_ARRAYS = ("token_ids", "logprobs", "advantages", "turn_ids", "versions")
-
-
-def _head(size: int) -> nn.Sequential:
-    last = nn.Linear(size, 1)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(nn.Linear(size, size), nn.ReLU(), last)

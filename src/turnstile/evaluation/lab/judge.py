@@ -22,7 +22,7 @@ class Figures:
     """An estimator's mean gradient m against the exact gradient d of the return. Lengths are shares of d's.
 
     Estimators that normalise change the gradient's length, which a learning rate makes good; so `cosine` and
-    `bias_scaled` are after the best scalar. Where m is zero the cosine is not a number.
+    `bias_scaled` are after the best scalar. Where m cannot be told from zero the cosine is not a number.
     """
 
     exact: bool  # all outcomes were listed
@@ -58,7 +58,7 @@ def judge(found: Adjusted, noise: float, true: Truth, *, exact: bool) -> Figures
     spread = math.sqrt(4 * float(across @ across_cov @ across) + 2 * float(np.square(across_cov).sum()))
     low, mid, high = (math.sqrt(max(0.0, squared + sign * 1.96 * spread)) for sign in (-1, 0, 1))
     total = math.hypot(length, mid)
-    silent = total < EXACT
+    silent = total < EXACT or surely(mean, covariance) < 1.0
     cosine = math.nan if silent else length / total
     bounds = sorted(length / max(math.hypot(length, end), EXACT) for end in (low, high))
     difference = mean - unit

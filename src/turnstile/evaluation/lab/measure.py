@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from turnstile.evaluation.lab.controls import Adjusted, Controls, controls
 from turnstile.evaluation.lab.judge import Figures, judge
 from turnstile.evaluation.lab.play import Drawn, Player, branch_paths, deal, draw_paths
 from turnstile.evaluation.lab.world import F64, I64, Truth, World, truth
+from turnstile.types import Score
 
 MOST_GROUPS = 4096
 """A group's outcomes are listed rather than sampled where there are no more of them."""
@@ -53,12 +54,21 @@ class Bench:
 
 
 def make_bench(
-    world: World, theta: F64, *, size: int = 8, groups: int = 512, seed: int = 0, branched: bool = False
+    world: World,
+    theta: F64,
+    *,
+    size: int = 8,
+    groups: int = 512,
+    seed: int = 0,
+    branched: bool = False,
+    scores: Sequence[Score] | None = None,
 ) -> Bench:
-    """A bench with about so many groups of `size` attempts, two to a step, or one of each task where tasks are more."""
+    """A bench with about so many groups of `size` attempts, two to a step, or one of each task where tasks are more.
+    `scores` [P]: what the rewards make of each path where it is not its own outcome and step rewards; the truth stays
+    that of those."""
     pi = world.policy(theta)
     true = truth(world, pi)
-    player = Player(world, pi)
+    player = Player(world, pi, scores)
     per_step = max(2, len(world.process.starts))
     rng = np.random.default_rng([seed, size])
     steps = max(2, groups // per_step)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from turnstile.evaluation.lab.attribution import contributions
 from turnstile.evaluation.lab.world import F64, I64, World, accumulate, expected
 from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
@@ -30,6 +31,7 @@ class Player:
         self._scores = list(scores) if scores is not None else [plain_score(world, p) for p in range(len(world.paths))]
         self._trajectories: dict[int, Trajectory] = {}
         self._exact: list[tuple[list[F32], list[F32]]] = []
+        self._contributed: list[F32] = []
         process = world.process
         self.tasks = [Task(id=f"{process.name}-{n}", env=process.name) for n in range(len(process.starts))]
 
@@ -64,6 +66,13 @@ class Player:
             self._exact = list(zip(*both, strict=True))
         return self._exact[path]
 
+    def contributed(self, path: int) -> F32:
+        """What each turn of a path adds to the outcome, f32[K], by the least squares of `contributions`."""
+        if not self._contributed:
+            found = contributions(self.world, self.world.probabilities(self.pi))
+            self._contributed = [_frozen(own.astype(np.float32)) for own in found]
+        return self._contributed[path]
+
     def _by_turn(self, flat: F64) -> list[list[F32]]:
         """f64[tokens of all paths] as [path][turn] -> f32[n]."""
         tokens = iter(flat.astype(np.float32))
@@ -94,7 +103,11 @@ class Player:
                     message=Message(role="assistant", content=" ".join(map(str, step.tokens))),
                     observation=(Message(role="user", content=following),),
                     rewards={"step": step.reward},
-                    signals={"tag": process.tag(step.state, step.action), "subgoal": process.subgoal(step.state)},
+                    signals={
+                        "tag": process.tag(step.state, step.action),
+                        "subgoal": process.subgoal(step.state),
+                        "potential": process.potential(found.steps[t + 1].state) if t + 1 < len(views) else 0.0,
+                    },
                     state_key=process.key(step.state),
                     agent=step.seat,
                 )
@@ -137,17 +150,25 @@ class Drawn:
     steps: list[list[Group]]  # [N][B]
     scores: list[GroupScores]  # [N][B][G]
     owner: I64  # [tokens] the step of each token
-    logits: I64  # [tokens]
+    tokens: I64  # [tokens] its place among the tokens of all paths
+
+    @property
+    def logits(self) -> I64:
+        """[tokens]"""
+        return self.player.world.logits[self.tokens]
 
     def aux(self, n: int) -> dict[str, Any]:
         """What learned parts would add to step n if they were exact. [trajectory][turn] -> f32[n]: `values`, and
-        `implicit`, what having said a token adds to them. [trajectory] -> f32[K]: `q` and `v` of turns."""
-        exact = [self.player.exact(path) for path in self.paths[n].ravel().tolist()]
+        `implicit`, what having said a token adds to them. [trajectory] -> f32[K]: `q` and `v` of turns, and
+        `progress`, their contributions to the outcome."""
+        paths = self.paths[n].ravel().tolist()
+        exact = [self.player.exact(path) for path in paths]
         return {
             "values": [before for before, _ in exact],
             "implicit": [[b - a for a, b in zip(*turns, strict=True)] for turns in exact],
             "q": [np.array([own[-1] for own in after], dtype=np.float32) for _, after in exact],
             "v": [np.array([own[0] for own in before], dtype=np.float32) for before, _ in exact],
+            "progress": [self.player.contributed(path) for path in paths],
         }
 
     def gradients(self, advantages: F64) -> F64:
@@ -177,7 +198,7 @@ def deal(
         steps=steps,
         scores=[[player.scores(paths[s, k].tolist()) for k in range(b)] for s in range(n)],
         owner=np.repeat(np.arange(n), lengths.reshape(n, b * g).sum(axis=1)),
-        logits=world.logits[begins + np.arange(int(lengths.sum()))],
+        tokens=begins + np.arange(int(lengths.sum())),
     )
 
 

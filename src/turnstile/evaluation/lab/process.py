@@ -49,5 +49,6 @@ class Process:
     key: Callable[[State], str]
     seat: Callable[[State], str] = lambda state: SOLO
     tag: Callable[[State, int], str] = lambda state, action: "act"  # what kind of turn the action makes
+    potential: Callable[[State], float] = lambda state: 0.0  # how near a state is to the end, for shaping rewards
     subgoal: Callable[[State], str] = lambda state: ""  # what is pursued there, as an agent that plans would name it
     knobs: Mapping[str, Any]

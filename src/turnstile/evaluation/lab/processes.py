@@ -53,6 +53,7 @@ def lock(*, length: int = 3) -> Process:
         view=lambda state: f"{state[0]} {state[1]}",
         key=str,
         subgoal=lambda state: f"digit {state[1]}",
+        potential=lambda state: 0.25 * (state[1] + 1) * state[2],
         knobs={"length": length},
     )
 
@@ -82,6 +83,7 @@ def key_door(*, distractors: int = 3) -> Process:
         view=lambda state: f"room {state[0]}",
         key=str,
         tag=lambda state, action: "explore" if 0 < state[0] < last else "act",
+        potential=lambda state: 0.5 * state[1],
         subgoal=lambda state: "key" if state[0] == 0 else "door" if state[0] == last else "way",
         knobs={"distractors": distractors},
     )
@@ -131,6 +133,7 @@ def walk(*, horizon: int = 5) -> Process:
         step=step,
         view=lambda state: f"place {state[1]}",
         key=lambda state: f"place {state[1]}",
+        potential=lambda state: float(state[1] + 2),
         knobs={"horizon": horizon},
     )
 

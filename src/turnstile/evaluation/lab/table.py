@@ -37,10 +37,16 @@ def direction(found: Sequence[Figures]) -> str:
     heard = [figures for figures in found if not math.isnan(figures.cosine)]
     if not heard:
         return "none"
-    cosine = fmean(figures.cosine for figures in heard)
-    its_own = fmean(figures.cosine_outcome for figures in heard) > max(OUTCOME, cosine + APART)
-    biased = any(figures.biased for figures in heard)
-    return number(cosine) + ("o" if biased and its_own else "!" if biased else "")
+    return number(fmean(figures.cosine for figures in heard)) + mark(heard)
+
+
+def mark(found: Sequence[Figures]) -> str:
+    """! where a direction is surely wrong, o instead where it is the outcome's own."""
+    heard = [figures for figures in found if not math.isnan(figures.cosine)]
+    if not any(figures.biased for figures in heard):
+        return ""
+    cosine, outcome = (fmean(getattr(f, name) for f in heard) for name in ("cosine", "cosine_outcome"))
+    return "o" if outcome > max(OUTCOME, cosine + APART) else "!"
 
 
 def advance(found: Sequence[Figures]) -> str:

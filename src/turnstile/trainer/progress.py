@@ -1,0 +1,96 @@
+"""What each turn of an episode added to its outcome, learned from outcomes alone: contributions that are to sum to it.
+
+A head on the policy's last hidden states reads a turn's state and what was said in it (`spoken.py`), as the critic of
+turns does; it does not move the policy (SPA-RL, arXiv 2505.20732, gives its progress estimator weights of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnstile.credit.base import Targets
+from turnstile.trainer.critic import step_finite
+from turnstile.trainer.learner import Learner
+from turnstile.trainer.spoken import Spoken, read_spoken, turn_head
+from turnstile.types import Group, Score
+
+
+class ProgressEstimator:
+    """`look` tells what each turn contributed, by what was known before the step; `learn` fits the sums.
+
+    `targets` gives what the contributions of an attempt are to add up to, f64[trajectories], NaN where nothing is to be
+    learned. `epochs` steps of Adam at `lr` on the mean square over attempts. All contributions begin at 0.
+    """
+
+    def __init__(self, learner: Learner, targets: Targets, *, lr: float, epochs: int) -> None:
+        self._learner = learner
+        self._targets = targets
+        self._epochs = epochs
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the head's first weights must not depend on what ran before
+            head = turn_head(2 * int(learner.model.config.get_text_config().hidden_size))
+        self._head = head.to(learner.model.device)
+        self._optimizer = torch.optim.Adam(self._head.parameters(), lr=lr)
+        self._seen: Spoken | None = None  # from `look` to `learn`
+
+    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
+        """`progress`: [trajectory] -> f32[K], 0 for turns that are not trained."""
+        self._seen = read_spoken(self._learner, groups)
+        with torch.no_grad():
+            return {"progress": self._seen.spread(self._contributions(self._seen.after))}
+
+    def learn(
+        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """Fits the sums to this step's outcomes. Metrics, all of before: progress/loss (mean square over attempts),
+        progress/explained (the share of the outcomes' variance that the sums told; 0 for equal outcomes),
+        progress/contribution (the mean of a turn), progress/spread (its standard deviation)."""
+        seen, self._seen = self._seen, None
+        if seen is None or not len(seen.turns):
+            return {}
+        wanted = torch.from_numpy(np.asarray(self._targets(groups, scores, aux), np.float32))
+        spoke = torch.zeros(len(wanted), dtype=torch.bool)
+        spoke[seen.trajectory] = True
+        known = spoke & ~torch.isnan(wanted)
+        if not known.any():
+            return {}
+        device = self._learner.model.device
+        owner, hoped, known = torch.from_numpy(seen.trajectory).to(device), wanted.to(device), known.to(device)
+        metrics: dict[str, float] = {}
+        for _ in range(self._epochs):
+            self._optimizer.zero_grad(set_to_none=True)
+            told = self._contributions(seen.after)
+            sums = torch.zeros_like(hoped).index_add(0, owner, told)
+            error = (sums - hoped)[known]
+            metrics = metrics or _metrics(told.detach(), error.detach(), hoped[known])
+            error.square().mean().backward()
+            step_finite(self._optimizer, self._head, "the progress estimator")
+        return metrics
+
+    def _contributions(self, states: Tensor) -> Tensor:
+        """Of turns, [M, 2H] -> [M]."""
+        values: Tensor = self._head(states.to(self._learner.model.device))[:, 0]
+        return values
+
+    def state(self) -> dict[str, Any]:
+        """The head and its optimiser's moments."""
+        return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._head.load_state_dict(state["head"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
+def _metrics(told: Tensor, error: Tensor, hoped: Tensor) -> dict[str, float]:
+    spread = float(hoped.var(unbiased=False))
+    return {
+        "progress/loss": float(error.square().mean()),
+        "progress/explained": 1.0 - float(error.var(unbiased=False)) / spread if spread > 0 else 0.0,
+        "progress/contribution": float(told.mean()),
+        "progress/spread": float(told.std(unbiased=False)),
+    }
