@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -305,7 +305,7 @@ def _no_tuple(items: Sequence[Any], value: object) -> str | None:
 
 
 def _no_list(item: Any, value: object) -> str | None:
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         return "a list"
     wrong = [found for one in value if (found := _misfit(item, one))]
     return f"a list in which each is {wrong[0]}" if wrong else None

@@ -56,6 +56,18 @@ def test_it_begins_at_nothing_and_learns_the_returns() -> None:
     assert last["critic/loss"] < 0.1 * first["critic/loss"]
 
 
+def test_clipped_a_value_moves_no_further_in_a_step() -> None:
+    free, held = critic(lr=0.01, epochs=60), critic(lr=0.01, epochs=60, clip=0.1)
+    for head in (free, held):
+        step(head)
+    wanted = np.abs(flat(free.values(GROUPS)))
+    assert wanted.max() > 1.0
+    assert np.median(np.abs(flat(held.values(GROUPS)))) < 0.2 < np.median(wanted)
+    before = flat(held.values(GROUPS))
+    step(held)
+    assert np.abs(flat(held.values(GROUPS))).mean() > np.abs(before).mean()  # the next step goes on from there
+
+
 def test_the_order_of_values_is_that_of_the_trajectories() -> None:
     head = critic()
     step(head)

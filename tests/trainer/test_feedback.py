@@ -113,6 +113,19 @@ async def test_without_feedback_nothing_is_learned(bytes_: Any) -> None:
     assert all(torch.allclose(a, b, atol=2e-3) for a, b in zip(before, ours.parameters, strict=True))
 
 
+async def test_feedback_without_room_is_told_once_and_teaches_nothing(
+    bytes_: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = await played(bytes_)
+    made, none = feedback(bytes_, group), feedback(bytes_, group, last=False, solution=False)
+    made._window = 80
+    found, plain = (one.annotate(rows(group), Sampling()) for one in (made, none))
+    for row, other in zip(found, plain, strict=True):
+        assert row.extras["feedback_logprobs"] == pytest.approx(other.extras["feedback_logprobs"], abs=1e-5)
+    (said,) = caplog.records
+    assert "the model's window holds 80: nothing is learned from it there; lower feedback.chars" in said.message
+
+
 async def test_learning_from_it_goes_towards_it(bytes_: Any) -> None:
     group = await played(bytes_)
     made = feedback(bytes_, group)

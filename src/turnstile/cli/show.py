@@ -16,7 +16,7 @@ from rich.text import Text
 from turnstile.agents.base import Tokenizer
 from turnstile.cli.episodes import Episode
 from turnstile.rewards.resolver import resolve_turn
-from turnstile.rollout.record import LOGPROB, WEIGHT
+from turnstile.rollout.record import AGAIN, LOGPROB, WEIGHT, Entry
 from turnstile.types import F32, I32, Turn
 
 PROMPT_CHARS = 2000
@@ -46,7 +46,7 @@ def _head(console: Console, episode: Episode) -> None:
     entry, trajectory, score = episode.entry, episode.trajectory, episode.score
     where = f"step {entry.step}, {entry.phase} {entry.label}".strip()
     console.print(Rule(Text(f"{where}: {entry.group.task.id}", style="bold"), align="left"))
-    _line(console, "attempt", f"{trajectory.attempt} (of {len(entry.group.trajectories)}), group {entry.group.id}")
+    _line(console, "attempt", f"{trajectory.attempt} (of {_size(entry)}), group {entry.group.id}")
     _line(console, "stop", f"{trajectory.stop.value} after {len(trajectory.turns)} turns")
     _line(console, "error", trajectory.error or "")
     if score.outcome is None:
@@ -66,6 +66,11 @@ def _head(console: Console, episode: Episode) -> None:
     _line(console, "left out of", " and ".join(outside))
     _line(console, "measured", _values(trajectory.signals))
     _line(console, "seconds", _values(trajectory.times))
+
+
+def _size(entry: Entry) -> str:
+    count = str(len(entry.group.trajectories))
+    return f"{count} that are trained on again" if entry.label == AGAIN else count
 
 
 def _prompt(console: Console, turn: Turn, tokenizer: Tokenizer | None) -> None:

@@ -25,7 +25,7 @@ def hint_of(hint: Hint | None, task: Task, attempt: int, attempts: int, step: in
 
 class RubricHint:
     """Some of a task's criteria, in the prompt: round(group share * step share * N) of N, drawn at random by seed,
-    task, attempt and step (RuscaRL, arXiv 2508.16949).
+    task, attempt and step (RuscaRL, arXiv 2508.16949). What is sampled behind that prompt is trained behind it.
 
     The group share (`within = "linear"`) is (G - 1 - i) / (G - 1) for attempt i of G: the first sees the most and the
     last nothing, so that they differ; `none` shows all of them the same. The step share is 1 / (1 + exp(`steepness` *

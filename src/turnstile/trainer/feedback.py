@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,6 +18,7 @@ from turnstile.trainer.learner import Learner
 from turnstile.trainer.reference import Annotator, annotated
 from turnstile.types import Group, Row, Sampling, Score, Trajectory
 
+_log = logging.getLogger(__name__)
 NAME = "feedback_logprobs"
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -51,11 +53,14 @@ class Feedback(Annotator):
     tells the feedback on the attempt (`Told`), for the loss `self_distill`.
 
     The feedback stands at the end of what the conversation began with; everything sampled and seen since is the same
-    tokens. Where there is nothing to tell, it is the policy's own log-probability, and nothing is learned there.
+    tokens. Where there is nothing to tell, or no room for it in the model's window, it is the policy's own
+    log-probability, and nothing is learned there; want of room is told once.
     """
 
     def __init__(self, learner: Learner, renderer: Renderer, told: Told) -> None:
         self._learner, self._renderer, self._told = learner, renderer, told
+        self._window = int(getattr(learner.model.config.get_text_config(), "max_position_embeddings", 0) or 0)
+        self._said = False
         self._step: dict[tuple[str, int], tuple[Trajectory, str]] = {}
 
     def meets(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
@@ -87,6 +92,9 @@ class Feedback(Annotator):
         prompt = self._renderer.prompt(messages, trajectory.tools)
         behind = len(row.token_ids) - len(trajectory.turns[start].context_ids)
         length = len(prompt) + behind
+        if self._window and length > self._window:
+            self._tell(length)
+            return row
         return replace(
             row,
             token_ids=np.concatenate([prompt, row.token_ids[len(row.token_ids) - behind :]]),
@@ -97,6 +105,16 @@ class Feedback(Annotator):
             versions=_tail(row.versions, length),
             extras={},
         )
+
+    def _tell(self, length: int) -> None:
+        if not self._said:
+            _log.warning(
+                "feedback makes a row of %d tokens, the model's window holds %d: nothing is learned from it there; "
+                "lower feedback.chars or episode.context",
+                length,
+                self._window,
+            )
+        self._said = True
 
 
 def _tail(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:

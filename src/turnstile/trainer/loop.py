@@ -126,7 +126,8 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             label = "" if place < len(fresh) else AGAIN
             parts.recorder.write(step, "train", group, own, credit[place], trained.arrays(place), label=label)
         parts.books.settle(step, fresh, scores[: len(fresh)], trained.passes)
-        metrics = _metrics(parts, fresh, scores[: len(fresh)], trained, flat=prepared.flat)
+        metrics = _metrics(parts, fresh, scores[: len(fresh)], trained)
+        metrics |= {"groups/flat": float(prepared.flat), "groups/all": float(len(groups))}
         metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
         parts.buffer.keep(step, fresh, credit[: len(fresh)], trained.passes)
         metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
@@ -183,9 +184,7 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step > 0 and step % every == 0
 
 
-def _metrics(
-    parts: Parts, groups: list[Group], scores: list[list[Score]], trained: Trained, *, flat: int
-) -> dict[str, float]:
+def _metrics(parts: Parts, groups: list[Group], scores: list[list[Score]], trained: Trained) -> dict[str, float]:
     """Everything a step reports, by slash-separated names."""
     engine = Counter(parts.source.take_stats())
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -193,8 +192,6 @@ def _metrics(
     return {
         **rates(groups, scores),
         **trained.metrics,
-        "groups/flat": float(flat),
-        "groups/all": float(len(groups)),
         "credit/states_shared": states_shared(groups),
         "tokens/sampled": sampled,
         "tokens/computed": engine["tokens_computed"],
