@@ -1,6 +1,6 @@
 """Which method pays for which problem: everything the lab measures, of every estimator and loss there is.
 
-    python benchmarks/lab.py                     everything, in an hour and a half on one core
+    python benchmarks/lab.py                     everything, in about an hour on one core
     python benchmarks/lab.py --only curves       one part (--help names them)
     python benchmarks/lab.py --add               only estimators that the kept figures and curves lack
     python benchmarks/lab.py --tables            only writes the page of what is kept

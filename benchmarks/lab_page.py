@@ -37,6 +37,9 @@ def plots(kept: Mapping[str, Body]) -> dict[str, bytes]:
             for knob, lines in sweeps_of(kept["sweeps"]).items()
         }
         found["sweeps.png"] = to_png(draw_sweeps(chosen), dpi=100)
+    for name in ("losses", "factors"):
+        if name in kept:
+            found[f"{name}.png"] = to_png(draw_study(lines_of(kept[name])), dpi=80)
     if "curves" in kept:
         races = [each for each in races_of(kept["curves"]) if each.estimator in DRAWN]
         found["curves.png"] = to_png(draw_races(races), dpi=100)

@@ -77,6 +77,7 @@ def loss_tables(body: Body) -> str:
             "everything. `clip_cov` and `kl_cov` touch a fifth of all tokens here, in their paper one in thousands.",
             section(replace(directions(lines), title="Direction of losses"), 3, note=False),
             section(replace(progress(lines), title="Progress of losses"), 3, note=False),
+            "![](lab/losses.png)",
             "### Regularisers and the value loss\n\nWhat follows no advantage, against the exact gradient of what it "
             "regularises (the divergence, the entropy, the distance to the band), summed over the tokens that the "
             "policy came by when it played: a uniform reference, a teacher one step along the gradient, feedback under "
@@ -111,13 +112,14 @@ def factor_tables(lines: Sequence[Line]) -> str:
             "## Factors\n\nPlain policy gradient with leave-one-out advantages of episodes that a sampler played "
             "whose logits are off the trainer's by `+0.1` or `+0.3`, as an engine of another precision or older "
             "weights is; the truth is the gradient of the trainer's policy. `tis` and `icepop` correct token by token, "
-            "which leaves out that earlier tokens led to other states; `mis` over trajectories corrects for all of it "
-            "and is the noisier the more their ratios spread. `high_entropy_only` corrects nothing: a fifth of the "
-            "tokens learns.",
+            "which leaves out that earlier tokens led to other states; `mis` over trajectories corrects for that too, "
+            "for those whose ratio is below its cap, and is the noisier the more the ratios spread. "
+            "`high_entropy_only` corrects nothing: a fifth of the tokens learns.",
             section(replace(directions(lines), title="Direction with factors"), 3, note=False),
             "### Bias and noise with factors\n\n|mean - exact| as a share of |exact|, and the episodes that make the "
             "noise as large as the gradient.",
             to_markdown(Grid(title="", columns=("factor", *columns), rows=tuple(rows), note="")),
+            "![](lab/factors.png)",
         ]
     )
 

@@ -145,7 +145,7 @@ def test_what_learns_beside_the_policy_goes_on_bit_by_bit(credit: Any, inputs: P
     first, *others = [step[told] for step in metrics(whole)]
     assert first == pytest.approx(0.0, abs=1e-6)  # it begins as RL finds the policy, after the warm start
     assert len(others) == 2
-    assert all(others)
+    assert others[-1]  # the contributions of turns stay at 0 as long as nobody wins
 
 
 def test_a_finished_run_has_nothing_left_to_do(undisturbed: Path, inputs: Path) -> None:
