@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -79,6 +80,22 @@ def test_over_servers_it_is_the_same_run(recipe: Recipe, near: Path, urls: list[
     same_end(run, near)
     assert command(["audit", str(run), "--record"]) == 0
     assert not (run / "weights").exists()
+    again = tmp_path / "again"
+    assert command(["train", "--replay", str(run), "--out", str(again)]) == 0  # without a server
+
+
+@pytest.mark.parametrize(
+    "learns", [["model.train=lora", "model.lora_rank=4"], ["model.train=top", "model.top_layers=1"]]
+)
+def test_servers_sample_with_what_learns_whatever_it_is(
+    recipe: Recipe, urls: list[str], tmp_path: Path, learns: list[str]
+) -> None:
+    run = tmp_path / "run"
+    short = ["train.steps=2", "train.epochs=1", "train.minibatches=1", "eval.every=0", "train.drop_flat_groups=false"]
+    turnstile.train(over(recipe, urls[:1], *learns, *short), run=run)
+    gaps = [json.loads(line)["policy/logprob_gap"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-5
 
 
 def test_ahead_of_training_over_servers(recipe: Recipe, urls: list[str], tmp_path: Path) -> None:

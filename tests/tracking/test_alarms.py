@@ -16,6 +16,7 @@ from turnstile.tracking.alarms import (
     Alarm,
     CollapseAlarm,
     EntropyAlarm,
+    GapAlarm,
     GradientAlarm,
     KilledAlarm,
     RatioAlarm,
@@ -135,6 +136,20 @@ def test_gradients_that_are_not_finite_are_counted_and_stop_the_run() -> None:
         alarm.update(5, {"optim/grad_norm": nan})
 
 
+def test_sampler_and_trainer_that_part_are_said_once_and_older_weights_are_not() -> None:
+    alarm = GapAlarm()
+    said = [
+        alarm.update(step, {"policy/logprob_gap": gap, "staleness/max": behind})
+        for step, (gap, behind) in enumerate(
+            [(0.02, 0.0), (0.4, 1.0), (0.4, 0.0), (0.5, 0.0), (0.01, 0.0), (math.nan, 0)]
+        )
+    ]
+    assert [line is not None for line in said] == [False, False, True, False, False, True]
+    assert said[2] is not None
+    assert "at step 2 sampler and trainer are 0.4 nats a token apart on the same weights" in said[2]
+    assert alarm.update(9, {}) is None
+
+
 def test_alarms_go_on_after_a_resume() -> None:
     def feed(alarms: dict[str, Alarm], begin: int, end: int) -> list[tuple[str, int, str]]:
         said = []
@@ -164,6 +179,7 @@ def test_alarms_go_on_after_a_resume() -> None:
         lambda: CollapseAlarm(window=2),
         lambda: EntropyAlarm(fraction=2.0),
         lambda: RatioAlarm(limit=0.5),
+        lambda: GapAlarm(limit=0.0),
         lambda: GradientAlarm(limit=0),
     ],
 )

@@ -201,6 +201,37 @@ class RatioAlarm:
         self._raised = bool(state["raised"])
 
 
+class GapAlarm:
+    """What samples is not what is trained: log-probabilities of one version of the weights differ by more than `limit`
+    nats a token between the sampler and the trainer, as where a server has not taken all of them. Kernels and 16-bit
+    numbers make a gap of some hundredths."""
+
+    def __init__(self, limit: float = 0.1) -> None:
+        if limit <= 0:
+            raise ConfigError(f"gap alarm: limit must be above 0, got {limit}")
+        self.limit = limit
+        self._raised = False
+
+    def update(self, step: int, metrics: Scalars) -> str | None:
+        gap, behind = number(metrics, "policy/logprob_gap"), number(metrics, "staleness/max")
+        if gap is None or behind:  # older weights are others
+            return None
+        wide = not gap <= self.limit  # NaN is
+        began, self._raised = wide and not self._raised, wide
+        if not began:
+            return None
+        return (
+            f"gap: at step {step} sampler and trainer are {gap:.3g} nats a token apart on the same weights; check that "
+            "a server has the model, the dtype and the sampling that are trained"
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"raised": self._raised}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._raised = bool(state["raised"])
+
+
 class GradientAlarm:
     """Counts steps whose gradient norm (`metric`) is NaN or infinite; the trainer skips such an update.
 
@@ -286,4 +317,5 @@ def standard_alarms() -> dict[str, Alarm]:
         "ratio": RatioAlarm(),
         "gradient": GradientAlarm(),
         "killed": KilledAlarm(),
+        "gap": GapAlarm(),
     }
