@@ -41,14 +41,17 @@ def main(happens: str = "") -> None:
 
 
 def crowd() -> None:
-    """Draws and prints as often as it can, and what is drawn is higher every other time."""
+    """Draws and prints as often as it can, and what is drawn is higher every other time; signals come all the while."""
     screen.A_SECOND = 200
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
     tracker = ConsoleTracker(Path("runs/demo"))
     tracker.progress("training", 0, LINES)
     for number in range(LINES):
         tracker.log(number, METRICS if number % 2 else {"seconds/step": 1.0})
         tracker.say(f"said {number}")
         print(f"printed {number}")
+    signal.setitimer(signal.ITIMER_REAL, 0)
     tracker.close()
 
 

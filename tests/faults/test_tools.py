@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 import guess_run
 import played_ahead
-from broken_tools import COMMANDS, LIMITS
+from broken_tools import COMMANDS, LIMITS, ToolEnv
 from dockerd import IMAGE, ULIMITS, Dockerd
 from ends import metrics, said
 from turnstile.cli.main import run as command
@@ -29,13 +30,14 @@ CODES = {"hangs": 124, "floods": 0, "crashes": 128 + signal.SIGSEGV}
 def recipe(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command that trains, but for what the tool does."""
     monkeypatch.setenv(played_ahead.ONCE, str(tmp_path / "once"))
+    monkeypatch.setattr(ToolEnv, "turns", itertools.count(1))
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     return ["train", str(guess_run.recipe_file(inputs)), "--out", str(tmp_path / "run"), *QUICK]
 
 
-def with_tool(recipe: list[str], template: Path, how: str, ahead: int) -> list[str]:
-    env = f'env={{kind="broken_tools:ToolEnv", template="{template}", how="{how}"}}'
+def with_tool(recipe: list[str], template: Path, how: str, ahead: int, every: int = 7) -> list[str]:
+    env = f'env={{kind="broken_tools:ToolEnv", template="{template}", how="{how}", every={every}}}'
     return [*recipe, env, f"rollout.ahead={ahead}"]
 
 
@@ -89,12 +91,12 @@ def test_a_rollout_that_raises(
     ahead: int, recipe: list[str], template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A fault of the environment's code ends the run, with the place; mended, the same command goes on."""
-    run = tmp_path / "run"
+    run, train = tmp_path / "run", with_tool(recipe, template, "raises", ahead, every=6 * guess_run.CONCURRENT)
     with pytest.raises(ValueError, match="a rollout that raises") as raised:
-        command(with_tool(recipe, template, "raises", ahead))
+        command(train)
     assert any(note.startswith("in task 'guess-1-") for note in raised.value.__notes__)
     assert command(["audit", str(run)]) == 0
-    assert command(with_tool(recipe, template, "raises", ahead)) == 0
+    assert command(train) == 0
     assert_whole(run)
     (line,) = [line for line in said(run) if "had finished before" in line and line.startswith("step 1:")]
     with capsys.disabled():

@@ -48,7 +48,7 @@ class ConsoleTracker:
         file: TextIO | None = None,
         board: Board | None = None,
     ) -> None:
-        self._console = SharedConsole(file=file, highlight=False, soft_wrap=True)
+        self._console = SharedConsole(file, highlight=False, soft_wrap=True)
         self._columns = (*COLUMNS, *((name, name, ".4g") for name in columns))
         self._every = every
         able = self._console.file.isatty() and self._console.is_interactive  # whatever FORCE_COLOR says

@@ -6,12 +6,13 @@ changed: the cursor is not hidden, and there is no second screen.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -34,12 +35,39 @@ RATES = (("rate/completion", "completion"), ("rate/resolution", "resolution"), (
 SHARES = ("generate", "environment", "train", "other")
 
 
+class Terminal:
+    """A terminal to write to. Python's own text files lose a part of what they write to one when a signal comes in
+    between, as Ctrl-C is."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.encoding = file.encoding
+
+    def write(self, text: str) -> int:
+        self._file.flush()  # what was written past this comes first
+        left = memoryview(text.encode(self.encoding, "replace"))
+        while left:
+            left = left[os.write(self._file.fileno(), left) :]
+        return len(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def isatty(self) -> bool:
+        return True
+
+
 class SharedConsole(Console):
     """Writes for one thread at a time: what is drawn and what is printed above it each begin where the other ended."""
 
-    def __init__(self, **knobs: Any) -> None:
+    def __init__(self, file: TextIO | None, **knobs: Any) -> None:
         self._turn = threading.RLock()
-        super().__init__(**knobs)
+        if file is None and sys.stdout.isatty():
+            file = cast("TextIO", Terminal(sys.stdout))
+        super().__init__(file=file, **knobs)
 
     def __enter__(self) -> Self:
         self._turn.acquire()
