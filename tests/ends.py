@@ -12,7 +12,14 @@ from turnstile.build.run_folder import read_results
 from turnstile.rollout.codec import encode
 from turnstile.rollout.record import read_record
 
-OF_THE_ENGINE = ("tokens/asked", "tokens/computed", "tokens/sampled", "tokens/rebuilt", "engine/evicted")
+OF_THE_ENGINE = (
+    "tokens/asked",
+    "tokens/computed",
+    "tokens/saved",
+    "tokens/sampled",
+    "tokens/rebuilt",
+    "engine/evicted",
+)
 """What a process did itself, which is less where a part was done before."""
 
 

@@ -188,15 +188,17 @@ def _metrics(parts: Parts, groups: list[Group], scores: list[list[Score]], train
     """Everything a step reports, by slash-separated names."""
     engine = Counter(parts.source.take_stats())
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    sampled = engine["tokens_sampled"]
+    sampled, computed = engine["tokens_sampled"], engine["tokens_computed"]
+    asked = engine["tokens_asked"] + sampled
     return {
         **rates(groups, scores),
         **trained.metrics,
         "credit/states_shared": states_shared(groups),
         "tokens/sampled": sampled,
-        "tokens/computed": engine["tokens_computed"],
+        "tokens/computed": computed,
         "tokens/rebuilt": engine["tokens_rebuilt"],
-        "tokens/asked": engine["tokens_asked"] + sampled,
+        "tokens/asked": asked,
+        "tokens/saved": asked - computed if computed else 0.0,  # servers do not say what they computed
         "tokens/tree": float(sum(tree_tokens(group) for group in groups)),
         "engine/evicted": engine["evicted"],
         "tokens/per_second": sampled / max(engine["seconds"], 1e-9),
