@@ -17,7 +17,7 @@ from turnstile.errors import ConfigError
 
 COMPARES = {
     "grpo", "rloo", "turn_return", "gigpo", "salt", "empg", "entropy_aware", "broadcast", "branch", "tree", "segments",
-    "vine", "aem", "implicit_step", "normalised_process",
+    "vine", "aem", "implicit_step", "normalised_process", "progress_attribution",
 }  # fmt: skip
 """Kinds that make nothing of groups of one, with the knobs they have by default."""
 

@@ -85,7 +85,7 @@ def test_what_was_computed_is_recorded(run: Path) -> None:
 def test_the_ledger_counts_every_use_and_balances(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["audit", str(run), "--record"]) == 0
     assert "lost: 0\nused more often than declared: 0\n" in capsys.readouterr().out
-    found, _ = audit_run(run)
+    found = audit_run(run).audit
     assert found.balanced
     strict = audit(run, Declared(attempts=guess_run.GROUPS * guess_run.ATTEMPTS, passes=2))  # without the buffer's
     assert strict.overused_count > 0
