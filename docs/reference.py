@@ -66,7 +66,12 @@ ELSEWHERE = (
     ("LOOP", '`credit.kind = "rloo"`'),
     ("oracle_turn: a symbolic oracle's verdict on each turn", "the environment's signal, by the reward `turn_signal`"),
     ("count: intrinsic rewards of counts", 'the reward `novelty` with `form = "count"`, within an episode'),
-    ("implicit_prm (PRIME, OPRL)", '`credit.kind = "implicit_step"` with `[implicit]`, learned in the same step'),
+    (
+        "implicit_prm (PRIME, OPRL)",
+        '`credit.kind = "implicit_step"` with `[implicit]`, learned in the same step: it is '
+        "credit, which no gate withholds and `rescore` does not judge again",
+    ),
+    ("progress_attribution as a reward (SPA-RL)", '`credit.kind = "progress_attribution"` with `[critic]`; likewise'),
     ("ProRL's reference reset", "`train.reference_every`"),
     ("DPH-RL's stored samples", "`[rehearsal]` with the loss `forward_kl`"),
     ("SPEAR's replay buffer", '`[buffer]` with `credit.kind = "recalibrated"`'),

@@ -50,6 +50,15 @@ def test_it_depends_on_the_knobs() -> None:
     assert refused({"kind": "grpo", "scale": "batch_std"})
 
 
+@pytest.mark.parametrize("groups", [1, 2, 16])
+def test_what_is_kept_by_a_threshold_or_compared_with_earlier_steps_is_no_comparison(groups: int) -> None:
+    for credit in (
+        {"kind": "accept"}, {"kind": "accept", "threshold": 1.0}, {"kind": "signed", "threshold": 1.0},
+        {"kind": "recalibrated"},
+    ):  # fmt: skip
+        assert not refused(credit, train={"groups": groups})
+
+
 def test_a_step_of_one_attempt_has_no_batch_either() -> None:
     assert not refused({"kind": "reinforce"})
     assert refused({"kind": "reinforce"}, train={"groups": 1})

@@ -48,7 +48,8 @@ def fed(run: Path, steps: int = 1, **knobs: int) -> Buffer:
         recorder.write(step, "train", group, [score(1.0, [0.0, 0.0])] * 3)
         for old in again:
             recorder.write(step, "train", old, [score(1.0, [0.0, 0.0])] * len(old.trajectories), label=AGAIN)
-        found.keep(step, [group], credit(0.5, 0.0, 1.0), [all_of([group, *again])])
+        paid = [*credit(0.5, 0.0, 1.0), *(credit(*[1.0] * len(old.trajectories))[0] for old in again)]
+        found.keep(step, [group, *again], paid, [all_of([group, *again])])
     return found
 
 
@@ -83,16 +84,24 @@ def test_attempts_of_one_group_are_taken_together(tmp_path: Path) -> None:
 
 def test_an_attempt_goes_after_its_uses_or_when_it_earns_nothing_more(tmp_path: Path) -> None:
     found = fed(tmp_path)
-    taken = all_of(found.draw(2))
-    found.keep(2, [], [], [taken])
+    again = found.draw(2)
+    taken = all_of(again)
+    found.keep(2, again, credit(0.5, 0.1), [taken])
     assert kept(found) == [(1, 0, 1), (1, 2, 1)]
     found.draw(3)
     assert found.metrics(3) == {"buffer/kept": 2.0, "buffer/again": 2.0, "buffer/age": 2.0}
-    found.keep(3, [], [], [taken[:1]])  # the other one had no advantage
+    found.keep(3, again, credit(0.5, 0.1), [taken[:1]])  # the other one was not trained on
     assert kept(found) == []
     assert found.draw(4) == []
     assert found.metrics(4) == {"buffer/kept": 0.0, "buffer/again": 0.0}
     assert buffer(tmp_path, size=0).metrics(1) == {}
+
+
+def test_one_whose_advantage_is_gone_goes_though_its_mate_is_good(tmp_path: Path) -> None:
+    found = fed(tmp_path, uses=5)
+    again = found.draw(2)
+    found.keep(2, again, credit(0.5, 0.0), [all_of(again)])  # their group is not flat: both are trained on
+    assert kept(found) == [(1, 0, 1)]
 
 
 def test_it_comes_back_from_a_checkpoint_and_the_record(tmp_path: Path) -> None:

@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from turnstile.config import Recipe
-from turnstile.credit.base import Advantages, Estimator, learned_of
+from turnstile.credit.base import Advantages, Estimator, State, learned_of
 from turnstile.credit.samples import sample_aux, sample_group, sample_score
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS
 from turnstile.losses.check import DECLARED
-from turnstile.types import Group, Score, Trajectory
+from turnstile.types import F32, Group, Trajectory
 
 MOST = 4  # groups that are made up
+OUTCOMES = (0.0, 1.0, 0.5, -1.0, 0.25, 1e3, 0.75, -1e3)
+"""What they came to, in turns: on both sides of any threshold that is likely."""
 CRITICS = ("values", "utterance")
 """Learned parts that rewards reach: what an attempt is compared with is their word."""
 _REWARDLESS = {declared.kind for declared in DECLARED if 7 in declared.exempt}
@@ -25,8 +27,8 @@ def check_company(recipe: Recipe, estimator: Estimator) -> None:
     """Raises ConfigError where groups are of one attempt and the recipe's credit compares attempts: then no reward
     changes an advantage, and a run would train on nothing without a word.
 
-    A built-in kind is asked, with its knobs, what it makes of made-up groups of one; one of your own is trusted. So is
-    a recipe that trains groups without advantages by a loss that needs none.
+    A built-in kind is asked, with its knobs, what it makes of made-up groups of one, step after step; one of your own
+    is trusted. So is a recipe that trains groups without advantages by a loss that needs none.
     """
     train, kind = recipe.train, recipe.credit.kind
     if train.attempts > 1 or kind not in KINDS["credit"] or learned_of(estimator) in CRITICS:
@@ -35,7 +37,8 @@ def check_company(recipe: Recipe, estimator: Estimator) -> None:
     if not train.drop_flat_groups and losses & _REWARDLESS:
         return
     groups = [_alone(number) for number in range(min(train.groups, MOST))]
-    if _same(_advantages(estimator, groups, 0), _advantages(estimator, groups, 1)):
+    first, *others = _steps(estimator, groups)
+    if all(_same(first, other) for other in others):
         raise ConfigError(
             f"train.attempts = 1 leaves credit.kind = {kind!r} nothing to compare in {train.groups} groups of one, so "
             "no reward would change an advantage; take more attempts, or a credit that needs no group, like gae or, "
@@ -54,14 +57,23 @@ def _wandering(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, parent=None, turns=turns)
 
 
-def _advantages(estimator: Estimator, groups: list[Group], seed: int) -> Advantages:
-    rng = np.random.default_rng(seed)
+def _steps(estimator: Estimator, groups: list[Group]) -> list[Advantages]:
+    """The advantages of steps that differ in their rewards alone, each with the state that the one before left."""
+    rng = np.random.default_rng(0)
+    found: list[Advantages] = []
+    state: State = {}
+    for step in range(len(OUTCOMES)):
+        scores = [
+            [sample_score(OUTCOMES[(step + place) % len(OUTCOMES)], _rewards(rng, one)) for one in group.trajectories]
+            for place, group in enumerate(groups)
+        ]
+        advantages, state = estimator(groups, scores, sample_aux(groups), state)
+        found.append(advantages)
+    return found
 
-    def score(trajectory: Trajectory) -> Score:
-        return sample_score(float(rng.normal()), rng.normal(size=len(trajectory.turns)).astype(np.float32))
 
-    scores = [[score(trajectory) for trajectory in group.trajectories] for group in groups]
-    return estimator(groups, scores, sample_aux(groups), {})[0]
+def _rewards(rng: np.random.Generator, trajectory: Trajectory) -> F32:
+    return rng.normal(size=len(trajectory.turns)).astype(np.float32)
 
 
 def _same(one: Advantages, other: Advantages) -> bool:

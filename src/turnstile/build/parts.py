@@ -291,8 +291,9 @@ def make_objective(recipe: Recipe) -> Objective:
         regularizers.append((float(coefficient), bind("loss", bare, given=("logprobs", "batch"))))
     loss = bind("loss", recipe.loss, given=("logprobs", "batch"))
     kinds = recipe.factors
-    if recipe.rollout.ahead and not kinds and PROXIMAL not in needs_of(loss).extras:
-        kinds = (Kind(kind="tis"),)  # what was played ahead is of older weights
+    older = recipe.rollout.ahead or recipe.buffer.size  # what was played ahead, or is trained on again
+    if older and not kinds and PROXIMAL not in needs_of(loss).extras:
+        kinds = (Kind(kind="tis"),)
     factors = [bind("factor", kind, given=("batch",)) for kind in kinds]
     objective = Objective(
         loss=weighted(loss, factors),

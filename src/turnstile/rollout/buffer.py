@@ -61,18 +61,19 @@ class Buffer:
         advantages: Sequence[Sequence[Sequence[F32]]],
         passes: Sequence[Collection[Key]],
     ) -> None:
-        """Takes over what the step was: the groups that it played, their advantages [group][trajectory][turn] ->
-        f32[n], and the attempts trained on in each pass, those that were drawn among them."""
+        """Takes over what the step was: the groups that it played and those that were drawn, their advantages
+        [group][trajectory][turn] -> f32[n], and the attempts trained on in each pass."""
         trained = {key for keys in passes for key in keys}
-        for one in self._taken:
-            one.used = one.used + 1 if one.key in trained else self._uses
-        self._taken = []
-        fresh = [
-            _Kept(group=replace(group, trajectories=(trajectory,)), step=step)
+        good = {
+            trajectory.key: _Kept(group=replace(group, trajectories=(trajectory,)), step=step)
             for group, own in zip(groups, advantages, strict=True)
             for trajectory, turns in zip(group.trajectories, own, strict=True)
             if trajectory.key in trained and sum(float(values.sum(dtype=np.float64)) for values in turns) > 0
-        ]
+        }
+        for one in self._taken:
+            one.used = one.used + 1 if good.pop(one.key, None) is not None else self._uses
+        self._taken = []
+        fresh = good.values()
         left = [one for one in self._kept if one.used < self._uses]
         self._kept = [*left, *fresh][-self._size :] if self._size else []
 

@@ -129,7 +129,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         metrics = _metrics(parts, fresh, scores[: len(fresh)], trained)
         metrics |= {"groups/flat": float(prepared.flat), "groups/all": float(len(groups))}
         metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
-        parts.buffer.keep(step, fresh, credit[: len(fresh)], trained.passes)
+        parts.buffer.keep(step, groups, credit, trained.passes)
         metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
         parts.tracker.log(step, metrics)
         for alarm in parts.alarms.values():
