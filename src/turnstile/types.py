@@ -149,8 +149,8 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """One attempt at a task. `opening` and `tools` are what the environment began with, `signals` what `Env.measure`
-    found at the end and examiners added; `error` says what broke."""
+    """One attempt at a task. `opening` and `tools` are what the environment began with, `hint` what the prompt showed
+    behind it, `signals` what `Env.measure` found at the end and examiners added; `error` says what broke."""
 
     task_id: str
     group: str
@@ -160,6 +160,7 @@ class Trajectory:
     signals: Mapping[str, JSON] = field(default_factory=dict)
     opening: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
+    hint: str = ""
     parent: tuple[int, int, int] | None = None  # (attempt, turn, token) this one branched from
     error: str | None = None
     times: Mapping[str, float] = field(default_factory=dict)  # seconds by phase

@@ -178,7 +178,7 @@ def test_a_run_that_shows_a_rubric_and_asks_for_answers(tmp_path: Path) -> None:
     write_tasks(tmp_path / "heldout.jsonl", [replace(task, id=f"held-{task.id}") for task in games[:1]])
     train(wanted, run=tmp_path / "run", env=GuessEnv)
     for entry in read_record(tmp_path / "run", phase="train"):
-        hints = [one.signals.get("hint", "") for one in entry.group.trajectories]
+        hints = [one.hint for one in entry.group.trajectories]
         assert [text.count("\n- ") for text in hints] == [2, 1, 1, 0]  # round(2 * (1, 2/3, 1/3, 0))
         for one, own in zip(entry.group.trajectories, entry.scores, strict=True):
             found = one.signals["answer_probabilities"]
@@ -188,4 +188,4 @@ def test_a_run_that_shows_a_rubric_and_asks_for_answers(tmp_path: Path) -> None:
             assert own.turn == pytest.approx(gained, abs=1e-6)
             assert np.abs(gained).max(initial=0.0) > 0.0 or len(one.turns) == 1
     (held,) = read_record(tmp_path / "run", phase="eval")
-    assert all("hint" not in one.signals and "answer_probabilities" in one.signals for one in held.group.trajectories)
+    assert all(not one.hint and "answer_probabilities" in one.signals for one in held.group.trajectories)

@@ -12,15 +12,16 @@ import pytest
 from helpers import byte_tokenizer
 from modelserver import tiny_engine
 from plays import SCAFFOLD, TASK, FakeEnv, player, tasks
-from turnstile.agents.history import hinted
+from turnstile.agents.history import hinted, messages_before
 from turnstile.build.hints import make_hint
 from turnstile.config import make_recipe
 from turnstile.errors import ConfigError
 from turnstile.rollout.ahead import Ahead
 from turnstile.rollout.books import Books
+from turnstile.rollout.codec import decode, encode
 from turnstile.rollout.hints import RubricHint
 from turnstile.tasks.base import TaskSampler
-from turnstile.types import Message, Task, Trajectory
+from turnstile.types import Group, Message, Task, Trajectory
 
 CRITERIA = {"a": "Is it short?", "b": "Is it right?", "c": "Is it kind?", "d": "Is it new?"}
 RUBRIC = replace(TASK, data={"rubric": CRITERIA})
@@ -107,12 +108,34 @@ async def test_training_shows_it_and_evaluations_do_not() -> None:
     (group,) = await plays.groups(tasks(1), 2, label="train/1", seed=0, step=1)
     first, last = group.trajectories
     assert "Go.\n\nYour work will be judged by these criteria:\n- Be quick." in prompt(first)
-    assert first.signals["hint"].endswith("- Be quick.")
+    assert first.hint.endswith("- Be quick.")
     assert first.opening == (Message(role="user", content="Go."),)  # what a judge reads is the environment's own
     assert "Be quick." not in prompt(last)
-    assert "hint" not in last.signals
+    assert last.hint == ""
     (evaluated,) = await plays.groups(tasks(1), 2, label="eval", seed=0)
     assert all("Be quick." not in prompt(one) for one in evaluated.trajectories)
+
+
+class Hinting(FakeEnv):
+    async def measure(self) -> dict[str, Any]:
+        return {"hint": "It was 5."}
+
+
+async def test_an_environment_may_call_a_signal_hint() -> None:
+    (group,) = await player(Hinting, hint=hint(criteria={"x": "Be quick."})).groups(
+        tasks(1), 2, label="train/1", seed=0, step=1
+    )
+    record = encode(group)
+    for one, played in zip(group.trajectories, decode(record, Group).trajectories, strict=True):
+        assert one.signals == played.signals == {"hint": "It was 5."}
+        assert one.hint == played.hint
+        (begun,) = messages_before(played, 0)
+        assert f"{begun.content}\n" in prompt(one)
+        assert "It was 5." not in begun.content
+    assert ["Be quick." in one.hint for one in group.trajectories] == [True, False]
+    for one in record["trajectories"]:
+        del one["hint"]  # as it was recorded before there were hints
+    assert [one.hint for one in decode(record, Group).trajectories] == ["", ""]
 
 
 def test_episodes_played_ahead_are_shown_the_same(tmp_path: Path) -> None:

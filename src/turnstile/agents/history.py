@@ -22,7 +22,7 @@ def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
 
 def messages_before(trajectory: Trajectory, turn: int, *, hint: str = "") -> tuple[Message, ...]:
     """The conversation before a turn, numbered from 0; K for the whole of it. With a further `hint` in its opening."""
-    shown = hinted(trajectory.opening, str(trajectory.signals.get("hint", "")))
+    shown = hinted(trajectory.opening, trajectory.hint)
     said = [part for one in trajectory.turns[:turn] for part in (one.message, *one.observation)]
     return (*hinted(shown, hint), *said)
 

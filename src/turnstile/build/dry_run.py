@@ -14,7 +14,7 @@ import torch
 
 from turnstile.agents.base import Renderer
 from turnstile.batching.rows import rows_of
-from turnstile.build.examiners import check_examiners, make_examiners
+from turnstile.build.examiners import check_asked, check_examiners, make_examiners
 from turnstile.build.kinds import bind
 from turnstile.build.lonely import check_company
 from turnstile.build.parts import (
@@ -55,6 +55,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
     check_kinds(recipe)
     check_examiners(recipe)
+    check_asked(recipe, train=tasks, heldout=heldout)
     check_scripts(recipe)
     talks = read_talks(recipe)
     check_company(recipe, bind("credit", recipe.credit, given=("groups", "scores", "aux", "state")))

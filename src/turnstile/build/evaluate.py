@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from turnstile.build.examiners import check_examiners, make_examiners
+from turnstile.build.examiners import check_asked, check_examiners, make_examiners
 from turnstile.build.parts import (
     EVALUATION,
     Agent,
@@ -80,6 +80,7 @@ async def _evaluate(
     check_policies(recipe)
     check_examiners(recipe)
     tasks = read_tasks(recipe, "heldout", limit or recipe.eval.tasks)
+    check_asked(recipe, heldout=tasks)
     scorer = make_scorer(recipe)
     name, network, step = _subject(recipe, run, model, policy)
     taken = {label_of(evaluation) for evaluation in read_results(run)} if run is not None else set()

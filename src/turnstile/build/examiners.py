@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from turnstile.agents.renderer_messages import MessagesRenderer
 from turnstile.agents.writer import writer
+from turnstile.build.hints import make_hint
 from turnstile.build.kinds import bind, takes
 from turnstile.build.parts import Agent, make_agent
 from turnstile.build.servers import make_servers
-from turnstile.config import Recipe
+from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
 from turnstile.rewards.examine import Examiner
 from turnstile.rewards.judges.ask import Asker
-from turnstile.types import Sampling
+from turnstile.types import Sampling, Task
 
 POLICY = ("engine", "renderer", "tokenizer")
 """What examiners that ask the policy itself are given."""
@@ -39,6 +41,21 @@ def check_examiners(recipe: Recipe) -> None:
             )
 
 
+def check_asked(recipe: Recipe, *, train: Sequence[Task] = (), heldout: Sequence[Task] = ()) -> None:
+    """Raises ConfigError, naming the task, where one lacks what an examiner asks of it, or a training task what the
+    hint does. No model is loaded for it."""
+    given = {**dict.fromkeys(("asker", *POLICY)), "chars": recipe.judge.chars}
+    for kind in recipe.examiners:
+        maker = bind("examiner", kind, given=GIVEN)
+        if hasattr(getattr(maker, "func", maker), "check"):
+            examiner = _made(kind, maker, given)
+            for task in (*train, *heldout):
+                examiner.check(task)
+    if (check := getattr(make_hint(recipe), "check", None)) is not None:
+        for task in train:
+            check(task)
+
+
 def make_examiners(recipe: Recipe, folder: Path | None, agent: Agent | None) -> dict[str, Examiner]:
     """The examiners in their order, by kind and place; those that ask share one model, whose answers are kept in
     `folder`. `agent` is the policy, where it is a model in this process."""
@@ -51,11 +68,15 @@ def make_examiners(recipe: Recipe, folder: Path | None, agent: Agent | None) -> 
         given |= {"asker": make_asker(recipe, folder), "chars": recipe.judge.chars}
     found: dict[str, Examiner] = {}
     for place, (kind, maker) in enumerate(zip(recipe.examiners, makers, strict=True)):
-        try:
-            found[f"{place}:{kind.kind}"] = maker(**{name: it for name, it in given.items() if takes(maker, name)})
-        except TypeError as error:
-            raise ConfigError(f"examiner kind {kind.kind!r}: {error}") from None
+        found[f"{place}:{kind.kind}"] = _made(kind, maker, given)
     return found
+
+
+def _made(kind: Kind, maker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    try:
+        return maker(**{name: it for name, it in given.items() if takes(maker, name)})
+    except TypeError as error:
+        raise ConfigError(f"examiner kind {kind.kind!r}: {error}") from None
 
 
 def make_asker(recipe: Recipe, folder: Path | None) -> Asker:

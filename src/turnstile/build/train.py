@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.build.check import refuse_failed
-from turnstile.build.examiners import check_examiners, make_examiners
+from turnstile.build.examiners import check_asked, check_examiners, make_examiners
 from turnstile.build.kept import Kept, check_keep_best, open_books
 from turnstile.build.kinds import bind
 from turnstile.build.lonely import check_company
@@ -77,6 +77,8 @@ def train(
     check_examiners(recipe)
     if replay is not None:
         pair = (pair[0], [])  # nothing is played, so nothing is evaluated
+    else:
+        check_asked(recipe, train=pair[0], heldout=pair[1])
     parts = {"overfit": overfit, "reward": reward, "replay": replay}
     given = {name: getattr(part, "__qualname__", str(part)) for name, part in parts.items() if part is not None}
     stopping = Stopping()

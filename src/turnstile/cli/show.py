@@ -64,6 +64,7 @@ def _head(console: Console, episode: Episode) -> None:
     )
     outside = [name for name in ("baseline", "gradient") if not getattr(score, f"in_{name}")]
     _line(console, "left out of", " and ".join(outside))
+    _line(console, "hint", trajectory.hint)
     _line(console, "measured", _values(trajectory.signals))
     _line(console, "seconds", _values(trajectory.times))
 

@@ -23,6 +23,9 @@ class Examiner(Protocol):
 
     What it remembers is its `state`, JSON that goes into the checkpoint. An episode that infrastructure ended has
     nothing to look at and stays as it is; where the examiner has no verdict of its own, the signal is None.
+
+    A class that needs something of tasks may have a method `check(task)`, which raises ConfigError where it is missing:
+    every task is shown to it before a model is loaded, by an instance that is given None for a model.
     """
 
     async def examine(self, groups: Sequence[Group], step: int | None) -> list[Group]: ...

@@ -70,17 +70,24 @@ class AnswerProbabilities(Stateless):
         pairs = zip(group.trajectories, found, strict=True)
         return replace(group, trajectories=tuple(told(one, answer_probabilities=known) for one, known in pairs))
 
-    def _words(self, task: Task, tokenizer: Tokenizer) -> tuple[I32, I32]:
-        """The ids before the answer, and the answer's; blanks between the two are the answer's, as tokens have it."""
+    def check(self, task: Task) -> None:
+        """Raises ConfigError for a task without an answer."""
+        self._answer(task)
+
+    def _answer(self, task: Task) -> str:
         answer = task.data.get(self._key)
         if answer is None or not str(answer).strip():
             raise ConfigError(
                 f"examiner 'answer_probabilities': task {task.id!r} has no {self._key!r} in its data (there: "
                 f"{', '.join(task.data) or 'nothing'})"
             )
+        return str(answer).strip()
+
+    def _words(self, task: Task, tokenizer: Tokenizer) -> tuple[I32, I32]:
+        """The ids before the answer, and the answer's; blanks between the two are the answer's, as tokens have it."""
         lead = self._form.partition(PLACE)[0]
         bare = lead.rstrip(" ")
-        texts = (bare, f"{lead[len(bare) :]}{str(answer).strip()}")
+        texts = (bare, f"{lead[len(bare) :]}{self._answer(task)}")
         before, asked = (tokenizer.encode(text, add_special_tokens=False) if text else [] for text in texts)
         return np.array(before, np.int32), np.array(asked, np.int32)
 

@@ -85,7 +85,7 @@ async def play(
             stop = Stop.TIMEOUT
         measuring = time.monotonic()
         moved(Place.GRADING)
-        signals = {**await env.measure(), **({"hint": attempt.hint} if attempt.hint else {})}
+        signals = await env.measure()
         episode.times["measure"] = time.monotonic() - measuring
     except InfrastructureError as failure:
         stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
@@ -98,6 +98,7 @@ async def play(
         signals=signals,
         opening=episode.opening,
         tools=episode.tools,
+        hint=attempt.hint,
         error=error,
         times={**episode.times, "total": time.monotonic() - started},
     )

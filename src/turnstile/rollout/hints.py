@@ -13,7 +13,8 @@ from turnstile.types import Task
 
 class Hint(Protocol):
     """(task, attempt, attempts of its group, training step from 1) -> what its prompt shows besides; "" for nothing.
-    The same every time it is asked, so that an attempt that is played again is shown the same."""
+    The same every time it is asked, so that an attempt that is played again is shown the same. It may have a method
+    `check(task)`, which is shown every training task before a model is loaded, and raises ConfigError."""
 
     def __call__(self, task: Task, attempt: int, attempts: int, step: int) -> str: ...
 
@@ -77,6 +78,10 @@ class RubricHint:
         if self._decay == "linear":
             return group * (1.0 - done)
         return group * 0.5 * (1.0 - math.tanh(0.5 * self._steepness * (done - self._midpoint)))
+
+    def check(self, task: Task) -> None:
+        """Raises ConfigError for a task without criteria, where the recipe has none either."""
+        self._of(task)
 
     def _of(self, task: Task) -> list[str]:
         found = task.data.get(self._key, self._criteria)

@@ -57,6 +57,14 @@ class _Judging(Stateless):
             _log.warning("%s", line)
         return found
 
+    def check(self, task: Task) -> None:
+        """Raises ConfigError for a task without what is asked of it here."""
+        if self._reference and self._reference not in task.data:
+            raise ConfigError(
+                f"{self.kind} {self._name!r}: task {task.id!r} has no {self._reference!r} in its data (there: "
+                f"{', '.join(task.data) or 'nothing'})"
+            )
+
     async def close(self) -> None:
         """Lets the model go, which others may share."""
         await self._asker.close()
@@ -81,12 +89,8 @@ class _Judging(Stateless):
     def _question(self, task: Task, asked: str, answer: str, *episodes: Trajectory) -> str:
         """The request: what to judge, the material, and the form of the answer."""
         parts = [asked.strip(), _MATERIAL]
+        self.check(task)
         if self._reference:
-            if self._reference not in task.data:
-                raise ConfigError(
-                    f"{self.kind} {self._name!r}: task {task.id!r} has no {self._reference!r} in its data (there: "
-                    f"{', '.join(task.data) or 'nothing'})"
-                )
             parts.append(f"For comparison, a reference:\n{task.data[self._reference]}")
         names = ("",) if len(episodes) == 1 else ("Episode A:\n", "Episode B:\n")
         chars = self._chars // len(episodes)
@@ -217,6 +221,10 @@ class Rubric(_Judging):
             raise ConfigError(f"examiner 'rubric' wants best >= 1, got {best}")
         self._best = best
 
+    def check(self, task: Task) -> None:
+        super().check(task)
+        self._asked.of(task)
+
     async def _judged(self, task: Task, trajectory: Trajectory) -> dict[str, float] | None:
         criteria = self._asked.of(task)
         listed = "\n".join(f"- {name}: {text}" for name, text in criteria.items())
@@ -257,6 +265,10 @@ class Checklist(_Judging):
         super().__init__(asker=asker, chars=chars, name=name, show=show, reference=reference)
         self._asked = Asked("checklist", "items", items, key)
         self._quoted = quoted
+
+    def check(self, task: Task) -> None:
+        super().check(task)
+        self._asked.of(task)
 
     async def _judged(self, task: Task, trajectory: Trajectory) -> dict[str, JSON] | None:
         asked_for = self._asked.of(task)
