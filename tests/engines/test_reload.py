@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 
 from modelserver import changing_server, given, tiny_engine, tiny_network, tiny_server
 from turnstile.engines.openai import OpenAIEngine
+from turnstile.engines.reload import Reload
 from turnstile.errors import ConfigError, EngineError, WeightsLostError
 from turnstile.types import Completion, Sampling
 
@@ -88,6 +91,39 @@ async def test_only_folders_that_it_was_told_of_are_loaded(
     link.symlink_to(elsewhere.folder)
     with pytest.raises(ConfigError, match=r"weights are taken from below .* alone"):
         await engine.load(type(elsewhere)(version=1, folder=link, owner="me", serial=1))
+
+
+@pytest.mark.parametrize(
+    ("headers", "folder", "status", "line"),
+    [
+        ({"Content-Type": "text/plain"}, "", 400, "named in application/json"),
+        ({"Content-Type": "application/json", "Origin": "http://127.0.0.1"}, "", 403, "not from a web page"),
+        ({"Content-Type": "application/json"}, "a\0b", 400, "is no folder"),
+        ({"Content-Type": "application/json"}, "\ud800", 400, "is no folder"),
+        ({"Content-Type": "application/json"}, "", 200, ""),
+    ],
+)
+async def test_a_web_page_gives_no_weights_and_a_folder_has_a_name(
+    tmp_path: Path, headers: dict[str, str], folder: str, status: int, line: str
+) -> None:
+    weights = given(tmp_path, 1)
+    body = json.dumps({"folder": folder or str(weights.folder), "version": weights.label}).encode()
+    async with (
+        changing_server(tmp_path).listening("127.0.0.1", 0) as url,
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/weights", data=body, headers=headers) as answer,
+    ):
+        assert (answer.status, line in await answer.text()) == (status, True)
+
+
+async def test_labels_of_versions_long_gone_are_forgotten(
+    bytes_: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnstile.engines.reload.KEPT", 2)
+    reload = Reload(tiny_engine(bytes_), lambda folder: None, tmp_path)
+    for number in range(5):
+        await reload.take(str(tmp_path), f"w{number}")
+    assert reload.labels == {4: "w3", 5: "w4"}
 
 
 async def test_a_server_that_keeps_its_weights_is_refused(tmp_path: Path) -> None:

@@ -206,6 +206,59 @@ async def test_a_server_that_hangs_is_found_out_by_asking_whether_it_is_there(
     await until(lambda: "server 0 is back" in caplog.text)
 
 
+async def test_a_server_that_hangs_while_it_loads_weights_is_left_out_until_it_takes_them(
+    router: Router, sites: list[Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("turnstile.engines.openai.HEALTHY", 0.1)
+    sessions = [router.open(share) for share in "ab"]  # one at each server
+    held, loading = asyncio.Event(), asyncio.Event()
+
+    async def hang(request: web.Request) -> None:
+        if request.path == "/v1/weights":
+            loading.set()
+        if loading.is_set():
+            await held.wait()
+
+    sites[0].before = hang
+    router.publish(given(tmp_path, 2))
+    asking = [router.generate(PROMPT, Sampling(max_tokens=3, seed=1), session) for session in sessions]
+    found = await asyncio.gather(*asking)
+    assert [versions(one) for one in found] == [[2], [2]]
+    assert "does not say that it is there; its sessions go to others" in caplog.text
+    assert "/v1/completions" not in sites[0].asked[sites[0].asked.index("/v1/weights", 1) :]
+    held.set()
+    await until(lambda: "server 0 is back" in caplog.text)
+    for session in sessions:
+        router.close(session)
+    sites[0].asked.clear()
+    assert [versions(await asked(router, share)) for share in "ab"] == [[2], [2]]
+
+
+async def test_one_that_hangs_in_the_load_it_is_back_with_is_asked_again(
+    router: Router, sites: list[Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("turnstile.engines.openai.HEALTHY", 0.1)
+    await asked(router, "a")
+    await sites[0].stop()
+    await asked(router, "a")
+    held, loads = asyncio.Event(), 0
+
+    async def hang(request: web.Request) -> None:
+        nonlocal loads
+        loads += request.path == "/v1/weights"
+        if loads == 1 and not held.is_set():
+            await held.wait()
+
+    sites[0].before = hang
+    await sites[0].start()
+    await until(lambda: loads)
+    place = router._places[0]
+    await until(lambda: not place._requests)  # it was given up
+    held.set()
+    await until(lambda: "server 0 is back" in caplog.text)
+    assert loads == 2
+
+
 async def test_when_all_are_gone_one_is_waited_for(
     router: Router, sites: list[Site], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import byte_tokenizer, tiny_llama
 from turnstile.engines.weights import Weights
-from turnstile.errors import EngineError
+from turnstile.errors import EngineError, RunFolderError
 from turnstile.models.load import load_model
 from turnstile.trainer.publish import WeightFolders
 
@@ -39,6 +39,13 @@ def test_the_newest_is_whole_and_the_ones_before_are_gone(folders: WeightFolders
     load_model(str(found), device="cpu")
     folders.remove()
     assert not (tmp_path / "weights").exists()
+
+
+def test_a_folder_that_cannot_be_emptied_is_named(tmp_path: Path) -> None:
+    (tmp_path / "weights").touch()  # no folder at all
+    words = byte_tokenizer()
+    with pytest.raises(RunFolderError, match=r"weights, where weights are handed out, cannot be emptied \(Not a dir"):
+        WeightFolders(tmp_path / "weights", tiny_llama(len(words)), words)
 
 
 def test_one_that_is_being_loaded_stays_until_it_is(folders: WeightFolders, tmp_path: Path) -> None:

@@ -23,6 +23,12 @@ class NotServedError(RefusedError):
     status = 404
 
 
+class NotAllowedError(RefusedError):
+    """A request that may not be made from where it comes."""
+
+    status = 403
+
+
 def as_object(data: bytes) -> dict[str, Any]:
     """The JSON object of a request."""
     try:

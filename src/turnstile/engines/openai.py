@@ -167,6 +167,7 @@ class OpenAIEngine:
         self.context = int(models[self.model].get("max_model_len") or 0)
         if self._mode == "tokens":
             self._dialect = _dialect_of(str(models[self.model].get("owned_by")), training=self._training)
+            await self._dialect.prepare(self.endpoint)
             await self._probe(prompt_ids)
 
     async def _probe(self, prompt_ids: I32) -> None:

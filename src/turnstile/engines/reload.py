@@ -12,6 +12,8 @@ import numpy as np
 from turnstile.engines.asked import NotServedError, RefusedError
 from turnstile.types import I32
 
+KEPT = 1000  # versions whose label is known: more than any answer under way is of
+
 
 class Changing(Protocol):
     """An engine whose weights `update` changes between two tokens, to those of the version that `load` returns."""
@@ -26,13 +28,16 @@ class Reload:
     def __init__(self, engine: Changing, load: Callable[[Path], None], below: Path) -> None:
         self._engine, self._load, self._below = engine, load, below.resolve()
         self.labels = {0: ""}
+        self._numbers = itertools.count(1)
 
     async def take(self, folder: str, label: str) -> None:
         """What is under way goes on with these weights. Raises RefusedError for a folder that cannot be loaded; what is
         sampled from then on is of no label."""
         where = self._inside(folder)
-        number = len(self.labels)
+        number = next(self._numbers)
         self.labels[number] = ""
+        for old in sorted(self.labels)[:-KEPT]:
+            del self.labels[old]
         failures: list[Exception] = []
 
         def change() -> int:
@@ -48,7 +53,10 @@ class Reload:
             raise RefusedError(f"{folder} could not be loaded: {failures[0]}")
 
     def _inside(self, folder: str) -> Path:
-        found = Path(folder).resolve()
+        try:
+            found = Path(folder).resolve()
+        except (ValueError, OSError, RuntimeError) as error:
+            raise RefusedError(f"{folder!r} is no folder ({error})") from None
         if not found.is_relative_to(self._below):
             raise NotServedError(f"weights are taken from below {self._below} alone, and {folder} is not there")
         return found

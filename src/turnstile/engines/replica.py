@@ -6,16 +6,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from turnstile.engines.base import Engine
 from turnstile.engines.weights import Weights
 from turnstile.errors import ConfigError, EngineError, EngineGoneError, WeightsLostError
 from turnstile.types import I32, Completion, Sampling
 
+_Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 LOSSES = 3  # of its weights, without an answer in between, that are put up with
-SILENT = 3  # health checks in a row without an answer, after which a server with requests under way counts as gone
+SILENT = 3  # health checks in a row without an answer, after which a server with work under way counts as gone
 
 
 class Replica(Engine, Protocol):
@@ -41,7 +42,8 @@ class Replica(Engine, Protocol):
 
 class Place:
     """A replica and what the router knows of it. While it is gone it is asked every `again` seconds whether it is back,
-    and `back` is called when it is; while it has requests it is asked as often whether it still is there."""
+    and `back` is called when it is; while it has requests, or loads weights, it is asked as often whether it still is
+    there."""
 
     def __init__(self, number: int, engine: Replica, *, again: float, back: Callable[[], None]) -> None:
         self.number = number
@@ -52,7 +54,8 @@ class Place:
         self._again, self._back = again, back
         self._prompt: I32 | None = None  # any, to meet the server with when it is back
         self._given = 0  # times that it got weights since it last answered
-        self._requests: set[asyncio.Task[Completion]] = set()
+        self._left = asyncio.Event()  # set while it is gone
+        self._requests: set[asyncio.Task[Any]] = set()  # and what gives it weights
         self._loading: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -83,7 +86,7 @@ class Place:
             if self.gone is not None:
                 raise self.gone
             if self.lacks:
-                await asyncio.shield(self.load())
+                await self._loaded()
                 continue
             try:
                 found = await self._once(self.engine.generate(prompt_ids, sampling, session))
@@ -108,6 +111,7 @@ class Place:
         """From now on it is gone, and is looked for."""
         if self.gone is None:
             self.gone = error
+            self._left.set()
             self.engine.renew()
             _log.warning("%s; its sessions go to others until it is back", error)
             self._looking = asyncio.ensure_future(self._look())
@@ -119,7 +123,18 @@ class Place:
                 await asyncio.wait([task])
         await self.engine.disconnect()
 
-    async def _once(self, asked: Coroutine[Any, Any, Completion]) -> Completion:
+    async def _loaded(self) -> None:
+        """Until it was given the weights that are wanted, or is gone: one that hangs ends no load. Raises ConfigError
+        for a server that cannot take any."""
+        loading, left = self.load(), asyncio.ensure_future(self._left.wait())
+        try:
+            await asyncio.wait([loading, left], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+        if self.gone is None:
+            loading.result()
+
+    async def _once(self, asked: Coroutine[Any, Any, _Answer]) -> _Answer:
         """The answer to a request, which is given up when the server is found to be gone."""
         task = asyncio.ensure_future(asked)
         self._requests.add(task)
@@ -129,7 +144,9 @@ class Place:
             await asyncio.wait([task])
         finally:
             self._requests.discard(task)
-            task.cancel()  # if who asked was cancelled
+            if task.cancel():  # who asked was cancelled
+                await asyncio.wait([task])
+                task.cancelled() or task.exception()  # nobody wants it any more
         if task.cancelled():
             assert self.gone is not None
             raise self.gone
@@ -142,9 +159,7 @@ class Place:
             assert weights is not None
             assert self._prompt is not None
             try:
-                await self.engine.meet(self._prompt)
-                with weights.held():
-                    await self.engine.load(weights)
+                await self._once(self._hand(weights, self._prompt))
                 self._given += 1
             except EngineGoneError as error:
                 self.miss(error)
@@ -154,13 +169,19 @@ class Place:
                     self.miss(EngineGoneError(f"{error}; it has not taken the weights"))
                     return
 
+    async def _hand(self, weights: Weights, prompt_ids: I32) -> None:
+        await self.engine.meet(prompt_ids)
+        with weights.held():
+            await self.engine.load(weights)
+
     async def _watch(self) -> None:
         """A server may stop without closing its connections."""
         silent = 0
-        while self._requests and self.gone is None:
+        while self._requests:
             await asyncio.sleep(self._again)
             silent = 0 if await self.engine.healthy() else silent + 1
             if silent == SILENT:
+                silent = 0
                 self.miss(EngineGoneError(f"the server at {self.engine.url} does not say that it is there"))
                 for task in self._requests:
                     task.cancel()
@@ -182,4 +203,5 @@ class Place:
             if not self.lacks:
                 _log.warning("server %d is back after %.0f s", self.number, time.monotonic() - since)
                 self.gone = None
+                self._left.clear()
                 self._back()

@@ -31,7 +31,8 @@ class Router:
     The sessions of one share go to one replica, which computes what they have in common once, and stay there; a new
     share goes where the fewest sessions are. A request whose replica is gone is made at another one, whole, since a
     prompt always is. A replica is asked every `again` seconds whether it is there, while it is gone and while it has
-    requests. When all are gone one is waited for, up to `patience` seconds; then EngineGoneError is raised.
+    requests or loads weights. When all are gone one is waited for, up to `patience` seconds; then EngineGoneError is
+    raised.
 
     After `publish` a replica samples with those weights and no others: it is given them before its next request, and
     again where it has lost them. One that does not take them is gone until it does.

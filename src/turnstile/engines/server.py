@@ -16,7 +16,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from turnstile.engines.asked import NotServedError, RefusedError, as_object, read_message, read_sampling
+from turnstile.engines.asked import (
+    NotAllowedError,
+    NotServedError,
+    RefusedError,
+    as_object,
+    read_message,
+    read_sampling,
+)
 from turnstile.engines.base import Engine
 from turnstile.engines.endpoint import SESSION
 from turnstile.engines.reload import Reload, spans_of
@@ -167,6 +174,11 @@ class EngineServer:
             raise NotServedError(
                 "this server keeps its weights; it takes others where it is started with --weights-from"
             )
+        # a web page that somebody looks at on this machine can send a request too, though not one of this type unasked
+        if "Origin" in request.headers:
+            raise NotAllowedError("weights are taken from a trainer, and not from a web page")
+        if request.content_type != "application/json":
+            raise RefusedError(f"weights are named in application/json, and not in {request.content_type}")
         asked = as_object(await request.read())
         label, folder = asked.get("version"), asked.get("folder")
         if not isinstance(label, str) or not label or not isinstance(folder, str):

@@ -10,10 +10,24 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.engines.weights import put_away
+from turnstile.errors import RunFolderError
 from turnstile.trainer.checkpoint import save_model
 from turnstile.trainer.learner import Learner
 
 KEPT = 2  # the newest, and the one before, which somebody may be reading
+
+
+def _emptied(folder: Path) -> Path:
+    """The folder, with nothing in it."""
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder}, where weights are handed out, cannot be emptied ({error.strerror}); remove it by hand"
+        ) from None
+    return folder
 
 
 class WeightFiles:
@@ -23,9 +37,7 @@ class WeightFiles:
     def __init__(self, folder: Path, learner: Learner) -> None:
         learning = set(map(id, learner.parameters))
         self._parameters = {name: p for name, p in learner.model.named_parameters() if id(p) in learning}
-        self._folder = folder
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        self._folder = _emptied(folder)
 
     def write(self, version: int) -> Path:
         """The file of this version, whole as soon as it is there. Raises OSError where there is no room."""
@@ -48,10 +60,8 @@ class WeightFolders:
     def __init__(
         self, folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, kept: int = KEPT
     ) -> None:
-        self._folder, self._model, self._tokenizer, self._kept = folder, model, tokenizer, kept
+        self._folder, self._model, self._tokenizer, self._kept = _emptied(folder), model, tokenizer, kept
         self._numbers = itertools.count()
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
 
     def write(self, version: int) -> Path:
         """The folder of this version, whole as soon as it is there. Raises OSError where there is no room."""

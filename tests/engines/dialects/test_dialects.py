@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from aiohttp import web
 from modelserver import Answer, bare_server
 from turnstile.engines.openai import OpenAIEngine
 from turnstile.engines.weights import Weights
-from turnstile.errors import ConfigError, EngineError, WeightsLostError
+from turnstile.errors import ConfigError, EngineError, EngineGoneError, WeightsLostError
 from turnstile.types import Sampling
 
 PROMPT = np.array([7, 8, 9], np.int32)
@@ -68,6 +69,7 @@ def vllm() -> Server:
     server.answers = {
         "/inference/v1/generate": generated([5, 6], [0.0, 0.0], [(OLD, 0, 1), (NEW, 1, 2)]),
         "/server_info": {"vllm_config": {"device_config": {"device": "cpu"}}},
+        "/is_paused": {"is_paused": False},
         "/pause": {"status": "paused"},
         "/collective_rpc": {"results": [None]},
         "/reset_prefix_cache": {"success": True},
@@ -174,6 +176,49 @@ async def test_vllm_that_fails_to_load_goes_on_as_nobodys(vllm: Server, connect:
             await engine.load(WEIGHTS)
         assert engine.loaded is None
     assert vllm.asked[-2:] == [("/update_weight_version", {"new_version": "default"}), ("/resume", {})]
+
+
+async def test_vllm_that_a_killed_trainer_left_paused_goes_on_as_nobodys_before_it_is_asked(
+    vllm: Server, connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    vllm.answers["/is_paused"] = {"is_paused": True}
+    async with bare_server(vllm.paths()) as url:
+        await met(connect(url))
+        paths = [path for path, _ in vllm.asked]
+        assert paths[:4] == ["/is_paused", "/update_weight_version", "/resume", "/inference/v1/generate"]
+        assert vllm.asked[1][1] == {"new_version": "default"}
+        assert "was left paused in a reload" in caplog.text
+        vllm.answers["/is_paused"] = {"is_paused": False}
+        vllm.asked.clear()
+        await met(connect(url))
+        assert [path for path, _ in vllm.asked][:2] == ["/is_paused", "/inference/v1/generate"]
+    del vllm.answers["/is_paused"]
+    async with bare_server(vllm.paths()) as url:
+        with pytest.raises(ConfigError, match="started with VLLM_SERVER_DEV_MODE=1"):
+            await connect(url).meet(PROMPT)
+
+
+async def test_a_reload_that_is_given_up_does_not_wait_for_a_vllm_that_hangs(
+    vllm: Server, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnstile.engines.dialects.vllm.ENDING", 0.05)
+    reloading = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        reloading.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    paths = vllm.paths() | {"/collective_rpc": hang, "/update_weight_version": hang}
+    async with bare_server(paths) as url:
+        engine = connect(url)
+        await met(engine)
+        loading = asyncio.ensure_future(engine.load(WEIGHTS))
+        await reloading.wait()
+        loading.cancel()
+        with pytest.raises(EngineGoneError, match="did not go on within"):
+            await loading
+        assert engine.loaded is None
 
 
 async def test_vllm_without_its_paths_for_training_is_refused_in_one_line(vllm: Server, connect: Any) -> None:

@@ -46,6 +46,10 @@ class Dialect(Protocol):
     masked: bool
     """Whether log-probabilities of what a regex or a grammar holds heed that."""
 
+    async def prepare(self, server: Connection) -> None:
+        """Before anything is asked: mends the state that a trainer which was killed may have left a server in."""
+        ...
+
     async def ask(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> Answer | None:

@@ -15,6 +15,9 @@ class Completions:
 
     masked = False
 
+    async def prepare(self, server: Connection) -> None:
+        """Nothing of it outlives a request."""
+
     async def ask(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> Answer | None:

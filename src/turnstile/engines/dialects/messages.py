@@ -17,6 +17,9 @@ class Messages:
 
     masked = True
 
+    async def prepare(self, server: Connection) -> None:
+        """Nothing of it outlives a request."""
+
     async def ask(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> Answer | None:

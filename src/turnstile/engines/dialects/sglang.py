@@ -16,6 +16,9 @@ class SGLang:
 
     masked = True
 
+    async def prepare(self, server: Connection) -> None:
+        """Nothing of it outlives a request."""
+
     async def ask(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> Answer | None:

@@ -5,13 +5,18 @@ The paths that give it weights are there when it was started with VLLM_SERVER_DE
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from turnstile.engines.dialects.base import Answer, Connection, rules, sampled, the_one
 from turnstile.engines.weights import AS_IT_CAME, Weights, spread
-from turnstile.errors import ConfigError, EngineError
+from turnstile.errors import ConfigError, EngineError, EngineGoneError
 from turnstile.types import I32, Sampling
+
+_log = logging.getLogger(__name__)
+ENDING = 30.0  # seconds for a server to go on after a reload, or after one that was given up
 
 
 class VLLM:
@@ -21,6 +26,17 @@ class VLLM:
 
     def __init__(self) -> None:
         self._packs: bool | None = None  # not known yet
+
+    async def prepare(self, server: Connection) -> None:
+        """A trainer that was killed in a reload has left the server paused, with nobody's weights; it would answer
+        nothing from then on."""
+        try:
+            paused = (await server.get("/is_paused", root=True)).get("is_paused")
+        except ConfigError as error:
+            raise _unfit(error) from None
+        if paused is not False:
+            _log.warning("the server at %s was left paused in a reload; it goes on", server.url)
+            await _go_on(server, AS_IT_CAME[1])
 
     async def ask(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
@@ -63,14 +79,18 @@ class VLLM:
                 await _reload(server, weights)
                 return
         except ConfigError as error:
-            raise ConfigError(
-                f"{error}; training gives a server its weights, which vLLM takes where it is started with "
-                "VLLM_SERVER_DEV_MODE=1 (0.32 does; older ones lack /update_weight_version)"
-            ) from None
+            raise _unfit(error) from None
         raise ConfigError(
             f"the server at {server.url} is vLLM on a CPU, whose reload does not renew an output layer that is tied to "
             "the embedding, as this model's is; train over turnstile serve, or with model.train = 'top' or 'lora'"
         )
+
+
+def _unfit(error: ConfigError) -> ConfigError:
+    return ConfigError(
+        f"{error}; training gives a server its weights, which vLLM takes where it is started with "
+        "VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (0.32 does; older ones lack /update_weight_version)"
+    )
 
 
 async def _is_on_cpu(server: Connection) -> bool:
@@ -91,5 +111,15 @@ async def _reload(server: Connection, weights: Weights) -> None:
             raise EngineError(f"the server at {server.url} keeps what it computed with other weights")
         label = weights.label
     finally:
-        await server.control("/update_weight_version", {"new_version": label}, root=True)
-        await server.control("/resume", {}, root=True)
+        await _go_on(server, label)
+
+
+async def _go_on(server: Connection, label: str) -> None:
+    """With tokens of that label. One that hangs is not waited for as long as for an answer: who gives up a reload does
+    so because of it."""
+    try:
+        async with asyncio.timeout(ENDING):
+            await server.control("/update_weight_version", {"new_version": label}, root=True)
+            await server.control("/resume", {}, root=True)
+    except TimeoutError:
+        raise EngineGoneError(f"the server at {server.url} did not go on within {ENDING:g} s of a reload") from None
