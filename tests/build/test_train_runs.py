@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,9 @@ def test_credit_by_a_signal_that_no_turn_has_is_one_warning(recipe: Recipe, tmp_
     lines = [line for line in said(tmp_path / "run") if "compares turns by their signal" in line]
     assert len(lines) == 1
     assert lines[0].startswith("step 1: credit 'rlvmr' compares turns by their signal 'tag', which none of")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000002")
+    turnstile.train(recipe.model_copy(update=more), run=tmp_path / "run")  # goes on with step 2
+    assert [line for line in said(tmp_path / "run") if "compares turns by their signal" in line] == lines
 
 
 def test_a_wrong_recipe_costs_no_run(recipe: Recipe, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from turnstile.credit.igpo import igpo
 from turnstile.credit.per_agent import per_agent
 from turnstile.credit.rlvmr import rlvmr
 from turnstile.credit.subgoal import subgoal
+from turnstile.types import Group, Trajectory
 
 BARE = group_of(attempt(0, [1, 1]), attempt(1, [1]))
 TAGGED = group_of(attempt(0, [1, 1], tags=["", "plan"]), attempt(1, [1], tags=[""]))
@@ -44,6 +45,29 @@ def test_one_line_says_what_is_missing_and_what_there_is() -> None:
 )
 def test_nothing_is_said_where_all_is_well(estimator: Any, groups: Any) -> None:
     assert unread(estimator, groups) is None
+
+
+@pytest.mark.parametrize("value", [0, "", None])
+def test_a_signal_that_is_there_is_there_whatever_it_says(value: Any) -> None:
+    assert unread(subgoal, [signalled(subgoal=value)]) is None
+
+
+def signalled(**signals: Any) -> Group:
+    """The group `BARE` with these signals on every turn."""
+
+    def told(one: Trajectory) -> Trajectory:
+        return replace(one, turns=tuple(replace(turn, signals=signals) for turn in one.turns))
+
+    return replace(BARE, trajectories=tuple(map(told, BARE.trajectories)))
+
+
+def test_zero_is_a_name_like_any_other() -> None:
+    scores = [[score(1.0, [0, 1]), score(0.0, [0])]]
+    for estimator, signal in ((subgoal, "subgoal"), (rlvmr, "tag")):
+        zero, word, none = (
+            by_turn(estimator([signalled(**{signal: value})], scores, {}, {})[0]) for value in (0, "find", "")
+        )
+        assert zero == word != none
 
 
 def test_a_group_of_one_compares_its_turns_with_one_another() -> None:

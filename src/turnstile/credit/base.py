@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from turnstile.types import F32, Group, Score
+from turnstile.types import F32, Group, Score, Turn
 
 Advantages = list[list[F32]]
 """[trajectory][turn] -> f32[n], in the order of the groups' trajectories, for sampled tokens only."""
@@ -83,6 +83,12 @@ def reads(knob: str) -> Callable[[_Function], _Function]:
     return mark
 
 
+def named(turn: Turn, signal: str) -> str:
+    """What a turn's signal says, in words: 0 is a name like any other; "" where it says nothing or is missing."""
+    value = turn.signals.get(signal)
+    return "" if value is None or value is False else str(value)
+
+
 def unread(estimator: Callable[..., Any], groups: Sequence[Group]) -> str | None:
     """One line where an estimator compares turns by a signal that none of the turns of these groups has, so that this
     part of it does nothing; also of one whose knobs are bound. None where all is well."""
@@ -93,7 +99,7 @@ def unread(estimator: Callable[..., Any], groups: Sequence[Group]) -> str | None
         return None
     bound = estimator.keywords if isinstance(estimator, functools.partial) else {}
     signal = bound.get(knob, inspect.signature(inner).parameters[knob].default)
-    if any(turn.signals.get(signal) for turn in turns):
+    if any(signal in turn.signals for turn in turns):
         return None
     known = ", ".join(sorted({name for turn in turns for name in turn.signals})) or "none"
     name = getattr(inner, "__name__", "")

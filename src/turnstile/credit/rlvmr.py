@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from turnstile.credit.base import Advantages, Scores, State, reads
+from turnstile.credit.base import Advantages, Scores, State, named, reads
 from turnstile.credit.stats import Of, Scale, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
@@ -38,7 +38,7 @@ def rlvmr(
     step = turns_of(groups, scores)
     outcome = relative("rlvmr", groups, scores, normalise, of=of)[step.trajectory]
     labels: list[Hashable] = [
-        (int(group), str(turn.signals[tag])) if turn.signals.get(tag) else place
+        (int(group), name) if (name := named(turn, tag)) else place
         for place, (group, turn) in enumerate(zip(step.group, step.turns, strict=True))
     ]
     return step.to_tokens(outcome + alpha * step.within(labels, step.rewards, normalise)), state

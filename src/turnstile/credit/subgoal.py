@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, reads
+from turnstile.credit.base import Advantages, Scores, State, named, reads
 from turnstile.credit.stats import F64, Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import I64, Turns, turns_of, within
 from turnstile.types import Group
@@ -50,7 +50,7 @@ def subgoal(
     check_range("subgoal", 0.0, np.inf, omega=omega)
     normalise = normaliser("subgoal", scale, ddof=ddof, eps=eps)
     step = turns_of(groups, scores)
-    names = [str(turn.signals.get(key) or "") for turn in step.turns]
+    names = [named(turn, key) for turn in step.turns]
     begins = [t for t in range(len(names)) if step.index[t] == 0 or names[t] != names[t - 1]]
     first = np.array(begins, dtype=np.int64)
     segment = np.searchsorted(first, np.arange(len(names)), side="right") - 1

@@ -82,7 +82,6 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
     episode of a step.
     """
     parts.tracker.progress("training", progress.step, settings.steps)
-    first = progress.step + 1
     while progress.step < settings.steps:
         if _due(progress.step, settings.evaluate_every):
             await parts.evaluate(progress.step)
@@ -92,7 +91,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         played = time.monotonic()
         _tell_failures(parts, step, fresh)
         _tell_stopped(parts, step, fresh)
-        if step == first and (line := unread(parts.estimator, fresh)):
+        if step == 1 and (line := unread(parts.estimator, fresh)):
             parts.tracker.say(f"step {step}: {line}", level="warning")
 
         again = parts.buffer.draw(step)
