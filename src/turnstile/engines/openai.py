@@ -99,6 +99,10 @@ class OpenAIEngine:
             return False
         return True
 
+    async def answers(self, session: str) -> bool:
+        """As `healthy`; all sessions have the one server."""
+        return await self.healthy()
+
     async def load(self, weights: Weights) -> None:
         """Has the server sample with these weights from the next token on. Raises ConfigError for one that is not
         started so that it can, EngineGoneError and EngineError where it does not."""
