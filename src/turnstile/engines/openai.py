@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from turnstile.engines.away import losing
 from turnstile.engines.dialects.base import CERTAIN, Answer, Dialect, rules
 from turnstile.engines.dialects.completions import Completions
 from turnstile.engines.dialects.messages import Messages
@@ -152,8 +153,11 @@ class OpenAIEngine:
         if self._meeting is None:
             self._meeting = asyncio.ensure_future(self._meet(prompt_ids))
         meeting = self._meeting
+        if meeting.done() and not meeting.cancelled() and meeting.exception() is None:
+            return
         try:
-            await asyncio.shield(meeting)
+            with losing(f"the server at {self.url} had not said yet what it can do"):
+                await asyncio.shield(meeting)
         finally:
             if meeting.done() and (meeting.cancelled() or meeting.exception()) and self._meeting is meeting:
                 self._meeting = None  # the next one tries again
