@@ -30,6 +30,7 @@ from turnstile.build.parts import (
     make_world,
     read_tasks,
 )
+from turnstile.build.rehearsal import rehearsal_objective
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import peak_memory_mb
 from turnstile.build.warmstart import play_talks, read_talks
@@ -57,6 +58,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     check_examiners(recipe)
     check_asked(recipe, train=tasks, heldout=heldout)
     check_scripts(recipe)
+    rehearsal_objective(recipe)
     talks = read_talks(recipe)
     check_company(recipe, bind("credit", recipe.credit, given=("groups", "scores", "aux", "state")))
     make_scorer(recipe)

@@ -56,7 +56,7 @@ async def store_samples(run: Run, replay: Path | None) -> None:
         done = counter(run.tracker, "playing samples to rehearse", len(tasks) * wanted.attempts)
         with run.timed("samples to rehearse"), run.agent.engine.without_trunk():
             groups = await run.player.groups(tasks, wanted.attempts, label=REHEARSAL, seed=run.recipe.seed, done=done)
-        run.agent.engine.take_stats()  # they are of no step
+        run.engine.take_stats()  # they are of no step
         found = list(zip(groups, run.scorer(groups), strict=True))
     for group, own in found:
         run.recorder.write(0, "warmstart", group, own, label=REHEARSAL)

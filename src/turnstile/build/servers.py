@@ -105,6 +105,7 @@ class Given:
         self._router, self._write, self._head = router, write, recipe.model.train == "all"
         self._owner, self._numbers = secrets.token_hex(6), itertools.count()
         self.open, self.close, self.generate = router.open, router.close, router.generate
+        self.answers = router.answers
         self.take_stats = router.take_stats
 
     def publish(self, version: int) -> None:

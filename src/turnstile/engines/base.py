@@ -26,6 +26,15 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class Remote(Protocol):
+    """An engine in another process, which can be gone."""
+
+    async def answers(self, session: str) -> bool:
+        """Whether what samples for the session says, just now, that it is there."""
+        ...
+
+
+@runtime_checkable
 class Scores(Protocol):
     """An engine that can also say how likely given tokens are. Not every engine can: a server returns the
     log-probabilities of what it sampled."""

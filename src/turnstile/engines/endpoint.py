@@ -6,10 +6,12 @@ import asyncio
 import json
 import os
 import random
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from turnstile.engines.away import losing, lost
 from turnstile.errors import ConfigError, EngineError, EngineGoneError, MissingExtraError
 
 try:
@@ -97,13 +99,17 @@ class Endpoint:
     ) -> dict[str, Any]:
         left, pause = self._retries if retries is None else retries, self._pause
         while True:
+            began = time.monotonic()
             try:
                 return await self._once(method, address, body, seconds, session)
             except EngineGoneError as error:
                 if not left:
                     raise
                 wait = pause * random.uniform(0.75, 1.25) if error.pause is None else error.pause
-            await asyncio.sleep(min(wait, LONGEST))
+                why = str(error)
+            lost(why, began)
+            with losing(why):
+                await asyncio.sleep(min(wait, LONGEST))
             left, pause = left - 1, pause * 2
 
     async def _once(

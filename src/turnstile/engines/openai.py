@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from turnstile.engines.away import losing
 from turnstile.engines.dialects.base import CERTAIN, Answer, Dialect, rules
 from turnstile.engines.dialects.completions import Completions
 from turnstile.engines.dialects.messages import Messages
@@ -99,6 +100,10 @@ class OpenAIEngine:
             return False
         return True
 
+    async def answers(self, session: str) -> bool:
+        """As `healthy`; all sessions have the one server."""
+        return await self.healthy()
+
     async def load(self, weights: Weights) -> None:
         """Has the server sample with these weights from the next token on. Raises ConfigError for one that is not
         started so that it can, EngineGoneError and EngineError where it does not."""
@@ -148,8 +153,11 @@ class OpenAIEngine:
         if self._meeting is None:
             self._meeting = asyncio.ensure_future(self._meet(prompt_ids))
         meeting = self._meeting
+        if meeting.done() and not meeting.cancelled() and meeting.exception() is None:
+            return
         try:
-            await asyncio.shield(meeting)
+            with losing(f"the server at {self.url} had not said yet what it can do"):
+                await asyncio.shield(meeting)
         finally:
             if meeting.done() and (meeting.cancelled() or meeting.exception()) and self._meeting is meeting:
                 self._meeting = None  # the next one tries again

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from turnstile.engines.away import losing, lost
 from turnstile.engines.base import Engine
 from turnstile.engines.weights import Weights
 from turnstile.errors import ConfigError, EngineError, EngineGoneError, WeightsLostError
@@ -86,14 +87,17 @@ class Place:
             if self.gone is not None:
                 raise self.gone
             if self.lacks:
-                await self._loaded()
+                with losing(f"the server at {self.engine.url} was being given weights"):
+                    await self._loaded()
                 continue
+            began = time.monotonic()
             try:
                 found = await self._once(self.engine.generate(prompt_ids, sampling, session))
             except WeightsLostError as error:
                 if self._given > LOSSES:
                     raise ConfigError(f"{error}, again and again; is there one server alone at this address?") from None
                 _log.warning("%s; it is given them again", error)
+                lost(str(error), began)
             except EngineGoneError as error:
                 self.miss(error)
             else:

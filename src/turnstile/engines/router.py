@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from turnstile.engines.away import losing, lost
 from turnstile.engines.replica import Place, Replica
 from turnstile.engines.weights import Weights
 from turnstile.errors import ConfigError, EngineError, EngineGoneError
@@ -78,11 +79,13 @@ class Router:
             raise EngineError(f"session {session!r} is not open")
         with self._under_way():
             while True:
-                held = self._sessions[session]
+                held, began = self._sessions[session], time.monotonic()
                 try:
                     return await held.place.ask(prompt_ids, sampling, held.inner)
                 except EngineGoneError as error:
-                    await self._move(session, error)
+                    lost(str(error), began)
+                    with losing(str(error)):
+                        await self._move(session, error)
 
     async def _move(self, session: str, error: EngineGoneError) -> None:
         """A session whose server is gone goes to another, once there is one."""
@@ -134,6 +137,11 @@ class Router:
                 if all(other.gone is not None for other in self._places):
                     raise
         self.context = min((place.engine.context for place in self._places if place.engine.context), default=0)
+
+    async def answers(self, session: str) -> bool:
+        """Whether the session's server says, just now, that it is there."""
+        place = self._sessions[session].place
+        return place.gone is None and await place.engine.healthy()
 
     async def healthy(self) -> bool:
         """Whether one of them answers just now."""

@@ -29,7 +29,8 @@ class Deadlines:
         return self.slack * self._longest[task]
 
     def note(self, trajectory: Trajectory) -> None:
-        took = trajectory.times["total"] - trajectory.times.get("measure", 0.0)
+        spent = trajectory.times
+        took = spent["total"] - spent.get("measure", 0.0) - spent.get("away", 0.0)
         task = trajectory.task_id
         if trajectory.stop is Stop.ERROR and took < self._seconds(task):
             return  # nobody knows what it would have taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,9 +14,10 @@ import numpy as np
 
 from turnstile.agents.base import Scaffold
 from turnstile.agents.history import hinted
-from turnstile.engines.base import Engine
+from turnstile.engines.away import Away, hearing
+from turnstile.engines.base import Engine, Remote
 from turnstile.envs.base import Env, Step
-from turnstile.errors import InfrastructureError, SandboxError
+from turnstile.errors import EngineError, InfrastructureError, SandboxError
 from turnstile.tracking.board import Place
 from turnstile.types import JSON, Message, Sampling, Stop, Task, ToolSpec, Trajectory, Turn
 
@@ -29,7 +31,7 @@ class Limits:
     turns: int = 8
     tokens: int = 0  # sampled in the whole episode
     context: int = 0  # held at once: prompt, observations and sampled tokens
-    seconds: float = 300.0  # wall clock, of the turns; what is measured at the end is not counted
+    seconds: float = 300.0  # wall clock, of the turns; not of measuring at the end, nor while the engine is away
     unparsed: int = 0  # turns in a row in which no action could be read
 
 
@@ -76,12 +78,13 @@ async def play(
         clock = asyncio.timeout(limits.seconds or None)
         try:
             async with clock:
-                stop = await episode.run()
+                stop = await episode.run(clock)
         except TimeoutError:
             if not clock.expired():
                 raise  # the environment's own, and a fault
             if not episode.opened:
                 raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
+            await episode.check_engine()
             stop = Stop.TIMEOUT
         measuring = time.monotonic()
         moved(Place.GRADING)
@@ -124,13 +127,15 @@ class _Episode:
         self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.opened = False
+        self.away: Away | None = None  # of the request that is being made
+        self.cut = ""  # why the engine was away when the clock ended the episode
         self.opening: tuple[Message, ...] = ()
         self.tools: tuple[ToolSpec, ...] = ()
         self.turns: list[Turn] = []
         self.times = {"generate": 0.0, "environment": 0.0}
 
-    async def run(self) -> Stop:
-        """Turns until an end; returns which."""
+    async def run(self, clock: asyncio.Timeout) -> Stop:
+        """Turns until an end; returns which. `clock` is put forward by the time in which the engine was away."""
         start = await self._timed("environment", self.env.reset(self.task))
         self.opened, self.opening, self.tools = True, tuple(start.messages), tuple(start.tools)
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
@@ -143,7 +148,9 @@ class _Episode:
                 return room
             seed = self.attempt.turn_seed(self.task, len(self.turns))
             sampling = replace(self.sampling, max_tokens=room, stop=renderer.stop, seed=seed)
-            completion = await self._timed("generate", self.engine.generate(held, sampling, self.session))
+            with hearing(functools.partial(self._lost, clock)) as self.away:
+                completion = await self._timed("generate", self.engine.generate(held, sampling, self.session))
+            self.away = None
             message = parser.parse(renderer.text(completion.token_ids), start.tools)
             state_key = self.env.state_key()
             began = time.monotonic()
@@ -172,6 +179,23 @@ class _Episode:
             history.extend(step.messages)
             added, fresh = context.ids, context.fresh
             held = added if fresh else np.concatenate([held, completion.token_ids, added])
+
+    async def check_engine(self) -> None:
+        """Raises EngineError where the clock ended a request that the engine was not answering."""
+        if self.away is None:
+            return
+        if not self.cut and isinstance(self.engine, Remote) and not await self.engine.answers(self.session):
+            self.cut = "the server does not say that it is there"
+            self.times["away"] = self.times.get("away", 0.0) + self.away.rest()
+        if self.cut:
+            raise EngineError(f"episode.seconds were over while the model was away: {self.cut}")
+
+    def _lost(self, clock: asyncio.Timeout, why: str, seconds: float) -> None:
+        self.times["away"] = self.times.get("away", 0.0) + seconds
+        if clock.expired():
+            self.cut = why
+        elif (when := clock.when()) is not None:
+            clock.reschedule(when + seconds)
 
     def _room(self, held: int, sampled: int) -> int | Stop:
         """How many tokens the next turn may sample, or why there is no next turn."""

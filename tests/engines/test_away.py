@@ -1,0 +1,133 @@
+"""Episodes whose engine is away for longer than they may take: an error, never an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from modelserver import Answer, always, bare_server
+from plays import TASK, FakeEnv, player, says, scripted
+from turnstile.engines.away import lost
+from turnstile.engines.openai import OpenAIEngine
+from turnstile.engines.router import Router
+from turnstile.rollout.deadlines import ENOUGH, Deadlines
+from turnstile.rollout.episode import Limits
+from turnstile.types import Stop, Trajectory
+
+PROMPT = np.array([7, 8, 9], np.int32)
+SHORT = Limits(turns=3, seconds=0.2)
+ONE = {"choices": [{"finish_reason": "length", "token_ids": [1], "logprobs": {"token_logprobs": [0.0]}}]}
+
+
+async def played(engine: Any, limits: Limits = SHORT) -> tuple[list[FakeEnv], Trajectory]:
+    """One attempt with one retry, and the environments that it took."""
+    envs: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        envs.append(FakeEnv())
+        return envs[-1]
+
+    (group,) = await player(make, engine=engine, limits=limits, retries=1).groups([TASK], 1, label="l", seed=1)
+    (trajectory,) = group.trajectories
+    return envs, trajectory
+
+
+def given_up(envs: list[FakeEnv], found: Trajectory) -> bool:
+    assert found.error is not None
+    assert "episode.seconds were over while the model was away" in found.error
+    return found.stop is Stop.ERROR and not found.signals and [env.did for env in envs] == [["reset", "close"]] * 2
+
+
+def until(silent: asyncio.Event, answer: Answer) -> Answer:
+    """The answer; none any more once `silent` is set."""
+
+    async def say(request: web.Request) -> web.StreamResponse:
+        if silent.is_set():
+            await asyncio.Event().wait()
+        return await answer(request)
+
+    return say
+
+
+def paths(silent: asyncio.Event) -> dict[str, Answer]:
+    answers = {"/v1/models": {"data": [{"id": "m"}]}, "/v1/completions": ONE}
+    return {path: until(silent, always(body)) for path, body in answers.items()}
+
+
+async def test_a_server_that_accepts_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnstile.engines.openai.HEALTHY", 0.1)
+    silent = asyncio.Event()
+    async with bare_server(paths(silent)) as url:
+        engine = OpenAIEngine(url, retries=0, key="")
+        await engine.meet(PROMPT)
+        silent.set()
+        assert given_up(*await played(engine))
+        await engine.disconnect()
+
+
+@pytest.mark.parametrize("retries", [0, 9])
+async def test_servers_that_are_gone(retries: int) -> None:
+    """While one is waited for, and while one is asked again."""
+    async with bare_server(paths(asyncio.Event())) as url:
+        router = Router([OpenAIEngine(url, retries=retries, key="")], again=0.02, patience=60)
+        await router.meet(PROMPT)
+    assert given_up(*await played(router))
+    await router.disconnect()
+
+
+async def test_a_server_that_cannot_answer_now() -> None:
+    busy = {"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": always({}, 503, {"Retry-After": "30"})}
+    async with bare_server(busy) as url:
+        engine = OpenAIEngine(url, key="")
+        assert given_up(*await played(engine))
+        await engine.disconnect()
+
+
+async def test_a_server_that_is_there_and_slow_takes_the_episodes_own_time() -> None:
+    silent = asyncio.Event()
+    answers = paths(silent) | {"/v1/models": always({"data": [{"id": "m"}]})}
+    async with bare_server(answers) as url:
+        engine = OpenAIEngine(url, retries=0, key="")
+        await engine.meet(PROMPT)
+        silent.set()
+        assert (await played(engine))[1].stop is Stop.TIMEOUT
+        await engine.disconnect()
+
+
+async def test_so_does_a_slow_engine_of_this_process() -> None:
+    engine = scripted(says("look"))
+    engine.generate = lambda *_: asyncio.sleep(60)  # type: ignore[method-assign,assignment,return-value]
+    assert (await played(engine))[1].stop is Stop.TIMEOUT
+
+
+async def test_what_an_outage_took_is_given_back() -> None:
+    engine = scripted(says("look"))
+    sample = engine.generate
+
+    async def generate(*asked: Any) -> Any:
+        since = time.monotonic()
+        await asyncio.sleep(0.7)
+        lost("it was gone", since)
+        lost("the same again", since)
+        return await sample(*asked)
+
+    engine.generate = generate  # type: ignore[method-assign]
+    _, found = await played(engine, Limits(turns=3, seconds=1.5))
+    assert (found.stop, len(found.turns)) == (Stop.TURNS, 3)
+    assert found.times["away"] <= found.times["generate"]
+
+
+async def test_an_outage_makes_no_deadline_longer() -> None:
+    _, found = await played(scripted(says("look")))
+    deadlines = Deadlines(2.0)
+    for _ in range(ENOUGH):
+        deadlines.note(replace(found, times={"total": 103.0, "measure": 1.0, "away": 100.0}))
+    assert deadlines.seconds(TASK) == 4.0
+    deadlines.note(replace(found, stop=Stop.ERROR, error="away", times={"total": 105.0, "away": 104.0}))
+    assert deadlines.seconds(TASK) == 4.0
