@@ -97,6 +97,24 @@ async def test_where_there_is_nothing_to_ask_it_is_none(bytes_: Any) -> None:
     assert not information_gain(ASKED, unasked.trajectories[0]).any()
 
 
+async def test_what_does_not_fit_the_window_is_left_out(bytes_: Any) -> None:
+    engine = tiny_engine(bytes_)
+    group = await played(engine)
+    (whole,) = await examiner(engine, bytes_).examine([group], 1)
+    one = whole.trajectories[0]
+    *first, last = one.signals["answer_probabilities"]
+    longest = sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in one.turns)
+    engine._window = longest  # an episode that filled it
+    (seen,) = await examiner(engine, bytes_).examine([replace(group, trajectories=(one,))], 1)
+    found = seen.trajectories[0].signals["answer_probabilities"]
+    assert found[-1] is None
+    assert last is not None
+    kept = [(a, b) for a, b in zip(found, first, strict=False) if a is not None]
+    assert kept
+    assert all(a == pytest.approx(b, rel=1e-4) for a, b in kept)
+    assert information_gain(ASKED, seen.trajectories[0], last=True)[-1] == 0.0
+
+
 async def test_what_is_wrong_is_one_clear_error(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)

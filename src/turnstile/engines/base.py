@@ -39,6 +39,10 @@ class Scores(Protocol):
     """An engine that can also say how likely given tokens are. Not every engine can: a server returns the
     log-probabilities of what it sampled."""
 
+    def window(self) -> int:
+        """Tokens that the model can hold."""
+        ...
+
     async def score(self, prompt_ids: I32, token_ids: I32, session: str) -> F32:
         """The log-probability f32[n] of each of `token_ids` behind the prompt and those before it, by the model's own
         distribution: at temperature 1, nothing cut off. Raises EngineError when it cannot be had."""

@@ -70,6 +70,7 @@ class TransformersEngine:
         self._memory = Memory(shape_of(model), memory_mb * 2**20)
         self._stop_ids = frozenset(stop_ids)
         self._constraints = Constraints(tokenizer, model.get_output_embeddings().weight.shape[0], self._stop_ids)
+        self._window = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2**20)
         self._trunk_layers = 0
         self._version = 0
         self._sessions: dict[str, Session] = {}
@@ -96,6 +97,10 @@ class TransformersEngine:
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
         self.stats["tokens_asked"] += len(prompt_ids)
         return await self._asked(prompt_ids, sampling, session, self._constraints.start(sampling))
+
+    def window(self) -> int:
+        """As of `engines.base.Scores`."""
+        return self._window
 
     async def score(self, prompt_ids: I32, token_ids: I32, session: str) -> F32:
         """As of `engines.base.Scores`: the tokens are fed one by one like sampled ones, beside all that is sampled."""

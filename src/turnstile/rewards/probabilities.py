@@ -28,8 +28,9 @@ class AnswerProbabilities(Stateless):
     of the mean log-probability of the answer's tokens; of their sum with `mean = False`. Log-probabilities are the
     model's own, at temperature 1. An answer costs as many tokens of decoding as it has, K + 1 times an episode.
 
-    None for an episode without turns, and where no model plays. Raises ConfigError for a task without an answer, for a
-    `form` without its place, and where the engine cannot tell.
+    A p_t whose question and answer reach past the model's window is None, as after an episode that filled it. None in
+    place of all of them for an episode without turns, and where no model plays. Raises ConfigError for a task
+    without an answer, for a `form` without its place, and where the engine cannot tell.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class AnswerProbabilities(Stateless):
     async def _group(self, group: Group) -> Group:
         engine, tokenizer = self._engine, self._tokenizer
         if engine is None or tokenizer is None:
-            found: list[list[float] | None] = [None] * len(group.trajectories)
+            found: list[list[float | None] | None] = [None] * len(group.trajectories)
         else:
             lead, answer = self._words(group.task, tokenizer)
             anchor = engine.open(group.id)  # keeps what the attempts have in common until all are done
@@ -91,15 +92,20 @@ class AnswerProbabilities(Stateless):
         before, asked = (tokenizer.encode(text, add_special_tokens=False) if text else [] for text in texts)
         return np.array(before, np.int32), np.array(asked, np.int32)
 
-    async def _episode(self, engine: Engine, trajectory: Trajectory, lead: I32, answer: I32) -> list[float] | None:
+    async def _episode(
+        self, engine: Engine, trajectory: Trajectory, lead: I32, answer: I32
+    ) -> list[float | None] | None:
         if trajectory.stop is Stop.ERROR or not trajectory.turns:
             return None
         prompts = [*ids_before(trajectory), self._behind(trajectory)]
         jobs = [self._one(engine, trajectory.group, np.concatenate([prompt, lead]), answer) for prompt in prompts]
-        return list(await asyncio.gather(*jobs))
+        found = list(await asyncio.gather(*jobs))
+        return None if all(value is None for value in found) else found
 
-    async def _one(self, engine: Engine, share: str, prompt: I32, answer: I32) -> float:
+    async def _one(self, engine: Engine, share: str, prompt: I32, answer: I32) -> float | None:
         assert isinstance(engine, Scores)
+        if len(prompt) + len(answer) > engine.window():
+            return None
         session = engine.open(share)
         try:
             logprobs = (await engine.score(prompt, answer, session)).astype(np.float64)

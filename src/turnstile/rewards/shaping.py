@@ -84,7 +84,8 @@ def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) 
 
     p_0, ..., p_K is the episode's signal answer_probabilities, which the examiner `answer_probabilities` writes, or the
     environment: before the first turn and after each. The last turn, whose
-    answer the outcome judges, gets 0 unless `last`; so does every turn of an episode for which there are none (None).
+    answer the outcome judges, gets 0 unless `last`; so does a turn before or after which there is none (None), and
+    every turn where there are none at all.
     Raises ConfigError where the signal is missing, or is not K + 1 numbers in [0, 1].
     """
     found = episode_signal(trajectory, "answer_probabilities", "information_gain", examiner="answer_probabilities")
@@ -92,15 +93,16 @@ def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) 
     if found is None:
         return np.zeros(turns, dtype=np.float32)
     try:
+        missing = np.array([value is None for value in found], bool)
         after = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError):
-        after = np.zeros(0)
-    if after.shape != (turns + 1,) or not ((after >= 0.0) & (after <= 1.0)).all():
+        after = missing = np.zeros(0, bool)
+    if after.shape != (turns + 1,) or missing.all() or not (missing | (after >= 0.0) & (after <= 1.0)).all():
         raise ConfigError(
             f"reward 'information_gain' wants {turns + 1} probabilities for the {turns} turns of task {task.id!r}, got "
             f"answer_probabilities = {found!r}"
         )
-    gained = np.diff(after)
+    gained = np.nan_to_num(np.diff(after))
     if not last:
         gained[-1:] = 0.0
     return gained.astype(np.float32)
