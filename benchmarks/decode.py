@@ -162,8 +162,9 @@ def generating(model: PreTrainedModel) -> Decode:
 
 
 def through_engine(model: PreTrainedModel, name: str, sharing: int, **knobs: Any) -> Decode:
-    """Turnstile's engine; each group of `sharing` prompts is one."""
-    engine = TransformersEngine(model, load_tokenizer(name), **{"max_batch": 256, **knobs})
+    """Turnstile's engine; each group of `sharing` prompts is one. Without guesses: the same prompts come again and
+    again, and it would know the answers."""
+    engine = TransformersEngine(model, load_tokenizer(name), **{"max_batch": 256, "drafts": 0, **knobs})
 
     def decode(prompts: Tensor, count: int) -> None:
         async def one(number: int) -> None:

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -122,9 +122,7 @@ def parts(results: Mapping[str, Body]) -> list[str]:
         for side in ("ours", "theirs"):
             if runs := sides.get(side):
                 steps.append([label, side, *(spread(seconds(runs, phase)) for phase in PHASES), len(runs)])
-                work.append(
-                    [label, side, *(f"{statistics.median(run[count] for run in runs):.0f}" for count in COUNTS)]
-                )
+                work.append([label, side, *(middle(count(run, name) for run in runs) for name in COUNTS)])
         if "bare" in sides and "ours" in sides:
             ceilings.append([label, *ceiling(sides)])
     return [
@@ -145,11 +143,26 @@ COUNTS = (
     "turns",
     "new tokens",
     "computed tokens",
+    "wrong guesses",
     "rows tokens",
     "trained tokens",
     "flat groups",
     "peak MB",
 )
+
+
+def count(run: Body, name: str) -> float | None:
+    """What a step did. Guesses are in its own metrics, which one side has, and not of all steps."""
+    if name != "wrong guesses":
+        return float(run[name])
+    told = run.get("metrics", {})
+    return told["tokens/guessed"] - told["tokens/guessed_right"] if "tokens/guessed" in told else None
+
+
+def middle(found: Iterable[float | None]) -> str:
+    """The median of what is known."""
+    known = [each for each in found if each is not None]
+    return f"{statistics.median(known):.0f}" if known else "-"
 
 
 def seconds(runs: Sequence[Body], phase: str) -> list[float]:

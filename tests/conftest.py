@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -17,6 +18,9 @@ from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.tasks.swe.formats.instance import Instance
 
 torch.set_num_threads(1)  # networks of tests are so small that threads would mostly wait for each other
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as behind nohup: the commands that tests interrupt inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENT = Limits(seconds=120.0, cpu_seconds=60.0)  # a busy machine is no hang
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -22,8 +23,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import docker
-
-from turnstile.sandboxes.containers.daemon import knock
 
 IMAGE = "turnstile-test"
 BARE = "turnstile-test-bare"  # without Python
@@ -75,7 +74,7 @@ class Dockerd:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise DidNotStartError(f"dockerd did not start: {(self.folder / 'log').read_text()[-2000:]}")
             with contextlib.suppress(OSError):
-                knock(str(self.folder / "docker.sock"))
+                knock(self.folder / "docker.sock")
                 return
             time.sleep(0.1)
 
@@ -155,6 +154,12 @@ def dockerd() -> Iterator[Dockerd]:
         daemon.stop()
         daemon.sweep()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def knock(path: Path) -> None:
+    """Raises OSError where nobody listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.connect(str(path))
 
 
 def write_root(

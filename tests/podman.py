@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dockerd import ULIMITS, Dockerd
-from turnstile.sandboxes.containers.daemon import knock
+from dockerd import ULIMITS, Dockerd, knock
 
 
 def why_no_podman() -> str | None:
@@ -47,7 +46,7 @@ class Podman(Dockerd):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"podman did not start: {(self.folder / 'log').read_text()[-2000:]}")
             with contextlib.suppress(OSError):
-                knock(str(self.folder / "docker.sock"))
+                knock(self.folder / "docker.sock")
                 return
             time.sleep(0.1)
 

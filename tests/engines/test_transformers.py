@@ -18,8 +18,9 @@ from turnstile.batching.forest import plant
 from turnstile.engines.base import Engine
 from turnstile.engines.check import check_engine
 from turnstile.engines.memory import LEAST, Memory
+from turnstile.engines.plan import PREFILL_TOKENS
 from turnstile.engines.sampling import draw
-from turnstile.engines.transformers import PREFILL_TOKENS, TransformersEngine
+from turnstile.engines.transformers import TransformersEngine
 from turnstile.errors import EngineError
 from turnstile.models.attention import ForestLayout, forward_hidden
 from turnstile.models.logprobs import token_logprobs
@@ -376,18 +377,19 @@ async def test_whoever_shares_what_gets_what_it_asked_for(words, packed):
 async def test_memory_is_bounded(words, rows):
     model = network()
     engine = TransformersEngine(model, words)
-    engine._memory = Memory(engine._memory.shape, rows * LEAST * engine._memory.shape.bytes_per_token)
+    shape = engine._planner.memory.shape
+    engine._planner.memory = Memory(shape, rows * LEAST * shape.bytes_per_token)
     most = 0
 
     def watch(*_: Any) -> None:
         nonlocal most
-        most = max(most, engine._memory.bytes)
+        most = max(most, engine._planner.memory.bytes)
 
     model.get_input_embeddings().register_forward_pre_hook(watch)
     nodes = await conversations(engine, model)
     stats = engine.take_stats()
     least = 4  # whoever goes on alone may need a row of twice the size beside its old one and the one that it leans on
-    assert 0 < most <= max(rows, least) * LEAST * engine._memory.shape.bytes_per_token
+    assert 0 < most <= max(rows, least) * LEAST * shape.bytes_per_token
     assert stats["evicted"] > 0
     assert stats["tokens_rebuilt"] > 0
     assert stats["tokens_computed"] > len(nodes)

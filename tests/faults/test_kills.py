@@ -13,37 +13,13 @@ from pathlib import Path
 
 import pytest
 
-import guess_run
 import killed
 from ends import same_end
 from turnstile.cli.main import run as command
 
 KILLS, SEED = int(os.environ.get("TURNSTILE_KILLS", "50")), os.environ.get("TURNSTILE_SEED", "0")
-MOST = {
-    "rollout": 30,
-    "turn written": 40,
-    "before training": 1,
-    "optimizer": 4,
-    "record": 2,
-    "settle": 1,
-    "checkpoint": 12,
-    "commit": 5,
-    "prune": 1,
-    "moment": 1500,
-}
+MOST = {**killed.POINTS, "moment": 1500}
 """How often a step comes by a point, more or less; of a moment, the milliseconds."""
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return guess_run.recipe_file(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert command(["train", str(recipe), "--out", str(run)]) == 0
-    return run
 
 
 def kill(rng: random.Random, point: str, recipe: Path, run: Path) -> str:
@@ -63,7 +39,7 @@ def test_killed_at_random(
     """Every other time at a named point, else wherever it is by then."""
     rng = random.Random(f"{SEED}/{number}")
     run = tmp_path / "run"
-    where = kill(rng, rng.choice(killed.POINTS) if number % 2 else "moment", recipe, run)
+    where = kill(rng, rng.choice([*killed.POINTS]) if number % 2 else "moment", recipe, run)
     assert command(["audit", str(run)]) == 0
     assert command(["train", str(recipe), "--out", str(run)]) == 0
     assert command(["audit", str(run), "--record"]) == 0

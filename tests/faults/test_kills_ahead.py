@@ -27,17 +27,7 @@ from turnstile.rollout.workers import MODULE
 KILLS = max(2, int(os.environ.get("TURNSTILE_KILLS", "50")) * 2 // 5)
 SEED = os.environ.get("TURNSTILE_SEED", "0")
 POINTS = tuple(point for point in killed.POINTS if point != "rollout")  # that is in the other process
-MOST = {
-    "turn written": 40,
-    "before training": 1,
-    "optimizer": 4,
-    "record": 2,
-    "settle": 1,
-    "checkpoint": 12,
-    "commit": 5,
-    "prune": 1,
-    "moment": 3000,
-}
+MOST = {**killed.POINTS, "moment": 3000}
 """How often a run comes by a point between two draws of a step's tasks, more or less; of a moment, the milliseconds."""
 
 

@@ -12,26 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import guess_run
 from ends import same_end
 from modelprocess import ModelProcess, model_processes
 from turnstile.cli.main import run as command
 from turnstile.rollout.record import read_record
 
 ONE_THREAD = ("engine.deterministic=true", "model.threads=1", "model.device=cpu")
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return guess_run.recipe_file(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trained in one process."""
-    run = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert command(["train", str(recipe), "--out", str(run)]) == 0
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -10,24 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import guess_run
 import killed
 import stopped
 from ends import same_end
 from turnstile.cli.main import run as command
 from turnstile.trainer import checkpoint
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return guess_run.recipe_file(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert command(["train", str(recipe), "--out", str(run)]) == 0
-    return run
 
 
 @pytest.fixture
@@ -62,7 +49,7 @@ def test_a_disk_that_fills_up(
     done = killed.start("fill", point, step, nth, recipe, run)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     line = done.stderr.splitlines()[-1]
-    assert line.startswith("error: ")
+    assert line.startswith("error: "), done.stderr
     assert "No space left on device" in line or "could not be written" in line or "disk" in line
     (disk / "ballast").unlink()
     assert command(["audit", str(run)]) == 0
@@ -82,7 +69,7 @@ def test_a_disk_that_fills_up_while_another_process_plays(
     done = killed.start("fill", "turn written", 3, 7, ahead, run)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     line = done.stderr.splitlines()[-1]
-    assert line.startswith("error: ")
+    assert line.startswith("error: "), done.stderr
     (disk / "ballast").unlink()
     assert command(["audit", str(run)]) == 0
     assert command(["train", str(ahead), "--out", str(run)]) == 0

@@ -59,6 +59,27 @@ def test_lora() -> None:
         assert torch.equal(one, other)
 
 
+def test_adapters_give_what_peft_gives_and_its_gradients() -> None:
+    """In float64, to rounding: logits, and the gradients of adapters and of what they are given."""
+    given = torch.randn(2, 9, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    found = []
+    for ours in (True, False):
+        model = network(dtype=torch.float64)
+        for parameter in choose_trainable(model, "lora", lora_rank=3, lora_alpha=5):
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).double()
+        if not ours:
+            for layer in model.modules():
+                if hasattr(layer, "base_layer"):
+                    del layer.forward  # back to that of its class
+        states = given.clone().requires_grad_()
+        logits = model(inputs_embeds=states).logits
+        logits.square().mean().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+        assert None not in gradients.values()
+        found.append({"logits": logits.detach(), "states": states.grad, **gradients})
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
 def test_merged_adapters_are_plain_weights() -> None:
     model = network()
     plain = stock(model)

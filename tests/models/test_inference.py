@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from helpers import tiny_llama
 from networks import FAMILIES, network
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.attention import CausalLayout, forward_hidden, use_layouts
-from turnstile.models.inference import Inference
+from turnstile.models.fused import Fused
+from turnstile.models.inference import Inference, _fused
 from turnstile.models.logprobs import project
 from turnstile.models.trunk import captured
 
@@ -70,6 +74,32 @@ def test_other_numbers_and_unpacked_run_as_they_are() -> None:
         assert inference._fused is None
 
 
+def test_tokens_that_are_nothing_do_not_decide() -> None:
+    """As those that fill up batches: their embeddings are zero, and what comes of the first one is zero."""
+    model = tiny_llama(64)
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    assert inference._fused is not None
+
+
+@pytest.mark.parametrize(("far", "near", "fused"), [(8, 0, True), (9, 0, False), (0, 1, False), (0, 0, True)])
+def test_how_much_may_differ(monkeypatch: pytest.MonkeyPatch, far: int, near: int, fused: bool) -> None:
+    """A quarter of the tokens by somewhat more than rounding, none by much."""
+    model = network("llama")
+    use_layouts(model)
+    honest = Fused.hidden
+
+    def hidden(self: Fused, *args: Any) -> list[Tensor]:
+        (found,) = honest(self, *args)
+        found[:far] *= 1.001
+        found[:near] *= 1.02
+        return [found]
+
+    monkeypatch.setattr(Fused, "hidden", hidden)
+    assert (_fused(model) is not None) == fused
+
+
 def learn(parameters: list[torch.nn.Parameter]) -> None:
     with torch.no_grad():
         for parameter in parameters:
@@ -104,9 +134,12 @@ def test_follows_parameters_that_are_replaced() -> None:
         assert inference._fused is not None
 
 
-def test_really_computes_on_copies() -> None:
-    model = network()
+@pytest.mark.parametrize(("family", "train"), [("llama", "all"), ("gemma", "all"), ("gemma", "lora")])
+def test_really_computes_on_copies(family: str, train: str) -> None:
+    """Also under adapters, and where nothing is fused."""
+    model = network(family)
     use_layouts(model)
+    choose_trainable(model, train)  # type: ignore[arg-type]
     inference = Inference(model)
 
     def found() -> Tensor:
@@ -114,6 +147,7 @@ def test_really_computes_on_copies() -> None:
 
     before = found()
     projection = model.get_decoder().layers[0].mlp.up_proj
+    projection = getattr(projection, "base_layer", projection)
     projection.weight.data.mul_(2)
     assert torch.equal(found(), before)
     projection.weight.requires_grad_(False).mul_(1)  # a change in place is seen without being told

@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from turnstile.models.memory import zeros
 
 PAGES = 2**26 // 4096  # of the tensor that is made again and again
 
@@ -33,3 +36,14 @@ def test_memory_is_not_taken_anew() -> None:
     }
     assert taken["kept"] < PAGES / 100
     assert taken["as it is"] > taken["kept"]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5,), (3, 7, 1000)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    found = zeros(shape, dtype, torch.device("cpu"))
+    assert (found.shape, found.dtype) == (shape, dtype)
+    assert not found.any()
+    assert found.numel() == 0 or found.data_ptr() % 64 == 0
+    found += 1
+    assert bool((found == 1).all())

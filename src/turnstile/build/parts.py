@@ -195,6 +195,7 @@ def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
         max_batch=recipe.engine.max_batch,
         memory_mb=recipe.engine.memory_mb,
         packed=recipe.engine.packed,
+        drafts=recipe.engine.drafts,
         stop_ids=sorted(stop_ids(tokenizer, network)),
     )
     return Agent(

@@ -42,10 +42,11 @@ from turnstile.envs.base import Env
 from turnstile.errors import ConfigError, ReplayError
 from turnstile.rollout.record import Recorder
 from turnstile.rollout.source import GroupSource, Replay
+from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.tracking.board import Board
 from turnstile.trainer import chance
 from turnstile.trainer.learner import Learner, Objective, Trunk
-from turnstile.trainer.loop import Parts, Settings
+from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
 from turnstile.types import Task
 
@@ -141,34 +142,44 @@ async def _train(
         )
         kept = Kept(run, make_learner(recipe, agent), estimator)
         if not kept.restore():
-            tracker.resume_at(0)
-            run.recorder.resume_at(0)
-            if replay is None:
-                await baselines_and_warm_start(run, kept.learner, talks)
-            else:
-                learn_recorded(run, kept.learner, replay)
-            await store_samples(run, replay)
-            kept.begin()
-            kept.save(kept.progress, {})
+            await _begin(run, kept, talks, replay)
         samples = recipe.eval.samples
         if recipe.eval.before and recipe.warmstart.wanted:
             await run.evaluate(WARM, heldout, samples=samples)
         with run.timed("reinforcement learning"):
             source = await stack.enter_async_context(group_source(run, kept, env, replay))
-            parts = _parts(run, kept, source, estimator, objective)
-            stopping.save = kept.save_if_new
-            try:
-                progress = await train_loop(parts, _settings(recipe), kept.progress)
-            except asyncio.CancelledError:
-                with stopping.saving():
-                    kept.save_if_new()
-                raise
-            stopping.save = None
+            progress = await _learn(kept, _parts(run, kept, source, estimator, objective), stopping)
         if progress.step:
             await run.evaluate(FINAL, heldout, samples=samples, step=progress.step)
         path = report(folder, recipe, train_tasks)
         tracker.say(f"report: {path}")
     return {"results": read_results(folder), "report": path, "run": folder, "step": progress.step}
+
+
+async def _begin(run: Run, kept: Kept, talks: Sequence[Conversation], replay: Path | None) -> None:
+    """All that comes before the first step, and a checkpoint of it."""
+    run.tracker.resume_at(0)
+    run.recorder.resume_at(0)
+    if replay is None:
+        await baselines_and_warm_start(run, kept.learner, talks)
+    else:
+        learn_recorded(run, kept.learner, replay)
+    await store_samples(run, replay)
+    kept.begin()
+    kept.save(kept.progress, {})
+
+
+async def _learn(kept: Kept, parts: Parts, stopping: Stopping) -> Progress:
+    """Reinforcement learning, to its end or to a checkpoint where it was stopped."""
+    stopping.save = kept.save_if_new
+    try:
+        progress = await train_loop(parts, _settings(kept.run.recipe), kept.progress)
+    except asyncio.CancelledError:
+        with stopping.saving():
+            kept.save_if_new()
+        raise
+    stopping.save = None
+    return progress
 
 
 def _no_env() -> Env:

@@ -79,10 +79,14 @@ class Given:
     def __init__(self, token_ids: Sequence[int], vocabulary: int) -> None:
         self._left, self._vocabulary = list(token_ids), vocabulary
 
-    def allowed(self) -> Bool:
-        """The next token alone, [V]."""
+    def next(self, count: int) -> list[int]:
+        """The next tokens, at most so many."""
+        return self._left[:count]
+
+    def allowed(self, ahead: int = 0) -> Bool:
+        """The next token alone, [V]; with `ahead`, the one after so many more."""
         mask = np.zeros(self._vocabulary, dtype=bool)
-        mask[self._left[0]] = True
+        mask[self._left[ahead]] = True
         return mask
 
     def take(self, token: int) -> bool:

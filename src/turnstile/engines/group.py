@@ -74,6 +74,12 @@ class Group:
         cursor.row, cursor.length = row, len(row.tokens)
         return True
 
+    def retract(self, row: Row, length: int) -> None:
+        """Takes back the tokens of a row behind the first `length`, but for those that other rows lean on."""
+        length = max([length, *(other.begin for other in self._rows if other.base is row)])
+        del row.tokens[length:]
+        row.computed = min(row.computed, length)
+
     def close(self) -> None:
         """Drops all rows."""
         for row in self._rows:

@@ -1,13 +1,13 @@
 """Attention of one pass over new tokens of many rows (see `models.attention.Layout`).
 
-Most rows get one token a pass: those are attended to together, shelf by shelf. Rows that lean on the same other row
-see that one in a single product, and the two parts of what they see are put together by the masses of their softmaxes.
-Longer runs of tokens, of prompts and observations, are taken one by one.
+Most rows get one token a pass, or a few with guesses at the next: those are attended to together, shelf by shelf. Rows
+that lean on the same other row see that one in a single product, and the two parts of what they see are put together by
+the masses of their softmaxes. Longer runs of tokens, of prompts and observations, are taken one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,17 @@ from torch.nn.functional import scaled_dot_product_attention
 from turnstile.engines.memory import Row, Shelf
 from turnstile.models.forest_attention import attend_with_sums
 
-GAP = 3
-"""Rows without a new token that a block may span, to be one block instead of two."""
+FEW = 64
+"""Tokens of one row that are attended to together with those of others."""
+
+WASTE = 2048
+"""Pairs of a query and a column that are computed for nothing rather than others in a block of their own."""
+
+LONE = 2
+"""Queries of a row that only decodes: its last token, or a guess at the next besides."""
+
+Query = tuple[int, int]
+"""A place in the flat run of new tokens, and how many columns of a row are seen from there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +44,10 @@ class Span:
         return self.end - self.begin
 
     @property
+    def few(self) -> bool:
+        return self.size <= FEW
+
+    @property
     def tokens(self) -> list[int]:
         return self.row.tokens[self.begin : self.end]
 
@@ -44,11 +57,11 @@ class Span:
 
 
 def lay_out(spans: Sequence[Span]) -> list[Span]:
-    """The spans in the order in which they are computed, with their places in it: single tokens first, by shelf."""
+    """The spans in the order in which they are computed, with their places in it: short ones first, by shelf."""
 
     def order(span: Span) -> tuple[bool, int, int]:
         assert span.row.shelf is not None
-        return span.size > 1, span.row.shelf.capacity, span.row.place
+        return not span.few, span.row.shelf.capacity, span.row.place
 
     ordered, at = sorted(spans, key=order), 0
     for span in ordered:
@@ -70,16 +83,16 @@ class _Writes:
 
     def __init__(self, shelf: Shelf, spans: Sequence[Span]) -> None:
         device = shelf.kv.device
-        single = [span for span in spans if span.size == 1]
+        few = [(span, i) for span in spans if span.few for i in range(span.size)]
         self._shelf = shelf
-        self._any = bool(single)
-        self._from = _places([span.at for span in single], device)
-        self._rows = torch.tensor([span.row.place for span in single], device=device)
-        self._columns = torch.tensor([span.begin - span.row.begin for span in single], device=device)
+        self._any = bool(few)
+        self._from = _places([span.at + i for span, i in few], device)
+        self._rows = torch.tensor([span.row.place for span, _ in few], device=device)
+        self._columns = torch.tensor([span.begin + i - span.row.begin for span, i in few], device=device)
         self._longer = [
             (span.run, span.row.place, slice(span.begin - span.row.begin, span.end - span.row.begin))
             for span in spans
-            if span.size > 1
+            if not span.few
         ]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -100,30 +113,28 @@ class _Writes:
 
 
 class _Block:
-    """Rows begin..end-1 of a shelf with m queries each, some of which may stand for nothing."""
+    """A stretch of a shelf, with m queries for each row, some of which may stand for nothing."""
 
-    def __init__(self, shelf: Shelf, begin: int, end: int, queries: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """`queries`: for each row, (place in the flat run, columns that it sees)."""
+    def __init__(self, shelf: Shelf, stretch: _Stretch, queries: Sequence[Sequence[Query]]) -> None:
         device, dtype = shelf.kv.device, shelf.kv.dtype
-        m = max(map(len, queries))
-        self._shelf, self._rows = shelf, slice(begin, end)
-        self._columns = max(seen for row in queries for _, seen in row)
-        padded = [[*row, *[(0, 0)] * (m - len(row))] for row in queries]
+        self.stretch, self._shelf = stretch, shelf
+        padded = [[*row, *[(0, 0)] * (stretch.queries - len(row))] for row in queries]
         flat = [query for row in padded for query in row]
         real = [i for i, (_, seen) in enumerate(flat) if seen > 0]
         self._real = _places(real, device)
         self._query = _places([at for at, _ in flat], device)
         self.at = _places([flat[i][0] for i in real], device)
         self._bias: Tensor | None = None  # [R, 1, m, 1, columns]; none where all see all
-        if any(seen < self._columns for _, seen in flat):
+        if any(seen < stretch.columns for _, seen in flat):
             limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=device)
-            hidden = (torch.arange(self._columns, device=device) >= limits[..., None])[:, None, :, None]
+            hidden = (torch.arange(stretch.columns, device=device) >= limits[..., None])[:, None, :, None]
             self._bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
         self._each: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """query [T, Hq, D] -> for the places `at`: what they see [n, Hq, D] and the log of its mass [n, Hq, 1]."""
-        key, value = self._shelf.kv[layer, :, self._rows, :, : self._columns]  # [R, Hkv, columns, D]
+        stretch = self.stretch
+        key, value = self._shelf.kv[layer, :, stretch.begin : stretch.end, :, : stretch.columns]  # [R, Hkv, columns, D]
         rows, kv_heads, columns, width = key.shape
         asked = query[self._query].view(rows, -1, kv_heads, query.shape[1] // kv_heads, width).transpose(1, 2)
         if self._bias is not None and self._each is None:  # the same for every layer
@@ -166,19 +177,20 @@ class RowsLayout:
     def __init__(self, spans: Sequence[Span]) -> None:
         shelves = {span.row.shelf for span in spans if span.row.shelf is not None}
         self._writes = [_Writes(shelf, [span for span in spans if span.row.shelf is shelf]) for shelf in shelves]
-        single = [span for span in spans if span.size == 1]
-        self._runs = [(span.run, _Run(span)) for span in spans if span.size > 1]
-        self._single = len(single)
-        asked: dict[Row, list[tuple[int, int]]] = {}  # of rows that others lean on
-        for span in single:
-            if span.row.base is not None:
-                asked.setdefault(span.row.base, []).append((span.at, span.row.begin))
-        own: dict[Row, list[tuple[int, int]]] = {}
-        for span in single:
-            seen = (span.at, span.end - span.row.begin)
-            (asked[span.row] if span.row in asked else own.setdefault(span.row, [])).append(seen)
-        self._own = _blocks(own)
-        self._shared = _blocks(asked)
+        self._runs = [(span.run, _Run(span)) for span in spans if not span.few]
+        few = [(span.row, span.at + i, span.begin + i + 1) for span in spans if span.few for i in range(span.size)]
+        self._few = bool(few)
+        own: dict[Row, list[Query]] = {}
+        asked: dict[Row, list[Query]] = {}  # of rows that others lean on
+        for row, at, end in few:
+            own.setdefault(row, []).append((at, end - row.begin))
+            if row.base is not None:
+                asked.setdefault(row.base, []).append((at, row.begin))
+        for row in own.keys() & asked.keys():
+            if len(asked[row]) * (_columns(own[row]) - _columns(asked[row])) <= WASTE:
+                asked[row] += own.pop(row)
+        self.own = _blocks(own)
+        self.shared = _blocks(asked)
 
     def keep(self, states: Sequence[Tensor]) -> None:
         """Keeps the hidden states [T, H] of the pass."""
@@ -192,12 +204,12 @@ class RowsLayout:
             writes.write(layer, key, value)
         exact = torch.promote_types(query.dtype, torch.float32)  # parts are merged in it
         out = torch.zeros(query.shape, dtype=exact, device=query.device)
-        if self._single:
+        if self._few:
             mass = torch.full((*query.shape[:2], 1), float("-inf"), dtype=exact, device=query.device)
-            for block in self._own:
+            for block in self.own:
                 seen, mass_of = block.attend(layer, query, scale)
                 out[block.at], mass[block.at] = seen.to(exact), mass_of
-            for block in self._shared:
+            for block in self.shared:
                 seen, mass_of = block.attend(layer, query, scale)
                 share = (mass_of - mass[block.at]).sigmoid_()
                 out[block.at] = torch.lerp(out[block.at], seen.to(exact), share)
@@ -206,20 +218,75 @@ class RowsLayout:
         return out.to(query.dtype).transpose(0, 1)[None]
 
 
-def _blocks(queries: dict[Row, list[tuple[int, int]]]) -> list[_Block]:
-    """Blocks of rows that lie side by side, or nearly."""
-    shelves: dict[Shelf, dict[int, list[tuple[int, int]]]] = {}
+def _blocks(queries: Mapping[Row, Sequence[Query]]) -> list[_Block]:
+    """Blocks of rows that lie side by side, or nearly; rows of few queries go apart from those of more where that costs
+    less than padding them."""
+    shelves: dict[Shelf, dict[int, Sequence[Query]]] = {}
     for row, own in queries.items():
         assert row.shelf is not None
         shelves.setdefault(row.shelf, {})[row.place] = own
     blocks = []
     for shelf, rows in shelves.items():
-        places = sorted(rows)
-        starts = [i for i, place in enumerate(places) if i == 0 or place - places[i - 1] > 1 + GAP]
-        for start, stop in zip(starts, [*starts[1:], len(places)], strict=True):
-            begin, end = places[start], places[stop - 1] + 1
-            blocks.append(_Block(shelf, begin, end, [rows.get(place, []) for place in range(begin, end)]))
+        few = {place: own for place, own in rows.items() if len(own) <= LONE}
+        more = {place: own for place, own in rows.items() if len(own) > LONE}
+        together, apart = [(rows, _stretches(rows))], [(part, _stretches(part)) for part in (few, more)]
+        for part, stretches in min(together, apart, key=_cost):
+            blocks += [_Block(shelf, one, [part.get(place, ()) for place in one.places]) for one in stretches]
     return blocks
+
+
+def _cost(parts: Sequence[tuple[object, Sequence[_Stretch]]]) -> int:
+    """In pairs that are computed for nothing."""
+    return sum(one.wasted + WASTE for _, stretches in parts for one in stretches)
+
+
+def _stretches(rows: Mapping[int, Sequence[Query]]) -> list[_Stretch]:
+    """The places of `rows`, put together as far as it pays."""
+    found: list[_Stretch] = []
+    for place in sorted(rows):
+        seen = [columns for _, columns in rows[place]]
+        one = _Stretch(place, place + 1, 1, len(seen), max(seen), sum(seen))
+        if found and (both := found[-1].joined(one)).wasted <= WASTE * (both.members - 1):
+            found[-1] = both
+        else:
+            found.append(one)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Places begin..end-1 of a shelf as one block: all get as many queries as the one with most of them, and all those
+    see as many columns as the one that sees most."""
+
+    begin: int
+    end: int
+    members: int  # places of which anything is asked
+    queries: int
+    columns: int
+    pairs: int  # that see each other
+
+    @property
+    def places(self) -> range:
+        return range(self.begin, self.end)
+
+    @property
+    def wasted(self) -> int:
+        return len(self.places) * self.queries * self.columns - self.pairs
+
+    def joined(self, other: _Stretch) -> _Stretch:
+        return _Stretch(
+            self.begin,
+            other.end,
+            self.members + other.members,
+            max(self.queries, other.queries),
+            max(self.columns, other.columns),
+            self.pairs + other.pairs,
+        )
+
+
+def _columns(queries: Sequence[Query]) -> int:
+    """How many columns the query sees that sees most."""
+    return max(seen for _, seen in queries)
 
 
 class LonelyLayout:

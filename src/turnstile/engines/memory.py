@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turnstile.models.memory import zeros
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -105,30 +107,34 @@ class Shelf:
     def vacancies(self) -> int:
         return self.rows.count(None)
 
+    @property
+    def occupied(self) -> int:
+        return len(self.rows) - self.vacancies
+
     def resize(self, count: int) -> None:
         """Makes room for `count` rows; those it has move together."""
-        places = [place for place, row in enumerate(self.rows) if row is not None]
-        old_kv, old_hidden, kept = self.kv, self.hidden, len(places)
-        self.kv, self.hidden = self._room(count), self._states(count)
-        self.kv[:, :, :kept] = old_kv[:, :, places]
-        self.hidden[:, :kept] = old_hidden[:, places]
-        self.rows = [self.rows[place] for place in places] + [None] * (count - kept)
-        for place, row in enumerate(self.rows[:kept]):
-            assert row is not None
+        kept = [row for row in self.rows if row is not None]
+        kv, hidden, self.kv, self.hidden = self.kv, self.hidden, self._room(count), self._states(count)
+        for place, row in enumerate(kept):
+            self._take(place, kv, hidden, row.place, row.computed - row.begin)
             row.place = place
+        self.rows = [*kept, *[None] * (count - len(kept))]
 
     def copy(self, place: int, source: Shelf, other: int, columns: int) -> None:
         """Takes over the first columns of a row of another shelf."""
-        self.kv[:, :, place, :, :columns] = source.kv[:, :, other, :, :columns]
-        self.hidden[:, place, :columns] = source.hidden[:, other, :columns]
+        self._take(place, source.kv, source.hidden, other, columns)
+
+    def _take(self, place: int, kv: Tensor, hidden: Tensor, other: int, columns: int) -> None:
+        self.kv[:, :, place, :, :columns] = kv[:, :, other, :, :columns]
+        self.hidden[:, place, :columns] = hidden[:, other, :columns]
 
     def _room(self, rows: int) -> Tensor:
         s = self._shape
-        return torch.zeros(s.layers, 2, rows, s.kv_heads, self.capacity, s.head_dim, dtype=s.dtype, device=s.device)
+        return zeros((s.layers, 2, rows, s.kv_heads, self.capacity, s.head_dim), s.dtype, s.device)
 
     def _states(self, rows: int) -> Tensor:
         s = self._shape
-        return torch.zeros(s.states, rows, self.capacity, s.hidden, dtype=s.dtype, device=s.device)
+        return zeros((s.states, rows, self.capacity, s.hidden), s.dtype, s.device)
 
 
 LEAST = 128
@@ -163,7 +169,8 @@ class Memory:
             return False
         if not shelf.vacancies:
             spare = (self._limit - self.bytes) // shelf.row_bytes
-            shelf.resize(len(shelf.rows) + max(1, min(len(shelf.rows), spare)))
+            beside = 0 if row.shelf is None else min(row.shelf.occupied, spare // 2)  # which grow like it, as a rule
+            shelf.resize(len(shelf.rows) + max(1, beside, min(len(shelf.rows), spare)))
         place = shelf.rows.index(None)
         if row.shelf is not None:
             shelf.copy(place, row.shelf, row.place, row.computed - row.begin)
@@ -214,7 +221,7 @@ class Memory:
         while not shelf.vacancies and self.bytes + shelf.row_bytes > self._limit:
             others = [other for other in self._shelves.values() if other.vacancies]
             if others:
-                others[0].resize(len(others[0].rows) - others[0].vacancies)
+                others[0].resize(others[0].occupied)
                 continue
             idle = [row for row in self._rows() if row not in needed and not row.leaning]
             if not idle:

@@ -10,7 +10,7 @@ import numpy as np
 
 from turnstile.engines.constraint import Constraint, Given
 from turnstile.engines.group import Cursor, common
-from turnstile.types import Completion, Finish, Sampling
+from turnstile.types import Bool, Completion, Finish, Sampling
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +44,23 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     finish: Finish | None = None
+    heard: bool = False  # guesses were learnt from its prompt
 
     @property
     def sampled(self) -> int:
         """How many tokens were sampled."""
         return len(self.logprobs)
+
+    @property
+    def left(self) -> int:
+        """How many more tokens may be sampled."""
+        return self.sampling.max_tokens - self.sampled
+
+    def allowed(self, ahead: int) -> Bool | None:
+        """The tokens [V] that it may go on with after `ahead` guesses; None if all."""
+        if isinstance(self.constraint, Given):
+            return self.constraint.allowed(ahead)
+        return None if self.constraint is None else self.constraint.allowed()
 
     @property
     def ids(self) -> list[int]:

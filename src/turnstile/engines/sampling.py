@@ -39,22 +39,34 @@ def draw(
         return [(int(token), 0.0, 0.0) for token in best.argmax(dim=-1).tolist()]
     scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
     cut = truncate(scaled, sampling)
-    p, logp = cut.softmax(dim=-1), cut.log_softmax(dim=-1)
-    entropy = -torch.linalg.vecdot(p, logp.clamp_(min=-1e4))  # what is excluded counts nothing, and not NaN
+    p = cut.softmax(dim=-1)
+    norm, entropy = _norm_and_entropy(p, cut)
     if allowed is None:
         tokens = _invert(p, rows, draws)
     else:
         left = cut[rows].masked_fill(~allowed, float("-inf")).softmax(dim=-1)
         tokens = _invert(left, torch.arange(len(rows), device=rows.device), draws)
-    found = zip(tokens.tolist(), logp[rows, tokens].tolist(), entropy[rows].tolist(), strict=True)
-    return list(found)
+    logprobs = (cut[rows, tokens] - norm[rows]).clamp_(max=0)  # also of what is allowed alone, and hardly likely
+    return list(zip(tokens.tolist(), logprobs.tolist(), entropy[rows].tolist(), strict=True))
+
+
+def _norm_and_entropy(p: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The logarithms of the sums [R] behind softmaxes p [R, V] of logits, and their entropies [R] in nats, by few walks
+    over the vocabulary."""
+    best, where = logits.max(dim=-1, keepdim=True)
+    norm = (best - p.gather(1, where).log())[:, 0]
+    mean = torch.bmm(p[:, None], logits[..., None])[:, 0, 0]
+    if not bool(mean.isfinite().all()):  # what is excluded counts nothing, and not NaN
+        mean = torch.linalg.vecdot(p, logits.clamp(min=torch.finfo(logits.dtype).min))
+    return norm, (norm - mean).clamp_(min=0)
 
 
 def _invert(p: Tensor, rows: Tensor, draws: Sequence[float]) -> Tensor:
     """The tokens i64[n] at which the mass of rows `rows[i]` of p [R, V] reaches `draws[i]` of the whole."""
     width = p.shape[1]
     short = -width % STRETCH
-    stretches = torch.nn.functional.pad(p, (0, short)).view(len(p), -1, STRETCH)
+    whole = torch.nn.functional.pad(p, (0, short)) if short else p
+    stretches = whole.view(len(p), -1, STRETCH)
     before = stretches.sum(dim=-1).cumsum(dim=-1)[rows]
     total = before[:, -1]
     if not bool(total.isfinite().all()):

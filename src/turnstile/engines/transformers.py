@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,23 +23,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.engines.constraint import Constraint, Constraints, Given
 from turnstile.engines.failures import failure
-from turnstile.engines.group import Cursor, Group
-from turnstile.engines.layout import Span, lay_out
-from turnstile.engines.memory import Memory, Row, shape_of
+from turnstile.engines.memory import Memory, shape_of
+from turnstile.engines.plan import COUNTED, Planner
 from turnstile.engines.requests import Request, Session
 from turnstile.engines.sampling import draw, plain, uniform
-from turnstile.engines.step import Step
+from turnstile.engines.step import Ready, Step
 from turnstile.errors import EngineError
 from turnstile.models.attention import use_layouts
 from turnstile.models.inference import Inference
+from turnstile.models.logprobs import logits_at_once
 from turnstile.types import F32, I32, Completion, Sampling
 
-PREFILL_TOKENS = 512
-"""Prompt tokens computed in one step, so that a long prompt does not hold up those that decode."""
-
-STATS = ("tokens_asked", "tokens_computed", "tokens_rebuilt", "tokens_sampled", "evicted", "seconds")
-"""What is counted: prompt tokens of the requests, tokens computed, those of them that had been computed before (they
-were dropped for want of memory, or the weights changed), tokens sampled, rows dropped, seconds of all steps."""
+STATS = ("tokens_asked", "tokens_sampled", "seconds", *COUNTED)
+"""What is counted: prompt tokens of the requests, tokens sampled, seconds of all steps, and what the planner counts."""
 
 
 class TransformersEngine:
@@ -47,8 +44,10 @@ class TransformersEngine:
     `max_batch` bounds the requests decoded at once, `memory_mb` the keys and values kept (least recently used
     sessions go first, and are computed again when needed; requests that do not fit wait). With `deterministic` every
     pass takes `max_batch` tokens, real or not, and each is attended by itself: then what is sampled, to the last bit,
-    does not depend on what else there is to compute. With `packed` a CPU samples from reordered copies of the weights,
-    which take as much memory again. `stop_ids` end a turn, as do a request's stop strings.
+    does not depend on what else there is to compute. Otherwise up to `drafts` tokens that probably come next are
+    computed along with what a request lacks, and kept as far as they are the ones that are drawn (`engines/drafts.py`).
+    With `packed` a CPU samples from reordered copies of the weights, which take as much memory again. `stop_ids` end a
+    turn, as do a request's stop strings.
     """
 
     def __init__(
@@ -60,28 +59,32 @@ class TransformersEngine:
         max_batch: int = 64,
         memory_mb: int = 4096,
         packed: bool = True,
+        drafts: int = 8,
         stop_ids: Sequence[int] = (),
     ) -> None:
         use_layouts(model)
         self._inference = Inference(model, packed=packed)
         self._tokenizer = tokenizer
-        self._deterministic = deterministic
         self._max_batch = max_batch
-        self._memory = Memory(shape_of(model), memory_mb * 2**20)
         self._stop_ids = frozenset(stop_ids)
         self._constraints = Constraints(tokenizer, model.get_output_embeddings().weight.shape[0], self._stop_ids)
         self._window = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2**20)
+        self._planner = Planner(
+            Memory(shape_of(model), memory_mb * 2**20),
+            width=max_batch if deterministic else 0,
+            drafts=drafts,
+            at_once=logits_at_once(model),
+            window=self._window,
+        )
         self._trunk_layers = 0
         self._version = 0
         self._sessions: dict[str, Session] = {}
-        self._groups: dict[str, Group] = {}
         self._running: list[Request] = []
         self._serial = itertools.count()
-        self._clock = itertools.count(1)
         self._driver: asyncio.Task[None] | None = None
         self._loads: list[tuple[Callable[[], int], asyncio.Future[int]]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")  # the same one: it keeps its own OpenMP team
-        self.stats: dict[str, float] = dict.fromkeys(STATS, 0.0)
+        self._counted: dict[str, float] = defaultdict(float)
 
     def open(self, share: str) -> str:
         name = f"{share}#{next(self._serial)}"
@@ -91,11 +94,11 @@ class TransformersEngine:
     def close(self, session: str) -> None:
         share = self._sessions.pop(session).share
         last = all(other.share != share for other in self._sessions.values())
-        if last and not self._trunk_layers and share in self._groups:  # a trunk waits for the trainer
-            self._groups.pop(share).close()
+        if last and not self._trunk_layers:  # a trunk waits for the trainer
+            self._planner.close(share)
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
-        self.stats["tokens_asked"] += len(prompt_ids)
+        self._counted["tokens_asked"] += len(prompt_ids)
         return await self._asked(prompt_ids, sampling, session, self._constraints.start(sampling))
 
     def window(self) -> int:
@@ -103,11 +106,12 @@ class TransformersEngine:
         return self._window
 
     async def score(self, prompt_ids: I32, token_ids: I32, session: str) -> F32:
-        """As of `engines.base.Scores`: the tokens are fed one by one like sampled ones, beside all that is sampled."""
+        """As of `engines.base.Scores`: the tokens are fed like sampled ones, beside all that is sampled; many at once,
+        unless the engine is deterministic."""
         if len(token_ids) == 0:
             return np.zeros(0, np.float32)
         given = self._constraints.given(token_ids.tolist())
-        self.stats["tokens_asked"] += len(prompt_ids) + len(token_ids)
+        self._counted["tokens_asked"] += len(prompt_ids) + len(token_ids)
         found = await self._asked(prompt_ids, Sampling(max_tokens=len(token_ids)), session, given)
         return found.logprobs
 
@@ -132,8 +136,9 @@ class TransformersEngine:
         """From now on keeps what goes into layer `layers`, and what finished groups know of it, until weights are
         published (0: no longer)."""
         self._trunk_layers = layers
-        self._forget()
-        self._memory = self._memory.for_shape(replace(self._memory.shape, trunk=layers > 0))
+        self._planner.forget()
+        memory = self._planner.memory
+        self._planner.memory = memory.for_shape(replace(memory.shape, trunk=layers > 0))
 
     @contextmanager
     def without_trunk(self) -> Iterator[None]:
@@ -147,16 +152,13 @@ class TransformersEngine:
 
     def trunk(self, share: str, token_ids: I32) -> Tensor:
         """What went into that layer for the first n of `token_ids` that a group knows, [n, H]."""
-        cursor = Cursor()
-        if share in self._groups and self._trunk_layers:
-            self._groups[share].follow(cursor, token_ids.tolist())
-        return self._memory.states(cursor.row, cursor.length, 1)
+        return self._planner.states(share, token_ids.tolist() if self._trunk_layers else [], 1)
 
     def publish(self, version: int) -> None:
         """The weights have changed in place: what was computed with the old ones is dropped, and requests in
         progress go on from what they sampled."""
         self._version = version
-        self._forget()
+        self._planner.forget()
         self._inference.forget()
 
     async def update(self, load: Callable[[], int]) -> int:
@@ -182,12 +184,10 @@ class TransformersEngine:
 
     def take_stats(self) -> dict[str, float]:
         """What was done since the last call: tokens and seconds."""
-        taken, self.stats = self.stats, dict.fromkeys(STATS, 0.0)
+        taken = {**dict.fromkeys(STATS, 0.0), **self._counted, **self._planner.counted}
+        self._counted.clear()
+        self._planner.counted.clear()
         return taken
-
-    def _forget(self, *, keep: bool = True) -> None:
-        self._groups.clear()
-        self._memory.clear(keep=keep)
 
     def _wake(self) -> None:
         if self._driver is None or self._driver.done():
@@ -208,9 +208,10 @@ class TransformersEngine:
                 continue
             try:
                 started = time.monotonic()
-                step = self._plan(batch)
+                step = self._planner.plan(batch)
                 await loop.run_in_executor(self._thread, self._step, step, self._version)
-                self.stats["seconds"] += time.monotonic() - started
+                self._planner.settle(step, batch)
+                self._counted["seconds"] += time.monotonic() - started
             except Exception as error:  # every request of the batch is told
                 failed = failure(error)
                 if failed is error:  # all get the same one, and none of them is its place
@@ -219,7 +220,7 @@ class TransformersEngine:
                     self._leave(request)
                     if not request.future.done():
                         request.future.set_exception(failed)
-                self._forget(keep=False)  # some places were taken and never filled, or not with numbers
+                self._planner.forget(keep=False)  # some places were taken and never filled, or not with numbers
                 continue
             for request in batch:
                 if request.finish is not None:
@@ -232,40 +233,11 @@ class TransformersEngine:
         if request in self._running:
             self._running.remove(request)
 
-    def _plan(self, batch: Sequence[Request]) -> Step:
-        """Rooms for the next tokens of each request, in the order in which they came; what is known costs nothing."""
-        spans: list[Span] = []
-        ready: list[Request] = []
-        needed: set[Row] = set()
-        left = self._max_batch if self._deterministic else PREFILL_TOKENS
-        for request in batch:
-            session, path = request.session, request.path
-            if session.share not in self._groups:
-                self._groups[session.share] = Group(self._memory, lean=not self._deterministic)
-            cursor, clock = request.cursor, next(self._clock)
-            self._groups[session.share].follow(cursor, path)
-            begin, room = cursor.length, left if self._deterministic else max(1, left)
-            if missing := path[begin : begin + room]:
-                first = not spans and not ready  # one always goes on
-                if not self._groups[session.share].extend(cursor, missing, needed, clock, must=first):
-                    continue
-                assert cursor.row is not None
-                spans.append(Span(cursor.row, begin, cursor.length))
-                left -= len(missing)
-                self.stats["tokens_computed"] += len(missing)
-                self.stats["tokens_rebuilt"] += session.computes(path, begin, cursor.length)
-            if cursor.row is not None and cursor.length:
-                needed |= cursor.row.use(clock)
-            if cursor.length == len(path):
-                ready.append(request)
-        self.stats["evicted"] += self._memory.take_dropped()
-        return Step(lay_out(spans), ready, self._max_batch if self._deterministic else 0)
-
     @torch.no_grad()
     def _step(self, step: Step, version: int) -> None:
         """One forward pass over what the requests still lack, then one token for each that lacks nothing."""
         if step.spans:
-            device = self._memory.shape.device
+            device = self._planner.memory.shape.device
             tokens, positions = step.tokens().to(device), step.positions().to(device)
             step.keep(self._inference.hidden(tokens, positions, step.layout, self._trunk_layers))
         if step.ready:
@@ -273,22 +245,33 @@ class TransformersEngine:
 
     def _sample(self, step: Step, version: int) -> None:
         """One token for each request that is ready, from the hidden state at the end of its path."""
-        hidden, where = step.hidden()
+        hidden, wanted = step.hidden()
         logits = self._inference.logits(hidden)
         alike: dict[tuple[Sampling, bool], list[int]] = {}
-        for i, request in enumerate(step.ready):
-            alike.setdefault((plain(request.sampling), request.constraint is not None), []).append(i)
+        for i, (one, _, _) in enumerate(wanted):
+            alike.setdefault((plain(one.request.sampling), one.request.constraint is not None), []).append(i)
+        drawn: dict[tuple[Ready, int], tuple[int, float, float]] = {}
         for (sampling, _), members in alike.items():
-            requests = [step.ready[i] for i in members]
-            draws = [uniform(request.sampling.seed, request.sampled) for request in requests]
-            rows = torch.tensor([where[i] for i in members], device=logits.device)
-            masks = [request.constraint.allowed() for request in requests if request.constraint is not None]
+            chosen = [wanted[i] for i in members]
+            draws = [uniform(one.request.sampling.seed, one.request.sampled + ahead) for one, ahead, _ in chosen]
+            rows = torch.tensor([node for _, _, node in chosen], device=logits.device)
+            masks = [mask for one, ahead, _ in chosen if (mask := one.request.allowed(ahead)) is not None]
             allowed = torch.from_numpy(np.stack(masks)).to(logits.device) if masks else None
-            drawn = draw(logits, rows, sampling, draws, allowed)
-            for request, (token, logprob, entropy) in zip(requests, drawn, strict=True):
-                request.append(token, logprob, entropy, version)
-                self._finish(request, token)
-        self.stats["tokens_sampled"] += sum(not isinstance(request.constraint, Given) for request in step.ready)
+            found = draw(logits, rows, sampling, draws, allowed)
+            drawn |= {(one, ahead): each for (one, ahead, _), each in zip(chosen, found, strict=True)}
+        for one in step.ready:
+            self._take(one, [drawn[one, ahead] for ahead in range(1 + len(one.guesses))], version)
+
+    def _take(self, ready: Ready, drawn: Sequence[tuple[int, float, float]], version: int) -> None:
+        """Adds to a request what was drawn for it, for as long as its guesses were right and it is not finished."""
+        request = ready.request
+        for (token, logprob, entropy), guess in zip(drawn, [*ready.guesses, None], strict=True):
+            request.append(token, logprob, entropy, version)
+            self._finish(request, token)
+            self._counted["tokens_sampled"] += not isinstance(request.constraint, Given)
+            ready.sampled += 1
+            if request.finish is not None or token != guess:
+                break
 
     def _finish(self, request: Request, token: int) -> None:
         matched = request.constraint is not None and request.constraint.take(token)

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from turnstile.errors import ConfigError, MissingExtraError
+from turnstile.models.lora import compute_in_place
 
 
 def choose_trainable(
@@ -50,6 +51,9 @@ def _add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
     model.requires_grad_(False)
     torch.manual_seed(0)  # the adapters' first weights must not depend on what ran before
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"), model)
+    for layer in model.modules():
+        if _is_adapted(layer) and is_linear(layer):
+            compute_in_place(layer)
     head = model.get_output_embeddings()
     for name, parameter in model.named_parameters():
         parameter.requires_grad = "lora_" in name and not any(parameter is p for p in head.parameters())

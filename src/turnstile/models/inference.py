@@ -12,6 +12,9 @@ from turnstile.models.logprobs import project
 from turnstile.models.packed import PackedLinears
 from turnstile.models.trunk import captured
 
+PROBES = 32
+"""Tokens, from all over the vocabulary, by which a fused pass is tried."""
+
 
 class Inference:
     """A model as it is sampled from.
@@ -65,11 +68,19 @@ class Inference:
 
 
 def _fused(model: PreTrainedModel) -> Fused | None:
-    """The fused pass of a model, if it gives what the model gives: found out by trying."""
+    """The fused pass of a model, if it gives what the model gives: found out by trying.
+
+    Most tokens must agree to rounding, and all of them roughly: those that were hardly ever trained on differ by far
+    more than others do, and by them alone a whole model would be held to be another.
+    """
     fused = Fused.of(model)
     if fused is None:
         return None
-    tokens = torch.arange(8, device=model.device)
-    plain = forward_hidden(model, tokens, tokens, CausalLayout())
-    (found,) = fused.hidden(tokens, tokens, CausalLayout())
-    return fused if float((plain - found).abs().max()) <= 1e-4 * float(plain.abs().max()) else None
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    tokens = torch.arange(PROBES, device=model.device) * vocabulary // PROBES
+    positions = torch.arange(PROBES, device=model.device)
+    plain = forward_hidden(model, tokens, positions, CausalLayout())
+    (found,) = fused.hidden(tokens, positions, CausalLayout())
+    off, size = (torch.linalg.vector_norm(x, dim=-1) for x in (found - plain, plain))
+    alike = int((off <= 1e-4 * size).sum()) >= 0.75 * PROBES and bool((off <= 1e-2 * size).all())
+    return fused if alike else None

@@ -22,6 +22,12 @@ with a hundred tokens. Other devices take as many as a CPU."""
 CHUNKS_KEPT = 4
 
 
+def logits_at_once(model: PreTrainedModel) -> int:
+    """How many tokens' logits are computed together."""
+    vocabulary = int(model.get_output_embeddings().weight.shape[0])
+    return max(1, CHUNK_ELEMENTS.get(model.device.type, CHUNK_ELEMENTS["cpu"]) // vocabulary)
+
+
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Logits [N, V] of last hidden states [N, H], in at least float32, with the family's own scaling."""
     head = model.get_output_embeddings()
@@ -79,8 +85,7 @@ def token_logprobs(
     carry a gradient only where it is asked for: it holds [N, V] once more. For the backward pass the first
     `CHUNKS_KEPT` chunks are kept, and those after them computed again.
     """
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    size = max(1, CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS["cpu"]) // int(vocabulary))
+    size = logits_at_once(model)
 
     def chunk(h: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         if entropy_gradient:

@@ -196,6 +196,8 @@ def _metrics(parts: Parts, groups: list[Group], scores: list[list[Score]], train
         "tokens/sampled": sampled,
         "tokens/computed": computed,
         "tokens/rebuilt": engine["tokens_rebuilt"],
+        "tokens/guessed": engine["tokens_guessed"],
+        "tokens/guessed_right": engine["tokens_guessed_right"],
         "tokens/asked": asked,
         "tokens/saved": asked - computed if computed else 0.0,  # servers do not say what they computed
         "tokens/tree": float(sum(tree_tokens(group) for group in groups)),

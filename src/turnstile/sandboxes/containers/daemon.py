@@ -37,6 +37,8 @@ try:
     import docker.types
     import docker.utils
     import requests.exceptions
+
+    from turnstile.sandboxes.containers.connections import Client
 except ModuleNotFoundError as error:
     raise MissingExtraError("sandbox kind 'container'", "container") from error
 
@@ -100,10 +102,8 @@ class Daemon:
         self.address = found
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="turnstile-daemon")
         try:
-            if self.is_here:
-                knock(self.address.removeprefix(UNIX))
             given = docker.utils.kwargs_from_env() if self.address == named else {"base_url": self.address}
-            self.client = docker.APIClient(**given, version="auto", timeout=TIMEOUT, max_pool_size=threads)
+            self.client = Client(**given, version="auto", timeout=TIMEOUT, max_pool_size=threads)
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
             self._threads.shutdown(wait=False)
             raise ConfigError(f"{NEEDED}, and none answers at {self.address} ({short(error)}); {ADVICE}") from None
@@ -118,7 +118,7 @@ class Daemon:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def version(self) -> str:
-        with self.asking("its version"):
+        with translated("its version"):
             found = self.client.version()
             platform = (found.get("Platform") or {}).get("Name") or (found.get("Components") or [{}])[0].get("Name", "")
             return f"{platform} {found['Version']}".strip()
@@ -128,7 +128,7 @@ class Daemon:
 
         Raises ConfigError where no start can succeed (no such image, no such program, limits that cannot be set).
         """
-        with self.asking(f"a container of {spec.image}"):
+        with translated(f"a container of {spec.image}"):
             identity: str = self.create(spec)
             attached = None
             try:
@@ -184,7 +184,7 @@ class Daemon:
 
     def remove(self, identity: str) -> None:
         """End a container and remove it with its unnamed volumes; one that is gone already is no error."""
-        with self.asking("a container's removal"):
+        with translated("a container's removal"):
             deadline = time.monotonic() + GOING
             while not self._removed(identity):
                 again = time.monotonic() + AGAIN
@@ -216,7 +216,7 @@ class Daemon:
 
     def commit(self, identity: str) -> str:
         """An image of a container's files, with the container's labels: its id."""
-        with self.asking("a snapshot"):
+        with translated("a snapshot"):
             image: str = self.client.commit(identity, pause=False)["Id"]
             return image
 
@@ -224,7 +224,7 @@ class Daemon:
         """Why a container ended that had started at `since` (seconds of the epoch) and last said `said`."""
         short_id = identity[:12]
         try:
-            with self.asking("a container's state"):
+            with translated("a container's state"):
                 state = self._state(identity, since)
         except SandboxError as error:
             return error
@@ -260,7 +260,7 @@ class Daemon:
         def ours(labels: Mapping[str, str] | None) -> bool:
             return wanted is not None or everybodys or is_gone(labels or {})
 
-        with self.asking("a list of containers"):
+        with translated("a list of containers"):
             containers = self.client.containers(all=True, filters=filters)
             images = self.client.images(filters=filters)
             volumes = self.client.volumes(filters=filters).get("Volumes") or []
@@ -274,7 +274,7 @@ class Daemon:
         """Remove them; what is gone already is no error."""
         for identity in found.containers:
             self.remove(identity)
-        with self.asking("a removal"):
+        with translated("a removal"):
             for image in found.images:
                 with contextlib.suppress(docker.errors.NotFound):
                     self.client.remove_image(image, force=True)
@@ -288,24 +288,9 @@ class Daemon:
         self.clear(found)
         return found
 
-    @contextlib.contextmanager
-    def asking(self, what: str) -> Iterator[None]:
-        """Errors of the SDK as ours. Who does not answer is found out first, as the SDK leaves a socket open then."""
-        with translated(what):
-            if self.is_here:
-                knock(self.address.removeprefix(UNIX))
-            yield
-
     def close(self) -> None:
         self._threads.shutdown(wait=False)
         self.client.close()
-
-
-def knock(path: str) -> None:
-    """Raises OSError where nobody listens."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.settimeout(TIMEOUT)
-        door.connect(path)
 
 
 def own(attached: Any) -> socket.socket:
@@ -388,6 +373,12 @@ def meaning(what: str, said: str) -> ConfigError | SandboxError:
 
 
 def short(error: Exception) -> str:
-    """The last line of what an error says."""
-    text = getattr(error, "explanation", None) or str(error) or type(error).__name__
-    return str(text).strip().splitlines()[-1][-400:]
+    """The last line of what an error says, or of the system's error that it came from."""
+    said = getattr(error, "explanation", None)
+    below: BaseException | None = error
+    while not said and below is not None:
+        if isinstance(below, OSError) and not isinstance(below, requests.exceptions.RequestException):
+            said = str(below) if below.filename else below.strerror or str(below)
+        below = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
+    lines = str(said or error).strip().splitlines()
+    return lines[-1][-400:] if lines else type(error).__name__

@@ -34,7 +34,7 @@ from turnstile.sandboxes.containers.contents import (
     tree_digest,
     write_root,
 )
-from turnstile.sandboxes.containers.daemon import Daemon, short
+from turnstile.sandboxes.containers.daemon import Daemon, short, translated
 from turnstile.sandboxes.containers.repository import commit_once
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Images:
         return image
 
     def present(self, name: str) -> bool:
-        with self._daemon.asking(f"the image {name}"):
+        with translated(f"the image {name}"):
             try:
                 self._client.inspect_image(name)
             except docker.errors.ImageNotFound:
@@ -229,7 +229,7 @@ class Images:
 
     def kept(self) -> list[Kept]:
         """The images that were made here, the newest first."""
-        with self._daemon.asking("a list of images"):
+        with translated("a list of images"):
             found = self._client.images(filters={"label": DIGEST})
         kept = [
             Kept(name=name, holds=image["Labels"].get(HOLDS, ""), size=image["Size"], created=image["Created"])
@@ -242,7 +242,7 @@ class Images:
     def remove(self, kept: Iterable[Kept]) -> list[Kept]:
         """Remove images; gives those that containers still use, which stay."""
         used = []
-        with self._daemon.asking("an image's removal"):
+        with translated("an image's removal"):
             for image in kept:
                 try:
                     self._client.remove_image(image.name)
@@ -256,13 +256,13 @@ class Images:
 
     def _identity(self, name: str) -> str:
         self.pull(name)
-        with self._daemon.asking(f"the image {name}"):
+        with translated(f"the image {name}"):
             identity: str = self._client.inspect_image(name)["Id"]
             return identity
 
     def _import_path(self, identity: str) -> str:
         """PYTHONPATH with the dependencies, before what the image has there."""
-        with self._daemon.asking("an image"):
+        with translated("an image"):
             settings = (self._client.inspect_image(identity).get("Config") or {}).get("Env") or ()
         old = [value for name, _, value in (each.partition("=") for each in settings) if name == "PYTHONPATH" and value]
         return ":".join((DEPENDENCIES, *old))
@@ -284,7 +284,7 @@ class Images:
             if self.present(name):  # somebody else was quicker
                 return name
             self._progress(Step(what=what))
-            with self._daemon.asking(what):
+            with translated(what):
                 self._follow(what, make(name, {DIGEST: digest, HOLDS: holds}))
         if not self.present(name):
             raise DaemonError(f"{what}: the engine said nothing of an error, and there is no image")

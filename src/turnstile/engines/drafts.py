@@ -1,0 +1,91 @@
+"""Guesses at the tokens that come next, from what was said before (speculative decoding with n-grams, as in the prompt
+lookup of Saxena, 2023, and the grouped drafts of Seer, arXiv 2511.14617).
+
+Agents repeat themselves: the frame of a tool call, what they quote of a file, what other attempts at the task have
+just said. A guess is computed beside the token that it follows and kept only if that very token is drawn, so the
+distribution stays the model's own; right guesses save passes, and wrong ones cost what they computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+HITS = {6: 1, 3: 1, 2: 2, 1: 4}
+"""By the tokens of a context: how often in a row it must have gone on in one way for that to be guessed."""
+
+NEAR = max(HITS)
+
+HITS_TOLD_APART = 4
+"""So many hits or more are one kind of guess."""
+
+UNTRIED = (0.8, 5)
+"""How often a kind of guess is taken to be right before it was tried, and how many guesses that counts for."""
+
+LATELY = 50
+"""Guesses of a kind after which older ones fade."""
+
+LIKELY = 0.5
+"""A run of guesses ends where it is less likely than this to be right as a whole."""
+
+REMEMBERED = 2**17
+"""Contexts of a generation. Two are remembered: when the newer is full the older one is forgotten."""
+
+
+class Guess(NamedTuple):
+    """A token that may come next, and the kind of guess it is: (tokens of the context, hits)."""
+
+    token: int
+    kind: tuple[int, int]
+
+
+class Drafts:
+    """How contexts of a few tokens went on, and how often guesses of each kind were right."""
+
+    def __init__(self) -> None:
+        self._new: dict[tuple[int, ...], tuple[int, int]] = {}  # context -> what came after it, how often in a row
+        self._old: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._right: dict[tuple[int, int], tuple[float, int]] = {}  # kind -> share of right guesses, out of how many
+
+    def observe(self, path: Sequence[int], begin: int) -> None:
+        """Learns tokens `begin`.. of a path, each after those before it."""
+        for end in range(max(begin, 1), len(path)):
+            token = path[end]
+            for size in HITS:
+                if size <= end:
+                    context = tuple(path[end - size : end])
+                    before, hits = self._known(context) or (token, 0)
+                    self._new[context] = (token, hits + 1 if token == before else 0)
+        if len(self._new) > REMEMBERED:
+            self._old, self._new = self._new, {}
+
+    def guess(self, path: Sequence[int], most: int) -> tuple[list[Guess], int]:
+        """Tokens that may come after a path, and how many of them, at most `most`, are likely to. The one after those,
+        if there is one, is to be judged all the same: else what was wrong once would never be tried again."""
+        context, found, chance = tuple(path[-NEAR:]), list[Guess](), 1.0
+        while guess := self._next(context):
+            found.append(guess)
+            chance *= self._right.get(guess.kind, UNTRIED)[0]
+            if len(found) > most or chance < LIKELY:
+                return found, len(found) - 1
+            context = (*context, guess.token)[-NEAR:]
+        return found, len(found)
+
+    def judge(self, guesses: Sequence[Guess], right: int) -> None:
+        """Learns that the first `right` guesses were right and the next one, if there is one, was not."""
+        for number, guess in enumerate(guesses[: right + 1]):
+            share, tried = self._right.get(guess.kind, UNTRIED)
+            tried = min(tried + 1, LATELY)
+            self._right[guess.kind] = share + ((number < right) - share) / tried, tried
+
+    def _next(self, context: tuple[int, ...]) -> Guess | None:
+        """From the longest context that is known, if that always went on in one way of late."""
+        for size, needed in HITS.items():
+            known = self._known(context[-size:]) if size <= len(context) else None
+            if known is not None:
+                token, hits = known
+                return Guess(token, (size, min(hits, HITS_TOLD_APART))) if hits >= needed else None
+        return None
+
+    def _known(self, context: tuple[int, ...]) -> tuple[int, int] | None:
+        return self._new.get(context) or self._old.get(context)

@@ -1,0 +1,67 @@
+"""Rows keep what they hold as they grow and move, within the memory that is allowed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from turnstile.engines.memory import Memory, Row, Shape
+
+SHAPE = Shape(layers=2, kv_heads=1, head_dim=4, hidden=3, dtype=torch.float32, device=torch.device("cpu"))
+LIMIT = 12_000 * SHAPE.bytes_per_token
+
+
+def put(row: Row, begin: int, count: int) -> None:
+    """Writes numbers that tell the row and the place."""
+    shelf = row.shelf
+    assert shelf is not None
+    told = torch.arange(begin, begin + count, dtype=torch.float32) + id(row) % 1000
+    shelf.kv[:, :, row.place, :, begin : begin + count] = told[:, None]
+    shelf.hidden[:, row.place, begin : begin + count] = told[:, None]
+    row.tokens += [0] * count
+    row.computed = len(row.tokens)
+
+
+def is_whole(row: Row) -> bool:
+    shelf, count = row.shelf, len(row.tokens)
+    assert shelf is not None
+    told = torch.arange(count, dtype=torch.float32) + id(row) % 1000
+    kv, hidden = shelf.kv[:, :, row.place, :, :count], shelf.hidden[:, row.place, :count]
+    return bool((kv == told[:, None]).all()) and bool((hidden == told[:, None]).all())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_grow(seed: int) -> None:
+    chance, memory = random.Random(seed), Memory(SHAPE, LIMIT)
+    rows: list[Row] = []
+    for clock in range(150):
+        if len(rows) < 8:
+            rows.append(Row([]))
+        row = chance.choice(rows)
+        count = chance.randint(1, 120)
+        if memory.hold(row, len(row.tokens) + count, {row}, must=False):
+            put(row, len(row.tokens), count)
+            row.use(clock)
+        rows = [row for row in rows if row.shelf is not None]
+        assert memory.bytes <= LIMIT
+        assert all(is_whole(row) for row in rows)
+    assert memory.take_dropped() > 0
+
+
+def test_a_shelf_is_made_for_those_that_will_follow() -> None:
+    """Else it would be made anew for each of them, and all its rows copied."""
+    memory, rows = Memory(SHAPE, LIMIT), [Row([]) for _ in range(6)]
+    for row in rows:
+        assert memory.hold(row, 100, {row}, must=True)
+        put(row, 0, 100)
+    assert memory.hold(rows[0], 200, {rows[0]}, must=True)
+    shelf = rows[0].shelf
+    assert shelf is not None
+    kept = shelf.kv
+    for row in rows:
+        assert memory.hold(row, 200, {row}, must=True)
+        assert row.shelf is shelf
+        assert is_whole(row)
+    assert shelf.kv is kept
