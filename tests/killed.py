@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import inspect
 import itertools
 import os
 import signal
@@ -102,14 +104,20 @@ def turn_back() -> None:
 
 
 def before(owner: Any, name: str, do: Callable[..., Any]) -> None:
-    """Has `do` called before a function of a class or module, with its arguments."""
+    """Has `do` called before a function of a class or module, with its arguments. One that is `async` stays so."""
     function = getattr(owner, name)
 
+    @functools.wraps(function)
     def wrapped(*arguments: Any, **named: Any) -> Any:
         do(*arguments, **named)
         return function(*arguments, **named)
 
-    setattr(owner, name, wrapped)
+    @functools.wraps(function)
+    async def awaited(*arguments: Any, **named: Any) -> Any:
+        do(*arguments, **named)
+        return await function(*arguments, **named)
+
+    setattr(owner, name, awaited if inspect.iscoroutinefunction(function) else wrapped)
 
 
 def arrange(fate: _Fate) -> None:

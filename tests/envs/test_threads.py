@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -127,6 +129,31 @@ async def test_a_call_that_was_given_up_ends_before_the_next_begins() -> None:
     assert await measured == {"steps": 1}
     await env.close()
     assert inner.calls == ["step begins", "step ends", "measure", "close"]
+    await threads.close()
+
+
+async def test_what_a_call_that_was_given_up_would_have_awaited_is_closed() -> None:
+    """A plain function may return a coroutine; one that is left lying would be a warning whenever it is collected."""
+    begun, go = threading.Event(), threading.Event()
+    left: list[Coroutine[Any, Any, Step]] = []
+
+    class Decorated(Plain):
+        def step(self, message: Message) -> Any:
+            begun.set()
+            assert go.wait(timeout=20)
+            left.append(GuessEnv().step(message))
+            return left[0]
+
+    threads = Threads(workers=1)
+    env = threads.around(Decorated)()
+    step = asyncio.ensure_future(env.step(SAY))
+    await asyncio.to_thread(begun.wait, 20)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    go.set()
+    await env.close()
+    assert inspect.getcoroutinestate(left[0]) == inspect.CORO_CLOSED
     await threads.close()
 
 

@@ -85,5 +85,7 @@ class _Threaded:
                 f"a call of the environment {type(self._env).__name__} went on for {GRACE:g} s after its episode's "
                 "time was up; give its work a time limit of its own"
             )
-        if not self._last.cancelled():
-            self._last.exception()  # whoever called was told, or is gone
+        if self._last.cancelled() or self._last.exception() is not None:
+            return  # whoever called was told, or is gone
+        if inspect.iscoroutine(found := self._last.result()):
+            found.close()  # one that nobody was there to await; others have ended
