@@ -32,6 +32,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Families whose layers are plain attention over positions, with what makes each tiny."""
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+LONG = {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+}  # fmt: skip
 UNSHARED: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {"sliding_window": 4}, "window 4"),
     ("phi3", {"sliding_window": 4, "pad_token_id": 0}, "window 4"),
@@ -41,6 +46,8 @@ UNSHARED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt_oss", {"head_dim": 8, "num_local_experts": 4, "pad_token_id": 0, "sliding_window": 4}, "sliding_attention"),
     ("mamba", {"state_size": 4}, "linear_attention"),
     ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, "does not let transformers change how"),
+    ("llama", {"rope_parameters": DYNAMIC}, "rope_type 'dynamic'"),
+    ("phi3", {"rope_parameters": LONG, "pad_token_id": 0}, "rope_type 'longrope'"),
     ("stablelm", {}, "does not let transformers change how"),
 ]
 """Families that cannot attend through layouts: (name, what makes it tiny, what is said of it)."""

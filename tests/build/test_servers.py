@@ -14,9 +14,10 @@ from aiohttp import web
 import guess_run
 import turnstile
 from modelserver import MODELS, bare_server, in_thread
+from networks import network
 from turnstile.agents.renderer import LinesRenderer
 from turnstile.build.evaluate import evaluate
-from turnstile.build.parts import make_agent, make_scorer
+from turnstile.build.parts import make_agent, make_learner, make_scorer
 from turnstile.build.run_folder import open_run, read_recipe
 from turnstile.cli.main import run as run_command
 from turnstile.config import Recipe, make_recipe
@@ -45,6 +46,17 @@ def served(recipe: Recipe) -> Iterator[str]:
     )
     with in_thread(lambda: server.listening("127.0.0.1", 0)) as url:
         yield url
+
+
+def test_a_family_that_only_servers_sample_from_is_loaded_all_the_same(recipe: Recipe, tmp_path: Path) -> None:
+    """What trains it goes row by row; only who asks for this process's engine is refused."""
+    network("gemma2", head_dim=8, sliding_window=4).save_pretrained(tmp_path)
+    agent = make_agent(recipe)
+    agent.tokenizer.save_pretrained(tmp_path)
+    other = make_agent(changed(recipe, f'model.id="{tmp_path}"'))
+    assert not make_learner(recipe, other).shares
+    with pytest.raises(ConfigError, match="model family 'gemma2' has layers that are not plain causal attention"):
+        _ = other.engine
 
 
 def sampled(run: Path) -> list[Any]:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from networks import VOCABULARY, network
+from turnstile.errors import ConfigError
 from turnstile.models import logprobs as module
-from turnstile.models.logprobs import project, token_logprobs, truncate
+from turnstile.models.logprobs import check_projection, project, token_logprobs, truncate
 from turnstile.types import Sampling
 
 LOGITS = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
@@ -48,15 +49,15 @@ def test_the_sampled_token_stays() -> None:
     assert cut.isfinite().tolist() == [[True, False, False, True], [True, False, False, False]]
 
 
-@pytest.mark.parametrize(
-    ("family", "knobs"),
-    [
-        ("llama", {}),
-        ("granite", {"logits_scaling": 3.0}),
-        ("cohere", {"logit_scale": 0.5, "pad_token_id": 0}),
-        ("gemma2", {"final_logit_softcapping": 0.5, "head_dim": 8}),
-    ],
-)
+SCALED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("granite", {"logits_scaling": 3.0}),
+    ("cohere", {"logit_scale": 0.5, "pad_token_id": 0}),
+    ("gemma2", {"final_logit_softcapping": 0.5, "head_dim": 8}),
+]
+
+
+@pytest.mark.parametrize(("family", "knobs"), SCALED)
 def test_projection_is_the_familys_own(family: str, knobs: dict[str, Any]) -> None:
     """The last steps of a stock model: scaled (Granite, Cohere), softly capped (Gemma 2)."""
     model = network(family, dtype=torch.float64, **knobs)
@@ -66,6 +67,19 @@ def test_projection_is_the_familys_own(family: str, knobs: dict[str, Any]) -> No
         hidden = model.get_decoder()(tokens, use_cache=False).last_hidden_state[0]
         torch.testing.assert_close(project(model, hidden), expected, rtol=0, atol=1e-12)
         assert (project(model, hidden) - model.get_output_embeddings()(hidden)).abs().max() > 0.1 or not knobs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "knobs"), SCALED)
+def test_a_projection_that_is_the_models_is_taken(family: str, knobs: dict[str, Any], dtype: torch.dtype) -> None:
+    check_projection(network(family, dtype=dtype, **knobs))
+
+
+def test_a_projection_that_is_not_the_models_is_refused() -> None:
+    """HyperCLOVAX multiplies by what Granite divides by."""
+    model = network("hyperclovax", logits_scaling=0.25)
+    with pytest.raises(ConfigError, match="model family 'hyperclovax' makes its logits in a way of its own; take one"):
+        check_projection(model)
 
 
 def test_projection_is_at_least_single_precision() -> None:

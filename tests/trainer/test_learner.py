@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from turnstile.losses.kl import kl
 from turnstile.losses.ppo import ppo
 from turnstile.losses.reinforce import reinforce
 from turnstile.losses.sft import sft
+from turnstile.models.adapt import choose_trainable
 from turnstile.models.logprobs import token_logprobs
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant, linear
@@ -255,6 +256,18 @@ def test_families_that_cannot_share_are_trained_row_by_row(
     moved = torch.cat([(value - before[name]).flatten() for name, value in weights_of(model).items()])
     expected = torch.cat([(value - before[name]).flatten() for name, value in weights_of(plain).items()])
     assert torch.nn.functional.cosine_similarity(moved, expected, dim=0) > 0.99
+
+
+@pytest.mark.parametrize(("dtype", "train", "warned"), [
+    (torch.bfloat16, "all", True), (torch.bfloat16, "lora", False), (torch.float32, "all", False),
+])  # fmt: skip
+def test_steps_that_rounding_would_swallow_are_warned_of(
+    dtype: torch.dtype, train: Literal["all", "lora"], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network(dtype=dtype)
+    Learner(model, choose_trainable(model, train), plan())
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("turnstile")]
+    assert [line.partition(",")[0] for line in lines] == ["what learns is in less than float32"] * warned
 
 
 def test_neither_checkpointing_nor_sharing_changes_an_update() -> None:

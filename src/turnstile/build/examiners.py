@@ -63,7 +63,9 @@ def make_examiners(recipe: Recipe, folder: Path | None, agent: Agent | None) -> 
     makers = [bind("examiner", kind, given=GIVEN) for kind in recipe.examiners]
     given: dict[str, Any] = dict.fromkeys(POLICY)
     if agent is not None:
-        given = {"engine": agent.engine, "renderer": agent.scaffold.renderer, "tokenizer": agent.tokenizer}
+        given = {"renderer": agent.scaffold.renderer, "tokenizer": agent.tokenizer}
+        if any(takes(maker, "engine") for maker in makers):
+            given["engine"] = agent.engine
     if any(takes(maker, "asker") for maker in makers):
         given |= {"asker": make_asker(recipe, folder), "chars": recipe.judge.chars}
     found: dict[str, Examiner] = {}

@@ -156,15 +156,23 @@ def _make_term(term: TermConfig, where: str) -> Term:
         raise ConfigError(f"{where}: {error}") from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Agent:
     """The network and everything that speaks for it."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     scaffold: Scaffold
-    engine: TransformersEngine
+    make_engine: Callable[[], TransformersEngine]
     context: int
+
+    @functools.cached_property
+    def engine(self) -> TransformersEngine:
+        """Made at first use: a model that servers sample from may be of a family that this engine does not take.
+
+        Raises ConfigError for those.
+        """
+        return self.make_engine()
 
 
 def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> Scaffold:
@@ -188,7 +196,8 @@ def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
         keep_freed_memory()
     scaffold = make_scaffold(recipe, tokenizer)
     window = int(getattr(network.config.get_text_config(), "max_position_embeddings", 0) or 2**20)
-    engine = TransformersEngine(
+    make_engine = functools.partial(
+        TransformersEngine,
         network,
         tokenizer,
         deterministic=recipe.engine.deterministic,
@@ -202,7 +211,7 @@ def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
         model=network,
         tokenizer=tokenizer,
         scaffold=scaffold,
-        engine=engine,
+        make_engine=make_engine,
         context=min(recipe.episode.context or window, window),
     )
 

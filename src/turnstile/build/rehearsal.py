@@ -54,7 +54,7 @@ async def store_samples(run: Run, replay: Path | None) -> None:
     else:
         tasks = [run.train_tasks[place % len(run.train_tasks)] for place in range(wanted.tasks)]
         done = counter(run.tracker, "playing samples to rehearse", len(tasks) * wanted.attempts)
-        with run.timed("samples to rehearse"), run.agent.engine.without_trunk():
+        with run.timed("samples to rehearse"), run.untrained():
             groups = await run.player.groups(tasks, wanted.attempts, label=REHEARSAL, seed=run.recipe.seed, done=done)
         run.engine.take_stats()  # they are of no step
         found = list(zip(groups, run.scorer(groups), strict=True))

@@ -6,7 +6,7 @@ import json
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from turnstile.build.run_folder import read_results, write_results, write_whole
 from turnstile.build.scripts import play_policy
 from turnstile.config import Kind, Recipe
 from turnstile.engines.base import Engine
+from turnstile.engines.transformers import TransformersEngine
 from turnstile.evaluation.metrics import EpisodeResult, from_group
 from turnstile.rewards.build import Scorer
 from turnstile.rollout.books import Books
@@ -64,13 +65,17 @@ class Run:
             costs["memory_mb"][stage] = max(costs["memory_mb"].get(stage, 0.0), peak_memory_mb())
             write_whole(self.folder / "costs.json", json.dumps(costs, indent=1))
 
+    def untrained(self) -> AbstractContextManager[None]:
+        """Nobody will train on what is sampled inside: an engine of this process keeps no trunk for it."""
+        return self.engine.without_trunk() if isinstance(self.engine, TransformersEngine) else nullcontext()
+
     async def evaluate(self, name: str, tasks: Sequence[Task], *, samples: int, step: int = 0) -> None:
         """Plays `tasks` with the model as it is; done before is done."""
         if name in read_results(self.folder) or not tasks:
             return
         player = for_evaluation(self.recipe, self.player)
         done = counter(self.tracker, f"evaluating {name}", len(tasks) * samples)
-        with self.timed(f"evaluate {name}"), self.agent.engine.without_trunk():
+        with self.timed(f"evaluate {name}"), self.untrained():
             groups = await player.groups(
                 tasks, samples, label=f"eval/{name}", seed=self.recipe.seed, stream=EVALUATION, done=done
             )

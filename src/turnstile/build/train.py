@@ -38,6 +38,7 @@ from turnstile.build.stopping import Stopping
 from turnstile.build.warmstart import baselines_and_warm_start, learn_recorded, read_talks
 from turnstile.config import Recipe
 from turnstile.credit.base import Estimator
+from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
 from turnstile.errors import ConfigError, ReplayError
 from turnstile.rollout.record import Recorder
@@ -220,8 +221,9 @@ def _parts(run: Run, kept: Kept, source: GroupSource, estimator: Estimator, obje
 def _trunk(run: Run, learner: Learner) -> Trunk | None:
     """Lets the engine keep what the frozen layers gave. Not where another engine samples, nor where a run must repeat
     bit by bit: the engine computes tokens in other company than the trainer does, which shows in the last bit."""
-    engine = run.agent.engine
-    if run.engine is not engine or run.recipe.engine.deterministic or run.recipe.rollout.ahead or not learner.frozen:
+    engine, recipe = run.engine, run.recipe
+    apart = not isinstance(engine, TransformersEngine) or recipe.rollout.ahead
+    if apart or recipe.engine.deterministic or not learner.frozen:
         return None
     engine.keep_trunk(learner.frozen)
     return lambda row: engine.trunk(row.origin[0], row.token_ids)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turnstile.errors import ConfigError
 from turnstile.models.memory import zeros
 
 
@@ -42,9 +43,14 @@ class Shape:
 
 
 def shape_of(model: PreTrainedModel) -> Shape:
-    """What the engine keeps of each token of a model."""
+    """What the engine keeps of each token of a model. Raises ConfigError where values have another width than keys."""
     config: Any = model.config.get_text_config()
     heads = config.num_attention_heads
+    if getattr(config, "v_head_dim", None):  # DeepSeek V2 and its like
+        raise ConfigError(
+            f"model family {config.model_type!r} has values of another width than its keys, which this engine does not "
+            'hold; sample it from servers (engine.kind = "openai"), or take another family'
+        )
     return Shape(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,

@@ -24,7 +24,8 @@ def choose_trainable(
 
     `top` trains the last `top_layers` decoder layers and the final norm; embeddings and the layers below are
     frozen, and since nothing below needs a gradient their backward pass is never run. `lora` adds adapters of
-    rank `lora_rank` to every linear layer of the decoder, in place (Hu et al., arXiv 2106.09685).
+    rank `lora_rank` to every linear layer of the decoder, in place (Hu et al., arXiv 2106.09685); they are in at least
+    float32 on weights in less, which an optimiser's steps would be lost in.
     """
     if train == "all":
         model.requires_grad_(True)
@@ -56,6 +57,8 @@ def _add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
             compute_in_place(layer)
     head = model.get_output_embeddings()
     for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
         parameter.requires_grad = "lora_" in name and not any(parameter is p for p in head.parameters())
 
 

@@ -89,6 +89,8 @@ def try_layouts(model: PreTrainedModel) -> str:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     special = [name for name in SPECIAL if getattr(config, name, None)]
+    if (kind := _rotation(config)) in BY_THE_LONGEST:
+        return f"model family {config.model_type!r} here rotates all of a pass by its longest row (rope_type {kind!r})"
     if kinds != {"full_attention"} or window or special:
         found = [*sorted(kinds), *special, *([f"window {window}"] if window else [])]
         return f"model family {config.model_type!r} has layers that are not plain causal attention ({', '.join(found)})"
@@ -110,6 +112,15 @@ SPECIAL = ("mamba_d_state", "alibi", "attn_logit_softcapping")
 
 SPECIAL_ARGUMENTS = ("sliding_window", "softcap", "s_aux", "sinks", "position_bias")
 """Arguments with which transformers asks for something other than plain attention."""
+
+
+BY_THE_LONGEST = ("dynamic", "longrope")
+"""Ways to rotate in which a token's numbers depend on how far others of the same pass are."""
+
+
+def _rotation(config: Any) -> str:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return str(rope.get("rope_type", "default"))
 
 
 class _NotPlainError(ValueError):

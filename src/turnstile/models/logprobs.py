@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from turnstile.errors import ConfigError
 from turnstile.types import Sampling
 
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
@@ -44,6 +45,28 @@ def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     if cap is not None:  # Gemma 2
         logits = torch.tanh(logits / cap) * cap
     return logits
+
+
+PROBES = 8
+"""Tokens by which a projection is tried."""
+
+
+@torch.no_grad()
+def check_projection(model: PreTrainedModel) -> None:
+    """Raises ConfigError where `project` does not give the logits that the model gives: what families do to theirs is
+    in no interface, and a scale that is missed would sample and train another distribution without a sign of it."""
+    vocabulary = int(model.get_output_embeddings().weight.shape[0])
+    tokens = (torch.arange(PROBES, device=model.device) * vocabulary // PROBES)[None]
+    hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[0]
+    found, real = project(model, hidden), model(input_ids=tokens, use_cache=False).logits[0]
+    if torch.linalg.vector_norm(found - real) > ALIKE * torch.linalg.vector_norm(real):
+        raise ConfigError(
+            f"model family {model.config.model_type!r} makes its logits in a way of its own; take one of another family"
+        )
+
+
+ALIKE = 0.05
+"""How far projections may be from the model's logits, of their size: what bfloat16 rounds is well below."""
 
 
 def truncate(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:

@@ -32,15 +32,15 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
 
 class _Adapted(torch.autograd.Function):
     """x [..., in], weight [out, in], bias [out] or None, down [r, in], up [out, r] -> [..., out]. Of the layer itself
-    nothing learns."""
+    nothing learns. The adapter may be in higher precision than the rest, and is then computed in that of the rest."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
     ) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        low, out = flat @ down.T, linear(x, weight, bias)
-        out.view(-1, len(weight)).addmm_(low, up.T, alpha=scale)
+        low, out = flat @ down.T.to(x.dtype), linear(x, weight, bias)
+        out.view(-1, len(weight)).addmm_(low, up.T.to(x.dtype), alpha=scale)
         ctx.save_for_backward(flat, weight, down, up, low)
         ctx.scale = scale
         return out
@@ -50,8 +50,9 @@ class _Adapted(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         flat, weight, down, up, low = ctx.saved_tensors
         above = slope.reshape(-1, slope.shape[-1])
-        low_slope = (above @ up).mul_(ctx.scale)
+        low_slope = (above @ up.to(above.dtype)).mul_(ctx.scale)
         below = None
         if ctx.needs_input_grad[0]:
-            below = (above @ weight).addmm_(low_slope, down).view(*slope.shape[:-1], weight.shape[1])
-        return below, None, None, low_slope.T @ flat, (above.T @ low).mul_(ctx.scale), None
+            below = (above @ weight).addmm_(low_slope, down.to(above.dtype)).view(*slope.shape[:-1], weight.shape[1])
+        slopes = low_slope.T @ flat, (above.T @ low).mul_(ctx.scale)
+        return below, None, None, slopes[0].to(down.dtype), slopes[1].to(up.dtype), None

@@ -94,6 +94,11 @@ class Learner:
         why = try_layouts(model)
         if why:
             _log.warning("%s: its rows are trained one by one, and what they share is computed for each", why)
+        if any(parameter.dtype.itemsize < torch.float32.itemsize for parameter in parameters):
+            _log.warning(
+                "what learns is in less than float32, whose rounding most of an optimiser's steps are lost in; take "
+                'model.dtype = "float32", or model.train = "lora", whose adapters are in float32'
+            )
         self.shares = plan.share and not why
         self.model = model
         self.parameters = list(parameters)
