@@ -7,7 +7,9 @@ import random
 import pytest
 import torch
 
-from turnstile.engines.memory import Memory, Row, Shape
+from networks import network
+from turnstile.engines.memory import Memory, Row, Shape, shape_of
+from turnstile.errors import ConfigError
 
 SHAPE = Shape(layers=2, kv_heads=1, head_dim=4, hidden=3, dtype=torch.float32, device=torch.device("cpu"))
 LIMIT = 12_000 * SHAPE.bytes_per_token
@@ -30,6 +32,12 @@ def is_whole(row: Row) -> bool:
     told = torch.arange(count, dtype=torch.float32) + id(row) % 1000
     kv, hidden = shelf.kv[:, :, row.place, :, :count], shelf.hidden[:, row.place, :count]
     return bool((kv == told[:, None]).all()) and bool((hidden == told[:, None]).all())
+
+
+def test_values_of_another_width_than_keys_are_refused() -> None:
+    model = network("minicpm3", kv_lora_rank=8, q_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
+    with pytest.raises(ConfigError, match="model family 'minicpm3' has values of another width than its keys"):
+        shape_of(model)
 
 
 @pytest.mark.parametrize("seed", range(4))

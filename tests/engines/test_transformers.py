@@ -15,8 +15,10 @@ from transformers import LlamaForCausalLM
 
 from helpers import tiny_llama
 from turnstile.batching.forest import plant
+from turnstile.engines import group, plan, requests
 from turnstile.engines.base import Engine
 from turnstile.engines.check import check_engine
+from turnstile.engines.group import common
 from turnstile.engines.memory import LEAST, Memory
 from turnstile.engines.plan import PREFILL_TOKENS
 from turnstile.engines.sampling import draw
@@ -204,6 +206,28 @@ async def test_a_second_turn_computes_only_what_is_new(words):
     assert engine.take_stats()["tokens_computed"] == 1 + 5 + 7  # the last sampled, the observation, all but the last
     logprobs, _ = expected(plain_logits(stock(model), longer, second), second)
     np.testing.assert_allclose(second.logprobs, logprobs, atol=1e-5)
+
+
+async def test_a_step_compares_no_more_of_a_long_history_than_what_is_new(words, monkeypatch):
+    """Else each token of a long context costs as much as there is before it."""
+    compared = 0
+
+    def counting(one: Sequence[int], other: Sequence[int], begin: int = 0) -> int:
+        nonlocal compared
+        compared += max(0, min(len(one), len(other)) - begin)
+        return common(one, other, begin)
+
+    for module in (group, plan, requests):
+        monkeypatch.setattr(module, "common", counting)
+    engine = TransformersEngine(network(), words)
+    sessions, prompt = [engine.open("g") for _ in range(3)], numbers(1500, seed=1)
+    for _ in range(2):
+        compared = 0
+        asked = [engine.generate(prompt, sampling(i, 60), session) for i, session in enumerate(sessions)]
+        found = await asyncio.gather(*asked)
+        # a few times for each session as it begins and parts, and never for each of its tokens
+        assert compared < 10 * len(sessions) * len(prompt)
+        prompt = np.concatenate([prompt, found[0].token_ids, numbers(9, seed=2)])
 
 
 async def test_a_rewritten_context_is_answered_as_it_stands(words):

@@ -39,12 +39,13 @@ class Group:
         self._lean = lean
         self._rows: list[Row] = []
 
-    def follow(self, cursor: Cursor, path: Sequence[int]) -> None:
-        """Moves a cursor to where it has as much of `path` behind it as is known here."""
+    def follow(self, cursor: Cursor, path: Sequence[int], *, again: bool = False) -> None:
+        """Moves a cursor to where it has as much of `path` behind it as is known here. `again` says that it went along
+        this path before, which has only grown since: then what lies behind it is not looked at."""
         self._rows = [row for row in self._rows if row.shelf is not None]
         cursor.settle()
         if cursor.row is not None:
-            cursor.length = common(cursor.row.tokens, path)
+            cursor.length = common(cursor.row.tokens, path, cursor.length if again else 0)
         for row in self._rows:
             here = cursor.length
             if here == len(path):
@@ -117,9 +118,9 @@ class Group:
         return row
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two paths begin with alike."""
+def common(one: Sequence[int], other: Sequence[int], begin: int = 0) -> int:
+    """How many tokens two paths begin with alike, of which the first `begin` are known to be."""
     shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:
+    if one[begin:shorter] == other[begin:shorter]:
         return shorter
-    return next(i for i in range(shorter) if one[i] != other[i])
+    return next(i for i in range(begin, shorter) if one[i] != other[i])

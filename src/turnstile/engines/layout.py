@@ -7,7 +7,7 @@ the masses of their softmaxes. Longer runs of tokens, of prompts and observation
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,19 +15,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from turnstile.engines.memory import Row, Shelf
+from turnstile.engines.stretches import WASTE, Query, Stretch, columns_seen, stretches
 from turnstile.models.forest_attention import attend_with_sums
 
 FEW = 64
 """Tokens of one row that are attended to together with those of others."""
-
-WASTE = 2048
-"""Pairs of a query and a column that are computed for nothing rather than others in a block of their own."""
-
-LONE = 2
-"""Queries of a row that only decodes: its last token, or a guess at the next besides."""
-
-Query = tuple[int, int]
-"""A place in the flat run of new tokens, and how many columns of a row are seen from there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +107,7 @@ class _Writes:
 class _Block:
     """A stretch of a shelf, with m queries for each row, some of which may stand for nothing."""
 
-    def __init__(self, shelf: Shelf, stretch: _Stretch, queries: Sequence[Sequence[Query]]) -> None:
+    def __init__(self, shelf: Shelf, stretch: Stretch, queries: Sequence[Sequence[Query]]) -> None:
         device, dtype = shelf.kv.device, shelf.kv.dtype
         self.stretch, self._shelf = stretch, shelf
         padded = [[*row, *[(0, 0)] * (stretch.queries - len(row))] for row in queries]
@@ -187,10 +179,10 @@ class RowsLayout:
             if row.base is not None:
                 asked.setdefault(row.base, []).append((at, row.begin))
         for row in own.keys() & asked.keys():
-            if len(asked[row]) * (_columns(own[row]) - _columns(asked[row])) <= WASTE:
+            if len(asked[row]) * (columns_seen(own[row]) - columns_seen(asked[row])) <= WASTE:
                 asked[row] += own.pop(row)
-        self.own = _blocks(own)
-        self.shared = _blocks(asked)
+        self.own = [_Block(*one) for one in stretches(own)]
+        self.shared = [_Block(*one) for one in stretches(asked)]
 
     def keep(self, states: Sequence[Tensor]) -> None:
         """Keeps the hidden states [T, H] of the pass."""
@@ -216,77 +208,6 @@ class RowsLayout:
         for run, one in self._runs:
             out[run] = one.attend(layer, query, scale).to(exact)
         return out.to(query.dtype).transpose(0, 1)[None]
-
-
-def _blocks(queries: Mapping[Row, Sequence[Query]]) -> list[_Block]:
-    """Blocks of rows that lie side by side, or nearly; rows of few queries go apart from those of more where that costs
-    less than padding them."""
-    shelves: dict[Shelf, dict[int, Sequence[Query]]] = {}
-    for row, own in queries.items():
-        assert row.shelf is not None
-        shelves.setdefault(row.shelf, {})[row.place] = own
-    blocks = []
-    for shelf, rows in shelves.items():
-        few = {place: own for place, own in rows.items() if len(own) <= LONE}
-        more = {place: own for place, own in rows.items() if len(own) > LONE}
-        together, apart = [(rows, _stretches(rows))], [(part, _stretches(part)) for part in (few, more)]
-        for part, stretches in min(together, apart, key=_cost):
-            blocks += [_Block(shelf, one, [part.get(place, ()) for place in one.places]) for one in stretches]
-    return blocks
-
-
-def _cost(parts: Sequence[tuple[object, Sequence[_Stretch]]]) -> int:
-    """In pairs that are computed for nothing."""
-    return sum(one.wasted + WASTE for _, stretches in parts for one in stretches)
-
-
-def _stretches(rows: Mapping[int, Sequence[Query]]) -> list[_Stretch]:
-    """The places of `rows`, put together as far as it pays."""
-    found: list[_Stretch] = []
-    for place in sorted(rows):
-        seen = [columns for _, columns in rows[place]]
-        one = _Stretch(place, place + 1, 1, len(seen), max(seen), sum(seen))
-        if found and (both := found[-1].joined(one)).wasted <= WASTE * (both.members - 1):
-            found[-1] = both
-        else:
-            found.append(one)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Places begin..end-1 of a shelf as one block: all get as many queries as the one with most of them, and all those
-    see as many columns as the one that sees most."""
-
-    begin: int
-    end: int
-    members: int  # places of which anything is asked
-    queries: int
-    columns: int
-    pairs: int  # that see each other
-
-    @property
-    def places(self) -> range:
-        return range(self.begin, self.end)
-
-    @property
-    def wasted(self) -> int:
-        return len(self.places) * self.queries * self.columns - self.pairs
-
-    def joined(self, other: _Stretch) -> _Stretch:
-        return _Stretch(
-            self.begin,
-            other.end,
-            self.members + other.members,
-            max(self.queries, other.queries),
-            max(self.columns, other.columns),
-            self.pairs + other.pairs,
-        )
-
-
-def _columns(queries: Sequence[Query]) -> int:
-    """How many columns the query sees that sees most."""
-    return max(seen for _, seen in queries)
 
 
 class LonelyLayout:

@@ -71,7 +71,7 @@ class Planner:
         left = self._width or PREFILL_TOKENS
         for request in batch:
             group, cursor, path, clock = self._group(request), request.cursor, request.path, next(self._clock)
-            group.follow(cursor, path)
+            group.follow(cursor, path, again=request.heard)
             self._hear(request, cursor.length)
             begin, room = cursor.length, left if self._width else max(1, left)
             if missing := path[begin : begin + room]:
@@ -134,7 +134,7 @@ class Planner:
     def _hear(self, request: Request, known: int) -> None:
         """Learns once how what of a prompt is new, to its session and its group, goes on."""
         if not request.heard and self._most and not isinstance(request.constraint, Given):
-            self._drafts.observe(request.path, max(known, common(request.session.past, request.path)))
+            self._drafts.observe(request.path, max(known, request.session.known(request.path)))
         request.heard = True
 
     def _guess(self, request: Request, room: int) -> Ready:

@@ -19,14 +19,20 @@ class Session:
 
     share: str
     cursor: Cursor = field(default_factory=Cursor)
-    past: list[int] = field(default_factory=list)  # the last path that was computed for it
+    past: list[int] = field(default_factory=list)  # the last path of which something was computed for it
+    computed: int = 0  # how much of it
 
     def computes(self, path: list[int], begin: int, end: int) -> int:
-        """Notes that tokens begin..end-1 of `path` are computed for it; returns how many of them were before."""
-        again = max(0, min(end, common(self.past, path)) - begin) if begin < len(self.past) else 0
+        """Notes that tokens begin..end-1 of `path`, which may only grow, are computed for it; returns how many of them
+        were before."""
+        again = max(0, min(end, self.known(path)) - begin) if begin < self.computed else 0
         if end - begin > again:
-            self.past = path[:end]
+            self.past, self.computed = path, end
         return again
+
+    def known(self, path: list[int]) -> int:
+        """How many of the first tokens of a path were computed for it."""
+        return min(self.computed, common(self.past, path))
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +72,10 @@ class Request:
     def ids(self) -> list[int]:
         """The tokens that were sampled."""
         return self.path[len(self.path) - self.sampled :]
+
+    def last(self, count: int) -> list[int]:
+        """The last of them, at most so many."""
+        return self.path[len(self.path) - min(count, self.sampled) :]
 
     def append(self, token: int, logprob: float, entropy: float, version: int) -> None:
         self.path.append(token)

@@ -288,5 +288,5 @@ class TransformersEngine:
         if not stops:
             return False
         tail = 16 + max(len(stop.encode()) for stop in stops)  # a token is a byte at least
-        text = self._tokenizer.decode(request.ids[-tail:])
+        text = self._tokenizer.decode(request.last(tail))
         return any(stop in text for stop in stops)
