@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -270,6 +271,27 @@ async def test_publish_drops_what_was_computed(words):
     assert after.versions.tolist() == [7] * 8
     logprobs, _ = expected(plain_logits(stock(model), prompt, after), after)
     np.testing.assert_allclose(after.logprobs, logprobs, atol=1e-5)
+
+
+async def test_a_trunk_is_kept_from_the_middle_of_a_turn_on(words, monkeypatch):
+    """A pass that goes on meanwhile is done as it was planned."""
+    model, prompt = network(), numbers(6, seed=4)
+    engine = TransformersEngine(model, words)
+    begun, go, compute = threading.Event(), threading.Event(), engine._step
+
+    def held_up(*arguments: Any) -> None:
+        begun.set()
+        assert go.wait(timeout=20)
+        compute(*arguments)
+
+    monkeypatch.setattr(engine, "_step", held_up)
+    answer = asyncio.create_task(once(engine, prompt, sampling(1), "g"))
+    await asyncio.to_thread(begun.wait, 20)
+    engine.keep_trunk(1)
+    go.set()
+    found = await answer
+    logprobs, _ = expected(plain_logits(stock(model), prompt, found), found)
+    np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
 
 
 async def test_publish_in_the_middle_of_a_turn(words):

@@ -222,8 +222,9 @@ def _trunk(run: Run, learner: Learner) -> Trunk | None:
     """Lets the engine keep what the frozen layers gave. Not where another engine samples, nor where a run must repeat
     bit by bit: the engine computes tokens in other company than the trainer does, which shows in the last bit."""
     engine, recipe = run.engine, run.recipe
-    apart = not isinstance(engine, TransformersEngine) or recipe.rollout.ahead
-    if apart or recipe.engine.deterministic or not learner.frozen:
+    if not isinstance(engine, TransformersEngine) or recipe.rollout.ahead:
+        return None
+    if recipe.engine.deterministic or not learner.frozen:
         return None
     engine.keep_trunk(learner.frozen)
     return lambda row: engine.trunk(row.origin[0], row.token_ids)

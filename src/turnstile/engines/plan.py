@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -36,6 +37,8 @@ class Planner:
 
     def __init__(self, memory: Memory, *, width: int, drafts: int, at_once: int, window: int) -> None:
         self.memory = memory
+        self.trunk = 0
+        """The layer of which it is kept what goes into it; 0 for none."""
         self.counted: dict[str, float] = defaultdict(float)
         self._width, self._at_once, self._window = width, at_once, window
         self._most = 0 if width else drafts
@@ -52,6 +55,12 @@ class Planner:
         """Drops all groups; if the memory is to be kept, it waits for what comes next."""
         self._groups.clear()
         self.memory.clear(keep=keep)
+
+    def keep_trunk(self, layer: int) -> None:
+        """From now on keeps what goes into that layer, or no longer, and drops all groups. A step that goes on is done
+        as it was planned."""
+        self.forget()
+        self.trunk, self.memory = layer, self.memory.for_shape(replace(self.memory.shape, trunk=layer > 0))
 
     def states(self, share: str, path: list[int], which: int) -> Tensor:
         """Hidden states [n, H] of the first n tokens of a path that a group has computed."""
@@ -95,7 +104,7 @@ class Planner:
                 self._draft(request, one.guesses, spans, needed)
             ready.append(one)
         self.counted["evicted"] += self.memory.take_dropped()
-        return Step(lay_out(list(spans.values())), ready, self._width)
+        return Step(lay_out(list(spans.values())), ready, width=self._width, trunk=self.trunk)
 
     def settle(self, step: Step, batch: Sequence[Request]) -> None:
         """Learns after a step what came of its guesses, and takes back those that were wrong."""

@@ -33,10 +33,11 @@ class Ready:
 
 class Step:
     """`spans` are laid out; `ready` lack nothing once they are computed. With a `width` every pass and every
-    projection takes that many rows, those that are missing filled up."""
+    projection takes that many rows, those that are missing filled up; `trunk` is the layer of which it is kept what
+    goes into it, if there is one."""
 
-    def __init__(self, spans: Sequence[Span], ready: Sequence[Ready], width: int = 0) -> None:
-        self.spans, self.ready, self._width = spans, ready, width
+    def __init__(self, spans: Sequence[Span], ready: Sequence[Ready], *, width: int = 0, trunk: int = 0) -> None:
+        self.spans, self.ready, self._width, self.trunk = spans, ready, width, trunk
         self.layout = LonelyLayout(spans) if width else RowsLayout(spans)
         self._tokens = [token for span in spans for token in span.tokens]
         self._positions = [position for span in spans for position in range(span.begin, span.end)]

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -76,7 +75,6 @@ class TransformersEngine:
             at_once=logits_at_once(model),
             window=self._window,
         )
-        self._trunk_layers = 0
         self._version = 0
         self._sessions: dict[str, Session] = {}
         self._running: list[Request] = []
@@ -94,7 +92,7 @@ class TransformersEngine:
     def close(self, session: str) -> None:
         share = self._sessions.pop(session).share
         last = all(other.share != share for other in self._sessions.values())
-        if last and not self._trunk_layers:  # a trunk waits for the trainer
+        if last and not self._planner.trunk:  # a trunk waits for the trainer
             self._planner.close(share)
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
@@ -135,15 +133,12 @@ class TransformersEngine:
     def keep_trunk(self, layers: int) -> None:
         """From now on keeps what goes into layer `layers`, and what finished groups know of it, until weights are
         published (0: no longer)."""
-        self._trunk_layers = layers
-        self._planner.forget()
-        memory = self._planner.memory
-        self._planner.memory = memory.for_shape(replace(memory.shape, trunk=layers > 0))
+        self._planner.keep_trunk(layers)
 
     @contextmanager
     def without_trunk(self) -> Iterator[None]:
         """Keeps no trunk for what is sampled inside: nobody will train on it."""
-        layers = self._trunk_layers
+        layers = self._planner.trunk
         self.keep_trunk(0)
         try:
             yield
@@ -152,7 +147,7 @@ class TransformersEngine:
 
     def trunk(self, share: str, token_ids: I32) -> Tensor:
         """What went into that layer for the first n of `token_ids` that a group knows, [n, H]."""
-        return self._planner.states(share, token_ids.tolist() if self._trunk_layers else [], 1)
+        return self._planner.states(share, token_ids.tolist() if self._planner.trunk else [], 1)
 
     def publish(self, version: int) -> None:
         """The weights have changed in place: what was computed with the old ones is dropped, and requests in
@@ -239,7 +234,7 @@ class TransformersEngine:
         if step.spans:
             device = self._planner.memory.shape.device
             tokens, positions = step.tokens().to(device), step.positions().to(device)
-            step.keep(self._inference.hidden(tokens, positions, step.layout, self._trunk_layers))
+            step.keep(self._inference.hidden(tokens, positions, step.layout, step.trunk))
         if step.ready:
             self._sample(step, version)
 
