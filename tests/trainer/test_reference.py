@@ -98,6 +98,15 @@ def test_a_teacher_stays_as_it_is() -> None:
         Teacher(network(vocab_size=41), learner)
 
 
+def test_a_teacher_that_cannot_share_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    other, rows = network("mistral", seed=1, sliding_window=4), random_rows(6)
+    teacher = Teacher(other, learner_of(network()))
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("turnstile")]
+    assert line.startswith("train.teacher: model family 'mistral' has layers that are not plain causal attention")
+    for row in teacher.annotate(rows, Sampling()):
+        is_of(network("mistral", seed=1, sliding_window=4), row, row.extras["teacher_logprobs"])
+
+
 def test_the_past_is_the_mean_entropy_of_the_steps_before() -> None:
     learner, rows = learner_of(network()), random_rows(6)
     objective = Objective(loss=ppo, weigh=token_weights)

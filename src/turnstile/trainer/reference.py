@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,8 @@ from turnstile.models.logprobs import token_logprobs
 from turnstile.rollout.members import flush
 from turnstile.trainer.learner import Learner, scatter
 from turnstile.types import Group, Row, Sampling, Score
+
+_log = logging.getLogger(__name__)
 
 
 class Annotator(Protocol):
@@ -55,7 +58,8 @@ class Teacher(Annotator):
             raise ConfigError(
                 f"train.teacher knows {other} tokens, the model that learns {own}; take one of its family"
             )
-        try_layouts(model)
+        if why := try_layouts(model):
+            _log.warning("train.teacher: %s: rows go through it one by one, and what they share for each", why)
         self._model = model
         self._budget = learner.plan.budget
 
