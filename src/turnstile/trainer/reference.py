@@ -59,7 +59,9 @@ class Teacher(Annotator):
                 f"train.teacher knows {other} tokens, the model that learns {own}; take one of its family"
             )
         if why := try_layouts(model):
-            _log.warning("train.teacher: %s: rows go through it one by one, and what they share for each", why)
+            _log.warning(
+                "train.teacher: %s: rows go through it one by one, and what they share is computed for each", why
+            )
         self._model = model
         self._budget = learner.plan.budget
 
