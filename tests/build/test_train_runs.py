@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,11 +18,12 @@ from turnstile.batching.batch import Batch
 from turnstile.build.dry_run import dry_run
 from turnstile.build.session import read_costs
 from turnstile.config import Kind, Recipe, make_recipe
-from turnstile.envs.base import Step
+from turnstile.envs.base import Start, Step
 from turnstile.envs.guess import GuessEnv, guess_tasks
 from turnstile.errors import ConfigError, SandboxError, TrainingError
 from turnstile.losses.base import Metrics, needs
 from turnstile.rollout.record import read_record
+from turnstile.tracking.jsonl import read_metrics
 from turnstile.types import Message, Task, Trajectory
 
 
@@ -50,6 +52,24 @@ def brevity(task: Task, trajectory: Trajectory) -> float:
 def test_a_step_of_nothing_but_failures_ends_the_run(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"8 of 8 episodes: SandboxError 8 \(.*\); the first: SandboxError: the"):
         turnstile.train(recipe, env=Broken, run=tmp_path / "run")
+
+
+class Late(GuessEnv):
+    """A world that takes its time to open, in which nobody has anything to sample."""
+
+    async def reset(self, task: Task) -> Start:
+        await asyncio.sleep(0.3)
+        return await super().reset(task)
+
+
+def test_a_step_says_where_its_seconds_went(recipe: Recipe, tmp_path: Path) -> None:
+    turnstile.train(recipe, env=Late, run=tmp_path)
+    (step,) = read_metrics(tmp_path)
+    spent = {name.removeprefix("seconds/"): value for name, value in step.items() if name.startswith("seconds/")}
+    assert spent["rollout"] + spent.get("update", 0.0) + spent["publish"] <= spent["step"]  # flat groups update nothing
+    assert spent["environment"] >= 8 * 0.3
+    assert spent["idle"] >= 0.3
+    assert spent["idle"] + spent["generate"] == pytest.approx(spent["rollout"])
 
 
 def test_credit_by_a_signal_that_no_turn_has_is_one_warning(recipe: Recipe, tmp_path: Path) -> None:

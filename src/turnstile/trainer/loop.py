@@ -115,7 +115,9 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             stored=None if parts.rehearsal is None else (parts.rehearsal.rows(step), parts.rehearsal.objective),
         )
         learned = {} if parts.learned is None else parts.learned.learn(groups, scores, aux)
+        learnt = time.monotonic()
         parts.source.publish(step)
+        published = time.monotonic()
         for annotator in parts.annotators:
             annotator.stepped(step)
         progress.step = step
@@ -129,7 +131,9 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         metrics |= {"groups/flat": float(prepared.flat), "groups/all": float(len(groups))}
         metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
         parts.buffer.keep(step, groups, credit, trained.passes)
-        metrics |= {"seconds/rollout": played - started, "seconds/step": time.monotonic() - started}
+        metrics |= {"seconds/rollout": played - started, "seconds/publish": published - learnt}
+        metrics |= {"seconds/idle": max(0.0, played - started - metrics["seconds/generate"])}  # nothing was sampled
+        metrics |= {"seconds/step": time.monotonic() - started}
         parts.tracker.log(step, metrics)
         for alarm in parts.alarms.values():
             if line := alarm.update(step, metrics):
