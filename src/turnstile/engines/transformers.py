@@ -31,6 +31,7 @@ from turnstile.errors import EngineError
 from turnstile.models.attention import use_layouts
 from turnstile.models.inference import Inference
 from turnstile.models.logprobs import logits_at_once
+from turnstile.models.teams import leave_team
 from turnstile.types import F32, I32, Completion, Sampling
 
 STATS = ("tokens_asked", "tokens_sampled", "seconds", *COUNTED)
@@ -198,31 +199,36 @@ class TransformersEngine:
         await loop.run_in_executor(self._thread, int)  # a loop that ended in mid-step has left that step to finish
         while self._running or self._loads:
             await self._load()
-            batch = self._running[: self._max_batch]
-            if not batch:
-                continue
-            try:
-                started = time.monotonic()
-                step = self._planner.plan(batch)
-                await loop.run_in_executor(self._thread, self._step, step, self._version)
-                self._planner.settle(step, batch)
-                self._counted["seconds"] += time.monotonic() - started
-            except Exception as error:  # every request of the batch is told
-                failed = failure(error)
-                if failed is error:  # all get the same one, and none of them is its place
-                    failed.add_note(f"in the engine, while {len(batch)} requests were sampled together")
-                for request in batch:
-                    self._leave(request)
-                    if not request.future.done():
-                        request.future.set_exception(failed)
-                self._planner.forget(keep=False)  # some places were taken and never filled, or not with numbers
-                continue
+            if batch := self._running[: self._max_batch]:
+                await self._answer(batch)
+                await asyncio.sleep(0)  # those who were answered may ask again before the next step
+            if not self._running:
+                await loop.run_in_executor(self._thread, leave_team)  # whoever computes now has the processors
+
+    async def _answer(self, batch: Sequence[Request]) -> None:
+        """One step for a batch; answers those whose turn is over."""
+        try:
+            started = time.monotonic()
+            step = self._planner.plan(batch)
+            leave_team()
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._step, step, self._version)
+            self._planner.settle(step, batch)
+            self._counted["seconds"] += time.monotonic() - started
+        except Exception as error:  # every request of the batch is told
+            failed = failure(error)
+            if failed is error:  # all get the same one, and none of them is its place
+                failed.add_note(f"in the engine, while {len(batch)} requests were sampled together")
             for request in batch:
-                if request.finish is not None:
-                    self._leave(request)
-                    if not request.future.done():
-                        request.future.set_result(request.completion())
-            await asyncio.sleep(0)  # those who were answered may ask again before the next step
+                self._leave(request)
+                if not request.future.done():
+                    request.future.set_exception(failed)
+            self._planner.forget(keep=False)  # some places were taken and never filled, or not with numbers
+            return
+        for request in batch:
+            if request.finish is not None:
+                self._leave(request)
+                if not request.future.done():
+                    request.future.set_result(request.completion())
 
     def _leave(self, request: Request) -> None:
         if request in self._running:

@@ -1,0 +1,97 @@
+"""Threads that help to compute are there while somebody computes, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import byte_tokenizer, tiny_llama
+from turnstile.engines.transformers import TransformersEngine
+from turnstile.models.teams import leave_team
+from turnstile.types import Sampling
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not any("/libgomp" in line for line in Path("/proc/self/maps").read_text().splitlines()),
+    reason="for torch with libgomp",
+)
+MEMBERS = 5
+
+
+def compute() -> None:
+    torch.set_num_threads(MEMBERS)  # of the calling thread
+    torch.ones(10**6).exp().sum()
+
+
+def tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    leave_team()
+    yield None
+    torch.set_num_threads(before)
+    leave_team()
+
+
+@pytest.mark.usefixtures("threads")
+def test_who_leaves_its_team_ends_its_threads() -> None:
+    alone = tasks()
+    compute()
+    assert tasks() == alone + MEMBERS - 1
+    leave_team()
+    assert tasks() == alone
+    compute()  # they come back
+    assert tasks() == alone + MEMBERS - 1
+
+
+@pytest.mark.usefixtures("threads")
+def test_others_keep_theirs() -> None:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(compute).result()
+        both = tasks()
+        leave_team()
+        assert tasks() == both
+        other.submit(leave_team).result()
+        assert tasks() == both - (MEMBERS - 1)
+
+
+@pytest.mark.usefixtures("threads")
+def test_an_engine_with_nothing_to_do_has_no_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And while it computes, the thread that asks it has none."""
+    words = byte_tokenizer()
+    engine = TransformersEngine(tiny_llama(len(words)), words)
+    step, seen = engine._step, []
+
+    def computing(*arguments: object) -> None:
+        seen.append((threading.current_thread() is threading.main_thread(), tasks()))
+        compute()
+        step(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "_step", computing)
+
+    async def ask() -> None:
+        session = engine.open("g")
+        for _ in range(2):
+            compute()  # as planning may
+            await engine.generate(np.arange(3, 9, dtype=np.int32), Sampling(max_tokens=3), session)
+        assert engine._driver is not None
+        await engine._driver
+        engine.close(session)
+
+    alone = tasks()
+    asyncio.run(ask())
+    assert not any(main for main, _ in seen)
+    assert seen[0] == (False, alone + 1)  # the engine's thread, and nobody's team
+    leave_team()
+    assert tasks() == alone + 1
