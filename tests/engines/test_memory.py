@@ -34,6 +34,11 @@ def is_whole(row: Row) -> bool:
     return bool((kv == told[:, None]).all()) and bool((hidden == told[:, None]).all())
 
 
+def test_values_as_wide_as_keys_are_taken_whatever_the_width_is_called() -> None:
+    model = network("minicpm3", kv_lora_rank=8, q_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=12)
+    assert shape_of(model).head_dim == 12
+
+
 def test_values_of_another_width_than_keys_are_refused() -> None:
     model = network("minicpm3", kv_lora_rank=8, q_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
     with pytest.raises(ConfigError, match="model family 'minicpm3' has values of another width than its keys"):

@@ -76,6 +76,10 @@ def test_adapters_on_bfloat16_weights_are_in_float32_and_learn() -> None:
         torch.optim.SGD(chosen, lr=1e-6).step()
         found.append([parameter.grad for parameter in chosen])
         assert all((parameter != old).any() for parameter, old in zip(chosen, before, strict=True))
+        learnt = merged_state(model)["model.layers.1.mlp.up_proj.weight"]
+        for parameter in chosen:
+            parameter.data *= 1 + 1e-4
+        assert (merged_state(model)["model.layers.1.mlp.up_proj.weight"] != learnt).float().mean() > 0.5
     for low, full in zip(*found, strict=True):
         assert low is not None
         assert full is not None

@@ -25,6 +25,12 @@ def test_refuses_what_a_layout_cannot_say(family: str, knobs: dict[str, Any], wh
     assert model.config._attn_implementation == before
 
 
+def test_refuses_rotations_by_the_longest_row_of_any_kind_of_layer() -> None:
+    model = network()
+    model.config.rope_parameters = {"full_attention": {"rope_type": "longrope", "rope_theta": 1e4}}
+    assert "rope_type 'longrope'" in try_layouts(model)
+
+
 @pytest.mark.parametrize("argument", ["softcap", "s_aux", "sliding_window"])
 def test_refuses_layers_that_ask_for_more_than_their_configuration_says(
     argument: str, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,11 @@ from turnstile.tracking.screen import shares
 COMMAND = [sys.executable, drawn.__file__]
 
 
+def is_whole(written: str) -> bool:
+    """Whether the screen is drawn down to its lower edge, and not just being written."""
+    return any(line.startswith("╰") for line in lines(written))
+
+
 def said(step: int) -> list[str]:
     """What is printed of a step, which must be there in the end."""
     return [f"printed in step {step}", f"an error of step {step}", f"a warning of step {step}, {'long ' * 40}".rstrip()]
@@ -24,7 +29,7 @@ def said(step: int) -> list[str]:
 def test_one_screen_shows_what_goes_on() -> None:
     frames: list[str] = []
     done = on_terminal(COMMAND, columns=80, when=lambda written, _: frames.append(written))
-    (frame,) = [written for written in frames if "step 3, episodes" in written][:1]
+    (frame,) = [written for written in frames if "step 3, episodes" in written and is_whole(written)][:1]
     drawn = [line[2:-2].strip() for line in lines(frame) if line.startswith("│")]
     assert drawn[0].startswith("now         step 3, episodes 0/6  ━")
     assert drawn[1] == "episodes    3 waiting, 2 generating, 1 in a tool, 0 being graded, 0"

@@ -46,7 +46,8 @@ def shape_of(model: PreTrainedModel) -> Shape:
     """What the engine keeps of each token of a model. Raises ConfigError where values have another width than keys."""
     config: Any = model.config.get_text_config()
     heads = config.num_attention_heads
-    if getattr(config, "v_head_dim", None):  # DeepSeek V2 and its like
+    width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
+    if getattr(config, "v_head_dim", None) not in (None, width):  # DeepSeek V2 and its like
         raise ConfigError(
             f"model family {config.model_type!r} has values of another width than its keys, which this engine does not "
             'hold; sample it from servers (engine.kind = "openai"), or take another family'
@@ -54,7 +55,7 @@ def shape_of(model: PreTrainedModel) -> Shape:
     return Shape(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        head_dim=width,
         hidden=config.hidden_size,
         dtype=model.dtype,
         device=model.device,

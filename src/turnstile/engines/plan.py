@@ -120,7 +120,8 @@ class Planner:
             if cursor.row is not None and request.session.share in self._groups:
                 right = min(self._retract(request, cursor.row, batch), one.drafted)
                 self.counted["tokens_computed"] += right
-                self.counted["tokens_rebuilt"] += request.session.computes(path, cursor.length, cursor.length + right)
+                own = common(cursor.row.tokens, path, cursor.length)  # others may have said more of it
+                self.counted["tokens_rebuilt"] += request.session.computes(path, cursor.length, own)
             if one.drafts:
                 self.counted["tokens_guessed"] += one.drafted
                 self.counted["tokens_guessed_right"] += right

@@ -87,12 +87,12 @@ def sources(layer: nn.Module) -> list[nn.Parameter]:
 
 
 def weight_of(layer: nn.Module) -> torch.Tensor:
-    """The matrix [out, in] of a linear layer, adapters added."""
+    """The matrix [out, in] of a linear layer, adapters added: in their precision, as they would be lost in a lower."""
     if not _is_adapted(layer):
         return cast(torch.Tensor, layer.weight).detach()
     base: torch.Tensor = cast(Any, layer).base_layer.weight.detach()
     delta: torch.Tensor = cast(Any, layer).get_delta_weight("default").detach()
-    return base + delta.to(base.dtype)
+    return base + delta
 
 
 def bias_of(layer: nn.Module) -> torch.Tensor | None:

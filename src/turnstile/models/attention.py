@@ -89,7 +89,7 @@ def try_layouts(model: PreTrainedModel) -> str:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     special = [name for name in SPECIAL if getattr(config, name, None)]
-    if (kind := _rotation(config)) in BY_THE_LONGEST:
+    if kind := _rotation(config):
         return f"model family {config.model_type!r} here rotates all of a pass by its longest row (rope_type {kind!r})"
     if kinds != {"full_attention"} or window or special:
         found = [*sorted(kinds), *special, *([f"window {window}"] if window else [])]
@@ -119,8 +119,10 @@ BY_THE_LONGEST = ("dynamic", "longrope")
 
 
 def _rotation(config: Any) -> str:
+    """Which of them a model has, of all its layers or of a kind of them."""
     rope = getattr(config, "rope_parameters", None) or {}
-    return str(rope.get("rope_type", "default"))
+    kinds = [str(one.get("rope_type", "")) for one in (rope, *rope.values()) if isinstance(one, dict)]
+    return next((kind for kind in kinds if any(name in kind for name in BY_THE_LONGEST)), "")
 
 
 class _NotPlainError(ValueError):

@@ -25,7 +25,11 @@ def leave_team() -> None:
 @functools.cache
 def _runtimes() -> list[ctypes.CDLL]:
     """The libgomps of this process: torch brings its own."""
-    maps = Path("/proc/self/maps")
-    lines = maps.read_text(encoding="utf-8", errors="replace").splitlines() if maps.exists() else []
-    paths = {line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}
-    return [found for path in sorted(paths) if hasattr(found := ctypes.CDLL(path), "omp_pause_resource_all")]
+    found: list[ctypes.CDLL] = []
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        paths = {line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}
+        found = [ctypes.CDLL(path) for path in sorted(paths)]
+    except OSError:  # no Linux, or a file that was replaced since: then teams stay, and cost what they cost
+        pass
+    return [runtime for runtime in found if hasattr(runtime, "omp_pause_resource_all")]

@@ -19,7 +19,7 @@ from turnstile.rewards.rates import rates
 from turnstile.rollout.books import Books
 from turnstile.rollout.buffer import Buffer, outside
 from turnstile.rollout.record import AGAIN, Recorder
-from turnstile.rollout.source import GroupSource, Tell, staleness
+from turnstile.rollout.source import GroupSource, InTurn, Tell, staleness
 from turnstile.rollout.tree import tree_tokens
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
@@ -132,7 +132,8 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
         parts.buffer.keep(step, groups, credit, trained.passes)
         metrics |= {"seconds/rollout": played - started, "seconds/publish": published - learnt}
-        metrics |= {"seconds/idle": max(0.0, played - started - metrics["seconds/generate"])}  # nothing was sampled
+        if isinstance(parts.source, InTurn):  # else others sample while this process trains, or nobody does
+            metrics |= {"seconds/idle": max(0.0, played - started - metrics["seconds/generate"])}
         metrics |= {"seconds/step": time.monotonic() - started}
         parts.tracker.log(step, metrics)
         for alarm in parts.alarms.values():
