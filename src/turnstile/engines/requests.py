@@ -71,7 +71,7 @@ class Request:
     @property
     def ids(self) -> list[int]:
         """The tokens that were sampled."""
-        return self.path[len(self.path) - self.sampled :]
+        return self.last(self.sampled)
 
     def last(self, count: int) -> list[int]:
         """The last of them, at most so many."""

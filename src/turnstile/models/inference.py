@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from turnstile.models.attention import CausalLayout, Layout, forward_hidden
 from turnstile.models.fused import Fused
-from turnstile.models.logprobs import project
+from turnstile.models.logprobs import probes, project
 from turnstile.models.packed import PackedLinears
 from turnstile.models.trunk import captured
 
@@ -76,8 +76,7 @@ def _fused(model: PreTrainedModel) -> Fused | None:
     fused = Fused.of(model)
     if fused is None:
         return None
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    tokens = torch.arange(PROBES, device=model.device) * vocabulary // PROBES
+    tokens = probes(model, PROBES)
     positions = torch.arange(PROBES, device=model.device)
     plain = forward_hidden(model, tokens, positions, CausalLayout())
     (found,) = fused.hidden(tokens, positions, CausalLayout())

@@ -50,23 +50,27 @@ def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 PROBES = 8
 """Tokens by which a projection is tried."""
 
+ALIKE = 0.05
+"""How far projections may be from the model's logits, of their size: what bfloat16 rounds is well below."""
+
+
+def probes(model: PreTrainedModel, count: int) -> Tensor:
+    """Tokens i64[count] from all over the vocabulary, to try a model by."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return torch.arange(count, device=model.device) * vocabulary // count
+
 
 @torch.no_grad()
 def check_projection(model: PreTrainedModel) -> None:
     """Raises ConfigError where `project` does not give the logits that the model gives: what families do to theirs is
     in no interface, and a scale that is missed would sample and train another distribution without a sign of it."""
-    vocabulary = int(model.get_output_embeddings().weight.shape[0])
-    tokens = (torch.arange(PROBES, device=model.device) * vocabulary // PROBES)[None]
+    tokens = probes(model, PROBES)[None]
     hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[0]
     found, real = project(model, hidden), model(input_ids=tokens, use_cache=False).logits[0]
     if torch.linalg.vector_norm(found - real) > ALIKE * torch.linalg.vector_norm(real):
         raise ConfigError(
             f"model family {model.config.model_type!r} makes its logits in a way of its own; take one of another family"
         )
-
-
-ALIKE = 0.05
-"""How far projections may be from the model's logits, of their size: what bfloat16 rounds is well below."""
 
 
 def truncate(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:

@@ -127,14 +127,11 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             label = "" if place < len(fresh) else AGAIN
             parts.recorder.write(step, "train", group, own, credit[place], trained.arrays(place), label=label)
         parts.books.settle(step, fresh, scores[: len(fresh)], trained.passes)
-        metrics = _metrics(parts, fresh, scores[: len(fresh)], trained)
+        metrics = _metrics(parts, fresh, scores[: len(fresh)], trained, rollout=played - started)
         metrics |= {"groups/flat": float(prepared.flat), "groups/all": float(len(groups))}
         metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
         parts.buffer.keep(step, groups, credit, trained.passes)
-        metrics |= {"seconds/rollout": played - started, "seconds/publish": published - learnt}
-        if isinstance(parts.source, InTurn):  # else others sample while this process trains, or nobody does
-            metrics |= {"seconds/idle": max(0.0, played - started - metrics["seconds/generate"])}
-        metrics |= {"seconds/step": time.monotonic() - started}
+        metrics |= {"seconds/publish": published - learnt, "seconds/step": time.monotonic() - started}
         parts.tracker.log(step, metrics)
         for alarm in parts.alarms.values():
             if line := alarm.update(step, metrics):
@@ -188,8 +185,10 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step > 0 and step % every == 0
 
 
-def _metrics(parts: Parts, groups: list[Group], scores: list[list[Score]], trained: Trained) -> dict[str, float]:
-    """Everything a step reports, by slash-separated names."""
+def _metrics(
+    parts: Parts, groups: list[Group], scores: list[list[Score]], trained: Trained, *, rollout: float
+) -> dict[str, float]:
+    """Everything a step reports, by slash-separated names; `rollout` is the seconds it waited for its episodes."""
     engine = Counter(parts.source.take_stats())
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     sampled, computed = engine["tokens_sampled"], engine["tokens_computed"]
@@ -208,6 +207,8 @@ def _metrics(parts: Parts, groups: list[Group], scores: list[list[Score]], train
         "tokens/tree": float(sum(tree_tokens(group) for group in groups)),
         "engine/evicted": engine["evicted"],
         "tokens/per_second": sampled / max(engine["seconds"], 1e-9),
+        "seconds/rollout": rollout,
         "seconds/generate": engine["seconds"],
+        **({"seconds/idle": max(0.0, rollout - engine["seconds"])} if isinstance(parts.source, InTurn) else {}),
         "seconds/environment": sum(t.times.get("environment", 0.0) + t.times.get("measure", 0.0) for t in trajectories),
     }
