@@ -64,7 +64,7 @@ class EngineConfig(Kind):
     max_batch: int = Field(64, ge=1)  # tokens decoded at once
     memory_mb: int = Field(4096, ge=64)  # for keys and values
     patience: float = Field(300.0, ge=0)  # seconds that training waits for a server when all are gone
-    drafts: int = Field(8, ge=0)  # tokens guessed ahead, and kept where they are drawn: fewer passes
+    drafts: int = Field(32, ge=0)  # tokens guessed ahead, and kept where they are drawn: fewer passes
     packed: bool = True  # on a CPU, sample from reordered copies of the weights: faster, for their memory again
 
     @model_validator(mode="after")

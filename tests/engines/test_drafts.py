@@ -88,6 +88,13 @@ def test_a_run_of_guesses_is_as_long_as_it_is_likely() -> None:
     assert known.guess([4, 5, 6], 20)[1] > first
 
 
+def test_a_run_of_guesses_ends_with_the_turn() -> None:
+    known = Drafts({5})
+    known.observe([1, 2, 3, 4, 5, 6, 7], 0)
+    assert made(known, [9, 1, 2, 3], 9) == [4, 5]
+    assert made(known, [9, 2, 3, 4], 9) == [5]
+
+
 def test_what_comes_after_the_first_wrong_guess_is_not_judged() -> None:
     known = Drafts()
     known.judge([Guess(1, (3, 1)), Guess(2, (2, 2)), Guess(3, (1, 4))], 1)
@@ -225,6 +232,27 @@ async def test_guesses_are_learnt_across_groups(bytes_: Any) -> None:
         passes.append(engine.passes)
     assert passes[0] > 20
     assert passes[-1] <= 8
+
+
+@pytest.mark.parametrize("by", ["token", "text"])
+async def test_nothing_is_guessed_beyond_the_end_of_a_turn(bytes_: Any, by: str) -> None:
+    """Though what the environment says then is always the same."""
+    prompt, greedy = list(range(3, 30)), Sampling(max_tokens=20, temperature=0.0)
+    plain = Counted(network(), bytes_, drafts=0)
+    said = (await ask(plain, "g", prompt, greedy)).token_ids.tolist()
+    end = next(token for i, token in enumerate(said) if i > 8 and token not in said[:i])
+    how = replace(greedy, stop=(bytes_.decode([end]),)) if by == "text" else greedy
+    engine = Counted(network(), bytes_, stop_ids=[end] if by == "token" else [])
+    for group in range(6):
+        session = engine.open(f"g{group}")
+        engine.take_stats()
+        turn = await engine.generate(np.array(prompt, np.int32), how, session)
+        stats = engine.take_stats()
+        answer = np.array([*prompt, *turn.token_ids, *range(20, 36)], np.int32)
+        await engine.generate(answer, replace(how, max_tokens=1), session)
+    assert turn.finish == "stop"
+    assert turn.token_ids[-1] == end
+    assert stats["tokens_guessed"] == stats["tokens_guessed_right"] > 5
 
 
 async def test_right_guesses_are_learnt_from_too(bytes_: Any) -> None:

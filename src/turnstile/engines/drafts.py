@@ -8,7 +8,7 @@ distribution stays the model's own; right guesses save passes, and wrong ones co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 HITS = {6: 1, 3: 1, 2: 2, 1: 4}
@@ -40,9 +40,11 @@ class Guess(NamedTuple):
 
 
 class Drafts:
-    """How contexts of a few tokens went on, and how often guesses of each kind were right."""
+    """How contexts of a few tokens went on, and how often guesses of each kind were right. Nothing is guessed after one
+    of `stop_ids`."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop_ids: Container[int] = ()) -> None:
+        self._stop_ids = stop_ids
         self._new: dict[tuple[int, ...], tuple[int, int]] = {}  # context -> what came after it, how often in a row
         self._old: dict[tuple[int, ...], tuple[int, int]] = {}
         self._right: dict[tuple[int, int], tuple[float, int]] = {}  # kind -> share of right guesses, out of how many
@@ -68,6 +70,8 @@ class Drafts:
             chance *= self._right.get(guess.kind, UNTRIED)[0]
             if len(found) > most or chance < LIKELY:
                 return found, len(found) - 1
+            if guess.token in self._stop_ids:
+                break
             context = (*context, guess.token)[-NEAR:]
         return found, len(found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -32,10 +32,13 @@ class Planner:
     """The trees of all groups and the memory that they lie in; plans the passes over them.
 
     A pass takes no more than `width` tokens if there is a width, and then makes no guesses; else at most `drafts`
-    tokens are guessed for each request, and `at_once` for all of them. Positions end at `window`.
+    tokens are guessed for each request, and `at_once` for all of them, none after one of `stop_ids`. Positions end at
+    `window`.
     """
 
-    def __init__(self, memory: Memory, *, width: int, drafts: int, at_once: int, window: int) -> None:
+    def __init__(
+        self, memory: Memory, *, width: int, drafts: int, at_once: int, window: int, stop_ids: Container[int]
+    ) -> None:
         self.memory = memory
         self.trunk = 0
         """The layer of which it is kept what goes into it; 0 for none."""
@@ -43,7 +46,7 @@ class Planner:
         self._width, self._at_once, self._window = width, at_once, window
         self._most = 0 if width else drafts
         self._groups: dict[str, Group] = {}
-        self._drafts = Drafts()
+        self._drafts = Drafts(stop_ids)
         self._clock = itertools.count(1)
 
     def close(self, share: str) -> None:
@@ -144,7 +147,8 @@ class Planner:
     def _hear(self, request: Request, known: int) -> None:
         """Learns once how what of a prompt is new, to its session and its group, goes on."""
         if not request.heard and self._most and not isinstance(request.constraint, Given):
-            self._drafts.observe(request.path, max(known, request.session.known(request.path)))
+            begin = max(known, request.session.met(request.path))
+            self._drafts.observe(request.path, begin + 1)  # the end of a turn goes on with nothing
         request.heard = True
 
     def _guess(self, request: Request, room: int) -> Ready:

@@ -32,7 +32,11 @@ class Session:
 
     def known(self, path: list[int]) -> int:
         """How many of the first tokens of a path were computed for it."""
-        return min(self.computed, common(self.past, path))
+        return min(self.computed, self.met(path))
+
+    def met(self, path: list[int]) -> int:
+        """With how many of its tokens a path begins, computed or, like the last one that was sampled, not."""
+        return common(self.past, path)
 
 
 @dataclass(slots=True, eq=False)

@@ -59,7 +59,7 @@ class TransformersEngine:
         max_batch: int = 64,
         memory_mb: int = 4096,
         packed: bool = True,
-        drafts: int = 8,
+        drafts: int = 32,
         stop_ids: Sequence[int] = (),
     ) -> None:
         use_layouts(model)
@@ -75,6 +75,7 @@ class TransformersEngine:
             drafts=drafts,
             at_once=logits_at_once(model),
             window=self._window,
+            stop_ids=self._stop_ids,
         )
         self._version = 0
         self._sessions: dict[str, Session] = {}
