@@ -2,6 +2,7 @@
 
     python benchmarks/forest.py                     the grid; what is measured is not measured again
     python benchmarks/forest.py --minutes 4         stops in between, and goes on with the next call
+    python benchmarks/forest.py --memory            counts what updates allocate; other processes do not matter to that
     python benchmarks/forest.py --tables            only writes the tables of what is kept
 
 A group of attempts at one task shares its prompt. One update (forward, backward, clipping, AdamW, all weights) over
@@ -22,12 +23,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import multiprocessing
 import os
 import platform
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -38,6 +41,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from turnstile.batching.forest import plant
@@ -99,24 +103,27 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0, help="begin no measurement after these (0: no limit)")
     parser.add_argument("--only", default="", help="a part of the names of points, like '8m 4 x' or 'smollm2'")
     parser.add_argument("--threads", type=int, default=0, help="default: torch's own choice")
+    parser.add_argument("--memory", action="store_true", help="count what updates allocate, and time nothing")
     parser.add_argument("--tables", action="store_true", help="only write the tables of what is kept")
     args = parser.parse_args()
     os.chdir(ROOT)
     began = time.monotonic()
-    for point, contestant, repeat in [] if args.tables else missing(args.repeats, args.only):
+    what, repeats = (allocated, 1) if args.memory else (measure, args.repeats)
+    for point, contestant, repeat in [] if args.tables else missing(what.__name__, repeats, args.only):
         if args.minutes and time.monotonic() - began > 60 * args.minutes:
             print("stopped; the next call goes on", flush=True)
             break
         record = {"point": point.name, "contestant": contestant, "repeat": repeat}
-        record |= in_a_process(measure, point, contestant, args.threads)
+        record |= in_a_process(what, point, contestant, args.threads)
         keep(record)
         print(json.dumps(record), flush=True)
     if KEPT.exists():
         write_page()
 
 
-def missing(repeats: int, only: str) -> Iterator[tuple[Point, str, int]]:
-    done = {(one["point"], one["contestant"], one["repeat"]) for one in read()["measurements"]}
+def missing(what: str, repeats: int, only: str) -> Iterator[tuple[Point, str, int]]:
+    known = SIGN[what]
+    done = {(one["point"], one["contestant"], one["repeat"]) for one in read()["measurements"] if known in one}
     for repeat in range(repeats):
         turned = CONTESTANTS[repeat % 4 :] + CONTESTANTS[: repeat % 4]
         for point in POINTS:
@@ -151,6 +158,27 @@ def measure(point: Point, contestant: str, threads: int) -> Record:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if platform.system() == "Linux" else 2**20)
     found = {"seconds": statistics.median(seconds), "processor": used, "peak_mb": memory, "gflops_peak": peak}
     return {name: round(value, 3) for name, value in found.items()}
+
+
+def allocated(point: Point, contestant: str, threads: int) -> Record:
+    """The most that the tensors of one update take at once, beyond weights and moments, in MB."""
+    if threads:
+        torch.set_num_threads(threads)
+    update = updating(load(point.model), contestant, point.budget)
+    update(group_of(2, 64, 16))
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            update(group_of(point.group, point.prompt, RESPONSE))
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    changes = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: float(event["ts"]))
+    held = itertools.accumulate(event["args"]["Bytes"] for event in changes)
+    return {"allocated_mb": round(max(held) / 1e6, 1)}
+
+
+SIGN = {measure.__name__: "seconds", allocated.__name__: "allocated_mb"}
+"""What the records of each kind of measurement have and others have not."""
 
 
 def load(name: str) -> PreTrainedModel:
@@ -301,9 +329,14 @@ class Found:
     def __init__(self, point: Point, measurements: Iterable[Record]) -> None:
         self.point = point
         self.by: dict[str, dict[int, Record]] = {contestant: {} for contestant in point.contestants}
+        self._allocated: dict[str, float] = {}
         for one in measurements:
-            if one["point"] == point.name and one["contestant"] in self.by:
+            if one["point"] != point.name or one["contestant"] not in self.by:
+                continue
+            if "seconds" in one:
                 self.by[one["contestant"]][one["repeat"]] = one
+            else:
+                self._allocated[one["contestant"]] = one["allocated_mb"]
         self.repeats = sorted(set.intersection(*(set(found) for found in self.by.values())))
 
     def median(self, contestant: str, what: str = "seconds") -> float:
@@ -312,9 +345,12 @@ class Found:
     def ratios(self, slow: str, fast: str, what: str = "seconds") -> list[float]:
         return [self.by[slow][r][what] / self.by[fast][r][what] for r in self.repeats]
 
-    def memory(self, contestant: str) -> float:
-        """Of the last repeat, as it hardly varies."""
-        return float(self.by[contestant][self.repeats[-1]]["peak_mb"])
+    def memory(self, contestant: str) -> tuple[str, str]:
+        """The resident set of the last repeat, as it hardly varies, and what an update allocates at most."""
+        if contestant not in self.by:
+            return "=", "="
+        resident, counted = self.by[contestant][self.repeats[-1]]["peak_mb"], self._allocated.get(contestant)
+        return f"{resident:,.0f}", "-" if counted is None else f"{counted:,.0f}"
 
 
 def tables(body: Record) -> str:
@@ -361,8 +397,12 @@ def plain_table(found: Iterable[Found]) -> str:
 
 def memory_table(found: Iterable[Found]) -> str:
     columns = ("rows", "batches", "unshared", "shared")
-    rows = [[*place(one.point), *(f"{one.memory(c):,.0f}" if c in one.by else "=" for c in columns)] for one in found]
-    return table((*COLUMNS, *(f"{column}, MB" for column in columns)), rows)
+    rows = []
+    for one in found:
+        resident, counted = zip(*map(one.memory, columns), strict=True)
+        rows.append([*place(one.point), *resident, *counted])
+    head = [f"{column}, MB{what}" for what in ("", " allocated") for column in columns]
+    return table((*COLUMNS, *head), rows)
 
 
 def place(point: Point) -> list[Any]:

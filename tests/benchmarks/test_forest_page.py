@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_a_plain_loop_takes_the_same_step(monkeypatch: pytest.MonkeyPatch) -> No
     for before, after in losses:
         assert after < before
         assert (before, after) == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_what_an_update_allocates_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grows with the tokens, and a plain loop takes no less than the learner."""
+    module = benchmark("forest", monkeypatch)
+    short, long = (module.Point(model=module.SMALL, group=2, prompt=prompt, budget=2000) for prompt in (100, 500))
+    found = {
+        (contestant, point.prompt): module.allocated(point, contestant, 0)["allocated_mb"]
+        for contestant, point in itertools.product(("shared", "unshared", "batches"), (short, long))
+    }
+    assert 1.8 < found["unshared", 500] / found["unshared", 100] < 2.4  # 1,400 tokens and 600
+    assert found["shared", 500] < 0.75 * found["unshared", 500]  # 900 tokens
+    assert found["unshared", 500] < 1.02 * found["batches", 500]
 
 
 def test_the_one_for_accelerators_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
