@@ -14,6 +14,7 @@ from helpers import tiny_llama
 from modelserver import tiny_engine
 from turnstile.engines import drafts
 from turnstile.engines.drafts import LIKELY, UNTRIED, Drafts, Guess
+from turnstile.engines.layout import FEW
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.types import I32, Completion, Sampling
 
@@ -91,8 +92,15 @@ def test_a_run_of_guesses_is_as_long_as_it_is_likely() -> None:
 def test_a_run_of_guesses_ends_with_the_turn() -> None:
     known = Drafts({5})
     known.observe([1, 2, 3, 4, 5, 6, 7], 0)
-    assert made(known, [9, 1, 2, 3], 9) == [4, 5]
-    assert made(known, [9, 2, 3, 4], 9) == [5]
+    assert made(known, [9, 1, 2, 3], 9) == [4]
+    assert known.guess([9, 2, 3, 4], 9) == ([Guess(5, (3, 1))], 0)  # is judged all the same
+
+
+def test_of_what_is_known_a_turn_is_taken() -> None:
+    known = Drafts({5})
+    assert known.turn([1, 5, 2, 5]) == [1]
+    assert known.turn([1, 2]) == [1, 2]
+    assert known.turn([]) == []
 
 
 def test_what_comes_after_the_first_wrong_guess_is_not_judged() -> None:
@@ -253,6 +261,41 @@ async def test_nothing_is_guessed_beyond_the_end_of_a_turn(bytes_: Any, by: str)
     assert turn.finish == "stop"
     assert turn.token_ids[-1] == end
     assert stats["tokens_guessed"] == stats["tokens_guessed_right"] > 5
+
+
+async def test_who_comes_later_gets_no_more_of_what_is_known_than_a_turn(bytes_: Any, monkeypatch: Any) -> None:
+    """Nor are tokens sampled from where another attempt's next turns stand."""
+    prompt, greedy = list(range(3, 30)), Sampling(max_tokens=20, temperature=0.0)
+    said = (await ask(Counted(network(), bytes_, drafts=0), "g", prompt, greedy)).token_ids.tolist()
+    end = next(token for i, token in enumerate(said) if i > 4 and token not in said[:i])
+    engine = Counted(network(), bytes_, stop_ids=[end])
+    first = engine.open("g")
+    turn = await engine.generate(np.array(prompt, np.int32), greedy, first)
+    await engine.generate(np.array([*prompt, *turn.token_ids, *range(20, 36)], np.int32), greedy, first)
+    rows, project = [], engine._inference.logits
+    monkeypatch.setattr(engine._inference, "logits", lambda hidden: rows.append(len(hidden)) or project(hidden))
+    later = await ask(engine, "g", prompt, greedy)
+    assert later.token_ids.tolist() == turn.token_ids.tolist()
+    assert rows == [len(turn.token_ids)]
+
+
+@pytest.mark.parametrize(("lacking", "whole"), [(10, 42), (50, FEW), (FEW, FEW), (70, 102)])
+async def test_guesses_do_not_part_a_request_from_the_others(
+    bytes_: Any, monkeypatch: pytest.MonkeyPatch, lacking: int, whole: int
+) -> None:
+    """What is attended to beside others' tokens still is with guesses behind it; a long run gets as many as it may."""
+    engine = Counted(network(), bytes_)
+    sizes, plan = [], engine._planner.plan
+
+    def planned(batch: Any) -> Any:
+        step = plan(batch)
+        sizes.extend(span.size for span in step.spans)
+        return step
+
+    monkeypatch.setattr(engine._planner, "plan", planned)
+    monkeypatch.setattr(Drafts, "guess", lambda _, path, most: ([Guess(5, (3, 1))] * most, most))
+    await ask(engine, "g", [3 + i % 36 for i in range(lacking)], Sampling(max_tokens=40, temperature=0.0))
+    assert sizes[0] == whole
 
 
 async def test_right_guesses_are_learnt_from_too(bytes_: Any) -> None:

@@ -15,7 +15,7 @@ from turnstile.engines.check import check_engine
 from turnstile.engines.openai import OpenAIEngine
 from turnstile.engines.scripted import ScriptedEngine
 from turnstile.engines.transformers import TransformersEngine
-from turnstile.errors import EngineError
+from turnstile.errors import ConfigError, EngineError
 from turnstile.types import F32, I32, Sampling
 
 
@@ -62,8 +62,9 @@ async def test_it_is_the_models_own_word(deterministic: bool, bytes_: Any) -> No
 async def test_what_cannot_be_asked_is_one_clear_error(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     assert (await score(engine, ids(1), ids())).tolist() == []
-    with pytest.raises(EngineError, match=r"the model has \d+ tokens, and 99999 is none of them"):
-        await score(engine, ids(1), ids(2, 99999))
+    for prompt, asked in ((ids(1), ids(2, 99999)), (ids(99999), ids(2))):
+        with pytest.raises(ConfigError, match=r"the model has \d+ tokens, and 99999 is none of them"):
+            await score(engine, prompt, asked)
     with pytest.raises(EngineError, match="the prompt is empty"):
         await score(engine, ids(), ids(2))
     with pytest.raises(EngineError, match="session 'gone' is not open"):

@@ -60,6 +60,8 @@ async def test_what_is_there(client: Any) -> None:
     ("path", "body", "line"),
     [
         ("/completions", {"prompt": [[1], [2]]}, "one text, or a list of token ids"),
+        ("/completions", {"prompt": [1, 99999]}, "tokens, and 99999 is none of them"),
+        ("/completions", {"prompt": [2**40]}, "one text, or a list of token ids"),
         ("/completions", {"prompt": "x", "model": "huge"}, "the model 'huge' is not served here, 'tiny' is"),
         ("/completions", {"prompt": "x", "temperature": -1}, "temperature = -1 is no number from 0 to 100"),
         ("/completions", {"prompt": "x", "max_tokens": "many"}, "max_tokens = 'many' is no number"),

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 
 from helpers import tiny_llama
 from turnstile.batching.forest import plant
-from turnstile.engines import group, plan, requests
+from turnstile.engines import group, plan, requests, transformers
 from turnstile.engines.base import Engine
 from turnstile.engines.check import check_engine
 from turnstile.engines.group import common
@@ -24,7 +24,7 @@ from turnstile.engines.memory import LEAST, Memory
 from turnstile.engines.plan import PREFILL_TOKENS
 from turnstile.engines.sampling import draw
 from turnstile.engines.transformers import TransformersEngine
-from turnstile.errors import EngineError
+from turnstile.errors import ConfigError, EngineError
 from turnstile.models.attention import ForestLayout, forward_hidden
 from turnstile.models.logprobs import token_logprobs
 from turnstile.types import I32, Completion, Row, Sampling
@@ -557,12 +557,74 @@ async def test_a_failing_model_reaches_every_waiting_request(words):
     np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
 
 
-async def test_a_model_gone_wrong_is_an_error(words):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_model_gone_wrong_is_an_error(words, temperature: float):
     model = network()
     with torch.no_grad():
         model.get_decoder().norm.weight.fill_(float("nan"))
     with pytest.raises(EngineError, match="not finite"):
-        await once(TransformersEngine(model, words), ids(5), sampling(1))
+        await once(TransformersEngine(model, words), ids(5), sampling(1, temperature=temperature))
+
+
+async def test_a_prompt_that_the_model_does_not_know_fails_nobody_else(words):
+    model = network()
+    engine = TransformersEngine(model, words)
+    asked = [once(engine, prompt, sampling(1)) for prompt in (ids(5, 6), ids(5, 10**6), ids(5, -1))]
+    found, *refused = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(found, Completion)
+    for error in refused:
+        assert isinstance(error, ConfigError)
+        assert "is none of them" in str(error)
+
+
+async def test_who_samples_in_another_way_costs_only_itself(words, monkeypatch):
+    """Each of many temperatures is computed for its own request alone, where passes have no fixed width."""
+    heights = []
+
+    def counted(logits: torch.Tensor, *more: Any) -> Any:
+        heights.append(len(logits))
+        return draw(logits, *more)
+
+    monkeypatch.setattr(transformers, "draw", counted)
+    hows = [sampling(seed, 6, temperature=0.5 + seed / 10) for seed in range(6)]
+    engines = [
+        TransformersEngine(network(), words, deterministic=wide, max_batch=8, drafts=0) for wide in (False, True)
+    ]
+    prompts = [numbers(5, seed=seed) for seed in range(6)]
+    both = []
+    for engine in engines:
+        heights.clear()
+        asked = [once(engine, prompt, how, str(how.seed)) for prompt, how in zip(prompts, hows, strict=True)]
+        both.append((await asyncio.gather(*asked), list(heights)))
+    (found, alone), (same, wide) = both
+    assert [one.token_ids.tolist() for one in found] == [one.token_ids.tolist() for one in same]
+    assert (set(alone), set(wide)) == ({1}, {8})
+
+
+def test_a_loop_that_ends_in_mid_step_leaves_nothing_half_done(words):
+    """The step fails when nobody is there any more to be told."""
+    model = network()
+    engine = TransformersEngine(model, words, packed=False)
+    session, prompt, how = engine.open("g"), numbers(9, seed=3), sampling(1)
+    begun, ended = threading.Event(), threading.Event()
+
+    def failing(*_: Any) -> None:
+        begun.set()
+        ended.wait(60)
+        raise RuntimeError("too late")
+
+    async def leave() -> None:
+        asking = asyncio.create_task(engine.generate(prompt, how, session))
+        await asyncio.to_thread(begun.wait)
+        assert not asking.done()
+
+    hook = model.get_decoder().register_forward_pre_hook(failing)
+    asyncio.run(leave())
+    hook.remove()
+    ended.set()
+    found = asyncio.run(engine.generate(prompt, how, session))
+    logprobs, _ = expected(plain_logits(stock(model), prompt, found), found)
+    np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
 
 
 async def test_ends_of_a_turn(words):

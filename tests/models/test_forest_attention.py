@@ -105,6 +105,18 @@ def test_sums_merge_parts_seen_apart() -> None:
         torch.testing.assert_close(whole, exact, rtol=0, atol=near)
 
 
+def test_large_scores_in_half_precision_keep_their_differences() -> None:
+    """Some families have keys far from zero: all scores are large, and only how they differ counts."""
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 2, n, d, generator=draw) for n, d in ((4, 64), (9, 64), (9, 5)))
+    query, key, value = (x.to(torch.bfloat16) for x in (query + 4, key + 4, value))
+    found, sums = attend_with_sums(query, key, value, None, 0.125)
+    scores = (query.double() @ key.double().transpose(-1, -2)) * 0.125
+    assert float(scores.mean()) > 100
+    torch.testing.assert_close(sums.double(), scores.logsumexp(-1), rtol=0, atol=1e-3)
+    torch.testing.assert_close(found.double(), scores.softmax(-1) @ value.double(), rtol=0, atol=0.02)
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (6, 1)])
 def test_groups_of_heads(heads: tuple[int, int]) -> None:
     batch = forest()

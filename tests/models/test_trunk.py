@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
-from networks import network, random_rows
+from networks import FAMILIES, network, random_rows
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
+from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.attention import CausalLayout, ForestLayout, forward_hidden, use_layouts
 from turnstile.models.trunk import captured, forward_above, frozen_layers
+from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.optim import constant
 
 
 @pytest.mark.parametrize(("top", "frozen"), [(1, 2), (2, 1), (3, 0)])
@@ -19,6 +24,21 @@ def test_frozen_layers_are_those_below_the_first_that_learns(top: int, frozen: i
     use_layouts(model)
     choose_trainable(model, "top", top_layers=top)
     assert frozen_layers(model) == frozen
+
+
+@pytest.mark.parametrize("train", ["top", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_learns_in_every_way(family: str, train: Literal["top", "lora"]) -> None:
+    model = network(family)
+    learns = choose_trainable(model, train, top_layers=1, lora_rank=2)
+    plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=1)
+    learner, before = Learner(model, learns, plan), [one.detach().clone() for one in learns]
+    report, _, _ = learner.update(random_rows(), Objective(loss=reinforce, weigh=token_weights))
+    assert report["optim/grad_norm"] > 0
+    assert not all(torch.equal(one, other) for one, other in zip(learns, before, strict=True))
+    if train == "top":
+        norms = [name for name, one in model.named_parameters() if one.requires_grad and "layers.1" not in name]
+        assert any("norm" in name or "ln_f" in name for name in norms)
 
 
 def test_nothing_is_skipped_where_all_learns() -> None:

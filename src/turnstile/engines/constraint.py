@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from turnstile.errors import ConfigError, EngineError, MissingExtraError
-from turnstile.types import Bool, Sampling
+from turnstile.errors import ConfigError, MissingExtraError
+from turnstile.types import I32, Bool, Sampling
 
 
 class Constraints:
@@ -19,12 +19,15 @@ class Constraints:
         self._tokenizer, self._vocabulary, self._stop_ids = tokenizer, vocabulary, stop_ids
         self._wrapped: Any = None  # takes a second to make
 
-    def given(self, token_ids: Sequence[int]) -> Given:
-        """What says these tokens and no others. Raises EngineError for one that the model does not have."""
-        unknown = [token for token in token_ids if not 0 <= token < self._vocabulary]
-        if unknown:
-            raise EngineError(f"the model has {self._vocabulary} tokens, and {unknown[0]} is none of them")
-        return Given(token_ids, self._vocabulary)
+    def given(self, token_ids: I32) -> Given:
+        """What says these tokens and no others."""
+        return Given(token_ids.tolist(), self._vocabulary)
+
+    def check(self, token_ids: I32) -> None:
+        """Raises ConfigError for a token that the model does not have."""
+        unknown = token_ids[(token_ids < 0) | (token_ids >= self._vocabulary)]
+        if len(unknown):
+            raise ConfigError(f"the model has {self._vocabulary} tokens, and {unknown[0]} is none of them")
 
     def start(self, sampling: Sampling) -> Constraint | None:
         """What a turn sampled like that must match, if anything.

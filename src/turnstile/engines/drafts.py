@@ -40,8 +40,8 @@ class Guess(NamedTuple):
 
 
 class Drafts:
-    """How contexts of a few tokens went on, and how often guesses of each kind were right. Nothing is guessed after one
-    of `stop_ids`."""
+    """How contexts of a few tokens went on, and how often guesses of each kind were right. Runs of guesses end before
+    one of `stop_ids`, as nothing is sampled after it."""
 
     def __init__(self, stop_ids: Container[int] = ()) -> None:
         self._stop_ids = stop_ids
@@ -68,12 +68,15 @@ class Drafts:
         while guess := self._next(context):
             found.append(guess)
             chance *= self._right.get(guess.kind, UNTRIED)[0]
-            if len(found) > most or chance < LIKELY:
+            if len(found) > most or chance < LIKELY or guess.token in self._stop_ids:
                 return found, len(found) - 1
-            if guess.token in self._stop_ids:
-                break
             context = (*context, guess.token)[-NEAR:]
         return found, len(found)
+
+    def turn(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The first of these tokens, up to one that ends a turn, without it."""
+        end = next((i for i, token in enumerate(tokens) if token in self._stop_ids), len(tokens))
+        return tokens[:end]
 
     def judge(self, guesses: Sequence[Guess], right: int) -> None:
         """Learns that the first `right` guesses were right and the next one, if there is one, was not."""

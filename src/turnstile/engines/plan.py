@@ -32,7 +32,7 @@ class Planner:
     """The trees of all groups and the memory that they lie in; plans the passes over them.
 
     A pass takes no more than `width` tokens if there is a width, and then makes no guesses; else at most `drafts`
-    tokens are guessed for each request, and `at_once` for all of them, none after one of `stop_ids`. Positions end at
+    tokens are guessed for each request, and `at_once` for all of them, up to one of `stop_ids`. Positions end at
     `window`.
     """
 
@@ -101,7 +101,9 @@ class Planner:
                 whole.append(request)
         ready, left = [], min(left, self._at_once)
         for request in whole:
-            one = self._guess(request, max(0, left))
+            lacking = spans[request].size if request in spans else 0
+            room = FEW - lacking if lacking <= FEW else left  # more would have them attended to apart from others
+            one = self._guess(request, max(0, min(left, room)))
             left -= len(one.guesses)
             if one.drafted:
                 self._draft(request, one.guesses, spans, needed)
@@ -159,7 +161,9 @@ class Planner:
         assert row is not None
         assert row.shelf is not None
         if known := row.tokens[cursor.length : cursor.length + most]:
-            return Ready(request, known[: common(known, given.next(most))] if isinstance(given, Given) else known)
+            if isinstance(given, Given):
+                return Ready(request, known[: common(known, given.next(most))])
+            return Ready(request, self._drafts.turn(known))
         most = min(most, row.shelf.capacity - (cursor.length - row.begin))
         if isinstance(given, Given):
             tokens = given.next(most)

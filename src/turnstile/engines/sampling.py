@@ -36,7 +36,9 @@ def draw(
     """
     if sampling.temperature == 0:
         best = logits[rows] if allowed is None else logits[rows].masked_fill(~allowed, float("-inf"))
-        return [(int(token), 0.0, 0.0) for token in best.argmax(dim=-1).tolist()]
+        most, tokens = best.max(dim=-1)
+        _check_finite(most)
+        return [(int(token), 0.0, 0.0) for token in tokens.tolist()]
     scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
     cut = truncate(scaled, sampling)
     p = cut.softmax(dim=-1)
@@ -69,8 +71,7 @@ def _invert(p: Tensor, rows: Tensor, draws: Sequence[float]) -> Tensor:
     stretches = whole.view(len(p), -1, STRETCH)
     before = stretches.sum(dim=-1).cumsum(dim=-1)[rows]
     total = before[:, -1]
-    if not bool(total.isfinite().all()):
-        raise FloatingPointError("the model gave logits that are not finite")
+    _check_finite(total)
     target = torch.tensor(draws, dtype=p.dtype, device=p.device) * total
     target = target.minimum(total.nextafter(torch.zeros_like(total)))  # a draw may round up to 1: no token is there
     place = torch.searchsorted(before, target[:, None], right=True)
@@ -79,3 +80,9 @@ def _invert(p: Tensor, rows: Tensor, draws: Sequence[float]) -> Tensor:
     inside = own.cumsum(dim=-1)
     rest = rest.clamp(min=0).minimum(inside[:, -1:].nextafter(torch.zeros_like(rest)))
     return (place * STRETCH + torch.searchsorted(inside, rest, right=True))[:, 0]
+
+
+def _check_finite(values: Tensor) -> None:
+    """Raises FloatingPointError for logits of which something that all of them count in is not finite."""
+    if not bool(values.isfinite().all()):
+        raise FloatingPointError("the model gave logits that are not finite")

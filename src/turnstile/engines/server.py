@@ -138,7 +138,7 @@ class EngineServer:
         prompt = asked.get("prompt")
         if isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt, add_special_tokens=False)
-        elif isinstance(prompt, list) and all(isinstance(x, int) and not isinstance(x, bool) for x in prompt):
+        elif isinstance(prompt, list) and all(type(x) is int and 0 <= x < 2**31 for x in prompt):
             ids = prompt
         else:
             raise RefusedError("prompt must be one text, or a list of token ids")

@@ -37,7 +37,7 @@ class Step:
     goes into it, if there is one."""
 
     def __init__(self, spans: Sequence[Span], ready: Sequence[Ready], *, width: int = 0, trunk: int = 0) -> None:
-        self.spans, self.ready, self._width, self.trunk = spans, ready, width, trunk
+        self.spans, self.ready, self.width, self.trunk = spans, ready, width, trunk
         self.layout = LonelyLayout(spans) if width else RowsLayout(spans)
         self._tokens = [token for span in spans for token in span.tokens]
         self._positions = [position for span in spans for position in range(span.begin, span.end)]
@@ -63,11 +63,11 @@ class Step:
         share one."""
         nodes = {place: i for i, place in enumerate(dict.fromkeys(place for _, _, place in self._wanted))}
         states = [shelf.hidden[0, place, column] for shelf, place, column in nodes]
-        states += states[:1] * (self._width - len(states))
+        states += states[:1] * (self.width - len(states))
         return torch.stack(states), [(one, i, nodes[place]) for one, i, place in self._wanted]
 
     def _filled(self, values: list[int]) -> list[int]:
-        return values + [0] * (self._width - len(values))
+        return values + [0] * (self.width - len(values))
 
 
 def _place(ready: Ready, ahead: int) -> Place:

@@ -110,7 +110,8 @@ class TransformersEngine:
         unless the engine is deterministic."""
         if len(token_ids) == 0:
             return np.zeros(0, np.float32)
-        given = self._constraints.given(token_ids.tolist())
+        self._constraints.check(token_ids)
+        given = self._constraints.given(token_ids)
         self._counted["tokens_asked"] += len(prompt_ids) + len(token_ids)
         found = await self._asked(prompt_ids, Sampling(max_tokens=len(token_ids)), session, given)
         return found.logprobs
@@ -122,6 +123,7 @@ class TransformersEngine:
             raise EngineError(f"session {session!r} is not open")
         if len(prompt_ids) == 0:
             raise EngineError("the prompt is empty")
+        self._constraints.check(prompt_ids)  # in a pass that others share it would fail them all
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         own = self._sessions[session]
         request = Request(own, prompt_ids.tolist(), sampling, future, own.cursor.copy(), constraint)
@@ -215,7 +217,10 @@ class TransformersEngine:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._step, step, self._version)
             self._planner.settle(step, batch)
             self._counted["seconds"] += time.monotonic() - started
-        except Exception as error:  # every request of the batch is told
+        except BaseException as error:  # every request of the batch is told
+            self._planner.forget(keep=False)  # some places were taken and never filled, or not with numbers
+            if not isinstance(error, Exception):
+                raise
             failed = failure(error)
             if failed is error:  # all get the same one, and none of them is its place
                 failed.add_note(f"in the engine, while {len(batch)} requests were sampled together")
@@ -223,7 +228,6 @@ class TransformersEngine:
                 self._leave(request)
                 if not request.future.done():
                     request.future.set_exception(failed)
-            self._planner.forget(keep=False)  # some places were taken and never filled, or not with numbers
             return
         for request in batch:
             if request.finish is not None:
@@ -257,9 +261,13 @@ class TransformersEngine:
             chosen = [wanted[i] for i in members]
             draws = [uniform(one.request.sampling.seed, one.request.sampled + ahead) for one, ahead, _ in chosen]
             rows = torch.tensor([node for _, _, node in chosen], device=logits.device)
+            own = logits
+            if len(alike) > 1 and not step.width:  # with a width all is computed, whoever asks for what
+                nodes, rows = rows.unique(return_inverse=True)
+                own = logits[nodes]
             masks = [mask for one, ahead, _ in chosen if (mask := one.request.allowed(ahead)) is not None]
             allowed = torch.from_numpy(np.stack(masks)).to(logits.device) if masks else None
-            found = draw(logits, rows, sampling, draws, allowed)
+            found = draw(own, rows, sampling, draws, allowed)
             drawn |= {(one, ahead): each for (one, ahead, _), each in zip(chosen, found, strict=True)}
         for one in step.ready:
             self._take(one, [drawn[one, ahead] for ahead in range(1 + len(one.guesses))], version)

@@ -7,8 +7,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from turnstile.errors import ConfigError, MissingExtraError
+from turnstile.models.checkpointing import decoder_layers
 from turnstile.models.lora import compute_in_place
 
 
@@ -30,15 +32,15 @@ def choose_trainable(
     if train == "all":
         model.requires_grad_(True)
     elif train == "top":
-        layers: Any = model.get_decoder().layers
+        layers = decoder_layers(model)
         if not 0 < top_layers <= len(layers):
             raise ConfigError(f"model.top_layers = {top_layers}: this model has {len(layers)} layers; take 1 to that")
         model.requires_grad_(False)
         for layer in layers[len(layers) - top_layers :]:
             layer.requires_grad_(True)
-        norm = getattr(model.get_decoder(), "norm", None)
-        if norm is not None:
-            norm.requires_grad_(True)
+        for child in model.get_decoder().children():
+            if "norm" in type(child).__name__.lower():
+                child.requires_grad_(True)
     else:
         _add_lora(model, lora_rank, lora_alpha)
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -51,7 +53,9 @@ def _add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
         raise MissingExtraError("model.train = 'lora'", "lora") from None
     model.requires_grad_(False)
     torch.manual_seed(0)  # the adapters' first weights must not depend on what ran before
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"), model)
+    transposed = any(isinstance(layer, Conv1D) for layer in model.modules())  # GPT-2 holds its matrices so
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", fan_in_fan_out=transposed)
+    inject_adapter_in_model(config, model)
     for layer in model.modules():
         if _is_adapted(layer) and is_linear(layer):
             compute_in_place(layer)

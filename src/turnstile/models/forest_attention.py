@@ -127,7 +127,7 @@ def attend_with_sums(
     if can_go_by_nodes(query, value):
         seen, sums = getattr(_ATEN, _FLASH)(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
         return seen, sums.to(exact)
-    scores = (query @ key.transpose(-1, -2)).to(exact).mul_(scale)
+    scores = (query.to(exact) @ key.to(exact).transpose(-1, -2)).mul_(scale)  # one that is large is not rounded before
     if bias is not None:
         scores += bias
     sums = scores.logsumexp(dim=-1)

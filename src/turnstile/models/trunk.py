@@ -21,14 +21,15 @@ def frozen_layers(model: PreTrainedModel) -> int:
     """How many of the first decoder layers can be skipped: nothing in or before them learns, and the family
     lets a forward pass begin above them (found out by trying). 0 where all learn."""
     decoder: Any = model.get_decoder()
+    layers = getattr(decoder, "layers", ())
     if any(p.requires_grad for p in model.get_input_embeddings().parameters()):
         return 0
     count = 0
-    for layer in decoder.layers:
+    for layer in layers:
         if any(p.requires_grad for p in layer.parameters()):
             break
         count += 1
-    return count if 0 < count < len(decoder.layers) and _begins_above(model, count) else 0
+    return count if 0 < count < len(layers) and _begins_above(model, count) else 0
 
 
 @contextmanager
