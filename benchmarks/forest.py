@@ -108,22 +108,22 @@ def main() -> None:
     args = parser.parse_args()
     os.chdir(ROOT)
     began = time.monotonic()
-    what, repeats = (allocated, 1) if args.memory else (measure, args.repeats)
-    for point, contestant, repeat in [] if args.tables else missing(what.__name__, repeats, args.only):
+    work, sign, repeats = (allocated, "allocated_mb", 1) if args.memory else (measure, "seconds", args.repeats)
+    for point, contestant, repeat in [] if args.tables else missing(sign, repeats, args.only):
         if args.minutes and time.monotonic() - began > 60 * args.minutes:
             print("stopped; the next call goes on", flush=True)
             break
         record = {"point": point.name, "contestant": contestant, "repeat": repeat}
-        record |= in_a_process(what, point, contestant, args.threads)
+        record |= in_a_process(work, point, contestant, args.threads)
         keep(record)
         print(json.dumps(record), flush=True)
     if KEPT.exists():
         write_page()
 
 
-def missing(what: str, repeats: int, only: str) -> Iterator[tuple[Point, str, int]]:
-    known = SIGN[what]
-    done = {(one["point"], one["contestant"], one["repeat"]) for one in read()["measurements"] if known in one}
+def missing(sign: str, repeats: int, only: str) -> Iterator[tuple[Point, str, int]]:
+    """What is not kept yet; `sign` is what records of that kind of measurement have, and others have not."""
+    done = {(one["point"], one["contestant"], one["repeat"]) for one in read()["measurements"] if sign in one}
     for repeat in range(repeats):
         turned = CONTESTANTS[repeat % 4 :] + CONTESTANTS[: repeat % 4]
         for point in POINTS:
@@ -175,10 +175,6 @@ def allocated(point: Point, contestant: str, threads: int) -> Record:
     changes = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: float(event["ts"]))
     held = itertools.accumulate(event["args"]["Bytes"] for event in changes)
     return {"allocated_mb": round(max(held) / 1e6, 1)}
-
-
-SIGN = {measure.__name__: "seconds", allocated.__name__: "allocated_mb"}
-"""What the records of each kind of measurement have and others have not."""
 
 
 def load(name: str) -> PreTrainedModel:
