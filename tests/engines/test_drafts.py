@@ -56,6 +56,47 @@ def test_six_tokens_tell_more_than_three() -> None:
     assert made(known, [31, 32, 33, 1, 2, 3], 1) == []
 
 
+def test_shorter_contexts_that_say_the_same_count_where_they_are_surer() -> None:
+    known = Drafts()
+    for begin in range(10, 60, 10):
+        known.observe([begin, begin + 1, begin + 2, 1, 2, 3, 4], 0)
+    path = [10, 11, 12, 1, 2, 3]
+    doubted = Guess(4, (6, 1))
+    assert known.guess(path, 1)[0] == [doubted]  # all kinds are as sure as one another
+    known.judge([doubted], 0)
+    assert known.guess(path, 1) == ([Guess(4, (3, 4))], 1)
+    known.observe([7, 1, 2, 3, 5], 4)
+    assert known.guess(path, 1)[0] == [doubted]  # three tokens say something else
+
+
+def test_numbers_go_on_by_their_length_and_frame() -> None:
+    """Whatever their digits: {"line": 123, is told from {"day": 12}."""
+    digits, line, day = set(range(10)), [10, 11, 12], [20, 21, 12]
+    known = Drafts(digits=digits)
+    known.observe([*line, 4, 5, 6, 30, *day, 1, 2, 31, *line, 7, 8, 9, 30, *day, 3, 0, 31], 0)
+    known.observe([*line, 4, 5, 0, 30, *day, 1, 7, 31], 0)
+    assert made(known, [*line, 9, 1, 3], 1) == [30]
+    assert made(known, [*day, 9, 1], 1) == [31]
+    assert made(known, [*day, 9, 1, 3], 1) == []
+    assert made(known, [*line[1:], 9, 1, 3], 1) == []  # a frame is whole
+    plain = Drafts()
+    plain.observe([*line, 4, 5, 6, 30, *line, 7, 8, 9, 30], 0)
+    assert made(plain, [*line, 9, 1, 3], 1) == []
+
+
+def test_a_frame_may_have_numbers_in_it_and_long_numbers_are_none() -> None:
+    known = Drafts(digits=set(range(10)))
+    known.observe([20, 4, 21, 5, 30, 20, 6, 21, 7, 30], 0)
+    assert made(known, [20, 9, 21, 9], 1) == [30]
+    far = [20, 21, 22, *[1] * (drafts.NEAR + 1)]
+    known.observe([*far, 40, *far, 41, *far, 42], 0)
+    assert all(context[1] < drafts.NEAR for context in known._new if context[0] == drafts.DIGITS)
+
+
+def test_what_numbers_are_written_with(bytes_: Any) -> None:
+    assert {bytes_.decode([token]) for token in drafts.digits(bytes_)} == set("0123456789")
+
+
 def test_only_new_tokens_are_learnt() -> None:
     known = Drafts()
     known.observe([1, 2, 3, 4, 5], 4)

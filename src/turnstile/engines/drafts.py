@@ -8,13 +8,26 @@ distribution stays the model's own; right guesses save passes, and wrong ones co
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
-HITS = {6: 1, 3: 1, 2: 2, 1: 4}
-"""By the tokens of a context: how often in a row it must have gone on in one way for that to be guessed."""
+from transformers import PreTrainedTokenizerBase
 
-NEAR = max(HITS)
+NUMBER = 0
+"""The size of a context that is the beginning of a number: how many tokens it has so far, and the `FRAME` before it."""
+
+HITS = {NUMBER: 1, 6: 1, 3: 1, 2: 2, 1: 4}
+"""By the tokens of a context, the most telling first: how often in a row it must have gone on in one way for that to be
+guessed."""
+
+FRAME = 3
+"""Tokens before a number that tell it from others, whatever numbers there are among them."""
+
+DIGITS = -1
+"""Stands for a token of digits, whichever."""
+
+NEAR = 16
+"""Tokens that contexts are made of."""
 
 HITS_TOLD_APART = 4
 """So many hits or more are one kind of guess."""
@@ -32,6 +45,11 @@ REMEMBERED = 2**17
 """Contexts of a generation. Two are remembered: when the newer is full the older one is forgotten."""
 
 
+def digits(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that are nothing but decimal digits, one or several."""
+    return frozenset(token for text, token in tokenizer.get_vocab().items() if text.isdecimal())
+
+
 class Guess(NamedTuple):
     """A token that may come next, and the kind of guess it is: (tokens of the context, hits)."""
 
@@ -41,10 +59,11 @@ class Guess(NamedTuple):
 
 class Drafts:
     """How contexts of a few tokens went on, and how often guesses of each kind were right. Runs of guesses end before
-    one of `stop_ids`, as nothing is sampled after it."""
+    one of `stop_ids`, as nothing is sampled after it. `digits` are the tokens that numbers are written with: a number
+    is new as a rule, but not how many digits it has and what its frame goes on with (`"line": 120, "end": ...`)."""
 
-    def __init__(self, stop_ids: Container[int] = ()) -> None:
-        self._stop_ids = stop_ids
+    def __init__(self, stop_ids: Container[int] = (), digits: Container[int] = ()) -> None:
+        self._stop_ids, self._digits = stop_ids, digits
         self._new: dict[tuple[int, ...], tuple[int, int]] = {}  # context -> what came after it, how often in a row
         self._old: dict[tuple[int, ...], tuple[int, int]] = {}
         self._right: dict[tuple[int, int], tuple[float, int]] = {}  # kind -> share of right guesses, out of how many
@@ -53,11 +72,9 @@ class Drafts:
         """Learns tokens `begin`.. of a path, each after those before it."""
         for end in range(max(begin, 1), len(path)):
             token = path[end]
-            for size in HITS:
-                if size <= end:
-                    context = tuple(path[end - size : end])
-                    before, hits = self._known(context) or (token, 0)
-                    self._new[context] = (token, hits + 1 if token == before else 0)
+            for _, context in self._contexts(path[max(0, end - NEAR) : end]):
+                before, hits = self._known(context) or (token, 0)
+                self._new[context] = (token, hits + 1 if token == before else 0)
         if len(self._new) > REMEMBERED:
             self._old, self._new = self._new, {}
 
@@ -67,7 +84,7 @@ class Drafts:
         context, found, chance = tuple(path[-NEAR:]), list[Guess](), 1.0
         while guess := self._next(context):
             found.append(guess)
-            chance *= self._right.get(guess.kind, UNTRIED)[0]
+            chance *= self._sure(guess.kind)
             if len(found) > most or chance < LIKELY or guess.token in self._stop_ids:
                 return found, len(found) - 1
             context = (*context, guess.token)[-NEAR:]
@@ -85,14 +102,38 @@ class Drafts:
             tried = min(tried + 1, LATELY)
             self._right[guess.kind] = share + ((number < right) - share) / tried, tried
 
-    def _next(self, context: tuple[int, ...]) -> Guess | None:
-        """From the longest context that is known, if that always went on in one way of late."""
-        for size, needed in HITS.items():
-            known = self._known(context[-size:]) if size <= len(context) else None
-            if known is not None:
-                token, hits = known
-                return Guess(token, (size, min(hits, HITS_TOLD_APART))) if hits >= needed else None
-        return None
+    def _next(self, near: Sequence[int]) -> Guess | None:
+        """What the most telling context that is known last went on with, of the surest kind among the contexts that say
+        the same: a long one with a number in it may be new where the last three tokens always went on in one way."""
+        token, guess = None, None
+        for size, context in self._contexts(near):
+            if (known := self._known(context)) is None:
+                continue
+            token = known[0] if token is None else token
+            kind = size, min(known[1], HITS_TOLD_APART)
+            if (
+                known[0] == token
+                and known[1] >= HITS[size]
+                and (not guess or self._sure(kind) > self._sure(guess.kind))
+            ):
+                guess = Guess(token, kind)
+        return guess
+
+    def _contexts(self, near: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """What the last tokens of a path, at most NEAR of them, end in: (size, context)."""
+        begin = len(near)
+        while begin and near[begin - 1] in self._digits:
+            begin -= 1
+        if FRAME <= begin < len(near):
+            frame = near[begin - FRAME : begin]
+            yield NUMBER, (DIGITS, len(near) - begin, *(DIGITS if token in self._digits else token for token in frame))
+        for size in HITS:
+            if 0 < size <= len(near):
+                yield size, tuple(near[-size:])
+
+    def _sure(self, kind: tuple[int, int]) -> float:
+        """The share of right ones among the guesses of a kind."""
+        return self._right.get(kind, UNTRIED)[0]
 
     def _known(self, context: tuple[int, ...]) -> tuple[int, int] | None:
         return self._new.get(context) or self._old.get(context)

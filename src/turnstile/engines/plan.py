@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -31,22 +31,19 @@ memory, or the weights changed); tokens computed as guesses of its own, those of
 class Planner:
     """The trees of all groups and the memory that they lie in; plans the passes over them.
 
-    A pass takes no more than `width` tokens if there is a width, and then makes no guesses; else at most `drafts`
-    tokens are guessed for each request, and `at_once` for all of them, up to one of `stop_ids`. Positions end at
-    `window`.
+    A pass takes no more than `width` tokens if there is a width, and then makes no guesses; else at most `most` tokens
+    are guessed for each request by `drafts`, and `at_once` for all of them. Positions end at `window`.
     """
 
-    def __init__(
-        self, memory: Memory, *, width: int, drafts: int, at_once: int, window: int, stop_ids: Container[int]
-    ) -> None:
+    def __init__(self, memory: Memory, *, width: int, drafts: Drafts, most: int, at_once: int, window: int) -> None:
         self.memory = memory
         self.trunk = 0
         """The layer of which it is kept what goes into it; 0 for none."""
         self.counted: dict[str, float] = defaultdict(float)
         self._width, self._at_once, self._window = width, at_once, window
-        self._most = 0 if width else drafts
+        self._most = 0 if width else most
         self._groups: dict[str, Group] = {}
-        self._drafts = Drafts(stop_ids)
+        self._drafts = drafts
         self._clock = itertools.count(1)
 
     def close(self, share: str) -> None:
