@@ -47,3 +47,25 @@ def test_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert found.numel() == 0 or found.data_ptr() % 64 == 0
     found += 1
     assert bool((found == 1).all())
+
+
+RESIDENT = """
+import resource, sys
+import torch
+from turnstile.models.memory import zeros
+room = zeros((2**12, 2**16), torch.uint8, torch.device("cpu"))
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+before = resident()
+room[:, : 2**12] = 1
+print(resident() - before, room.nbytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_only_what_is_written_takes_memory() -> None:
+    """Also where the system has pages of 2 MB for who asks."""
+    found = subprocess.run([sys.executable, "-c", RESIDENT], check=True, capture_output=True).stdout
+    taken, whole = map(int, found.split())
+    assert whole / 17 < taken < whole / 8

@@ -7,15 +7,15 @@ when the next tensor of that size is made. On a CPU that was a fifth of a traini
 from __future__ import annotations
 
 import ctypes
+import mmap
+from contextlib import suppress
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as malloc.h has them
 _LARGEST = 2**30  # bytes of a block that is kept
-_LINE = 64  # bytes that tensors begin at a multiple of
 
 
 def keep_freed_memory() -> bool:
@@ -28,11 +28,13 @@ def keep_freed_memory() -> bool:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """As `torch.zeros`, which writes them all. On a CPU fresh memory is left to the system, which gives it page by
-    page, and zero, to who writes there first; what the process had before is written all the same."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+    """As `torch.zeros`, which writes them all. On a CPU it is fresh memory that the system gives page by page, and
+    zero, to who writes there first: small pages, as a large one would be given whole for a few bytes."""
     size = prod(shape) * dtype.itemsize
-    room = np.zeros(size + _LINE, np.uint8)
-    begin = -room.ctypes.data % _LINE
-    return torch.from_numpy(room[begin : begin + size]).view(dtype).view(shape)
+    if device.type != "cpu" or size == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # of Linux
+        with suppress(OSError):  # a kernel without large pages
+            room.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(room, dtype=torch.uint8).view(dtype).view(shape)
