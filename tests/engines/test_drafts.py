@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from helpers import tiny_llama
 from modelserver import tiny_engine
 from turnstile.engines import drafts
-from turnstile.engines.drafts import LIKELY, UNTRIED, Drafts, Guess
+from turnstile.engines.drafts import LIKELY, UNTRIED, Drafts, Guess, digit_tokens
 from turnstile.engines.layout import FEW
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.types import I32, Completion, Sampling
@@ -66,7 +69,9 @@ def test_shorter_contexts_that_say_the_same_count_where_they_are_surer() -> None
     known.judge([doubted], 0)
     assert known.guess(path, 1) == ([Guess(4, (3, 4))], 1)
     known.observe([7, 1, 2, 3, 5], 4)
-    assert known.guess(path, 1)[0] == [doubted]  # three tokens say something else
+    known.observe([7, 1, 2, 3, 5], 4)
+    assert known._sure((3, 1)) > known._sure((6, 1))
+    assert known.guess(path, 1)[0] == [doubted]  # three tokens say something else now
 
 
 def test_numbers_go_on_by_their_length_and_frame() -> None:
@@ -84,17 +89,42 @@ def test_numbers_go_on_by_their_length_and_frame() -> None:
     assert made(plain, [*line, 9, 1, 3], 1) == []
 
 
+def test_a_number_said_before_is_said_again() -> None:
+    """Where another was said in the same frame since."""
+    digits, line = set(range(10)), [10, 11, 12]
+    known = Drafts(digits=digits)
+    known.observe([*line, 4, 8, 1, 30, *line, 5, 0, 9, 30, *line, 7, 31], 0)
+    assert made(known, [*line, 4], 9) == [8, 1, 30]
+    assert made(known, [8, *line, 5], 9) == [0, 9, 30]
+    known.observe([*line, 4, 8, 2, 30], 3)  # what a number goes on with after its frame may be any digit
+    assert made(known, [*line, 6], 1) == []
+
+
 def test_a_frame_may_have_numbers_in_it_and_long_numbers_are_none() -> None:
     known = Drafts(digits=set(range(10)))
     known.observe([20, 4, 21, 5, 30, 20, 6, 21, 7, 30], 0)
     assert made(known, [20, 9, 21, 9], 1) == [30]
-    far = [20, 21, 22, *[1] * (drafts.NEAR + 1)]
-    known.observe([*far, 40, *far, 41, *far, 42], 0)
-    assert all(context[1] < drafts.NEAR for context in known._new if context[0] == drafts.DIGITS)
+    most, frame, other = drafts.NEAR - drafts.FRAME, [20, 21, 22], [23, 24, 25]
+    for digit in range(3):
+        known.observe([*frame, *[digit] * most, 40, *other, *[digit] * (most + 1), 41], 0)
+    assert made(known, [*frame, *[8] * most], 1) == [40]
+    assert made(known, [*other, *[8] * (most + 1)], 1) == []
 
 
 def test_what_numbers_are_written_with(bytes_: Any) -> None:
-    assert {bytes_.decode([token]) for token in drafts.digits(bytes_)} == set("0123456789")
+    assert {bytes_.decode([token]) for token in digit_tokens(bytes_)} == set("0123456789")
+    texts = ["7", "12", "\u0120120", "\u25819", " 3", "a1", "1a", "", "\u0120", "-1", "1.5", "\u00b2"]
+    words = WordLevel({text: number for number, text in enumerate(texts)}, unk_token="")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+    assert digit_tokens(tokenizer) == set(range(5))
+
+
+@pytest.mark.parametrize(
+    ("how", "whose"), [({}, set(range(15, 25))), ({"drafts": 0}, ()), ({"deterministic": True}, ())]
+)
+async def test_engines_know_their_digits(bytes_: Any, how: dict[str, Any], whose: Any) -> None:
+    engine = Counted(network(), bytes_, max_batch=4, **how)
+    assert engine._planner._drafts._digits == whose
 
 
 def test_only_new_tokens_are_learnt() -> None:
@@ -154,9 +184,9 @@ def test_what_comes_after_the_first_wrong_guess_is_not_judged() -> None:
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "REMEMBERED", 50)
     known = Drafts()
-    for begin in range(0, 1000, 10):
-        known.observe(list(range(begin, begin + 12)), 0)
-        assert len(known._new) + len(known._old) <= 2 * (50 + 4 * 12)
+    for begin in range(0, 1000, 100):
+        known.observe(list(range(begin, begin + 102)), 0)
+        assert len(known._new) + len(known._old) <= 2 * (50 + 5)
     assert made(known, [990, 991, 992], 1) == [993]
     assert made(known, [0, 1, 2], 1) == []
 

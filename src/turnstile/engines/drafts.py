@@ -14,20 +14,21 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 NUMBER = 0
-"""The size of a context that is the beginning of a number: how many tokens it has so far, and the `FRAME` before it."""
+"""Stands among the sizes of contexts for one that is a number as far as it goes, whatever its digits, and the `FRAME`
+before it."""
 
-HITS = {NUMBER: 1, 6: 1, 3: 1, 2: 2, 1: 4}
-"""By the tokens of a context, the most telling first: how often in a row it must have gone on in one way for that to be
+HITS = {6: 1, NUMBER: 1, 3: 1, 2: 2, 1: 4}
+"""By the size of a context, the most telling first: how often in a row it must have gone on in one way for that to be
 guessed."""
 
 FRAME = 3
-"""Tokens before a number that tell it from others, whatever numbers there are among them."""
+"""Tokens before a number that tell it from others."""
 
 DIGITS = -1
-"""Stands for a token of digits, whichever."""
+"""Stands in a context for a token of digits, whichever."""
 
 NEAR = 16
-"""Tokens that contexts are made of."""
+"""How many tokens back contexts are looked for; numbers of more than fit with their frame have none of their own."""
 
 HITS_TOLD_APART = 4
 """So many hits or more are one kind of guess."""
@@ -45,13 +46,14 @@ REMEMBERED = 2**17
 """Contexts of a generation. Two are remembered: when the newer is full the older one is forgotten."""
 
 
-def digits(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that are nothing but decimal digits, one or several."""
-    return frozenset(token for text, token in tokenizer.get_vocab().items() if text.isdecimal())
+def digit_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that are decimal digits, one or several, maybe with a space before them, as vocabularies write it."""
+    vocabulary = tokenizer.get_vocab()
+    return frozenset(token for text, token in vocabulary.items() if text.lstrip(" \u0120\u2581").isdecimal())
 
 
 class Guess(NamedTuple):
-    """A token that may come next, and the kind of guess it is: (tokens of the context, hits)."""
+    """A token that may come next, and the kind of guess it is: (size of the context, hits)."""
 
     token: int
     kind: tuple[int, int]
@@ -60,7 +62,7 @@ class Guess(NamedTuple):
 class Drafts:
     """How contexts of a few tokens went on, and how often guesses of each kind were right. Runs of guesses end before
     one of `stop_ids`, as nothing is sampled after it. `digits` are the tokens that numbers are written with: a number
-    is new as a rule, but not how many digits it has and what its frame goes on with (`"line": 120, "end": ...`)."""
+    is new as a rule, but often neither its length nor what comes after it (`"line": 120, "end": 180`)."""
 
     def __init__(self, stop_ids: Container[int] = (), digits: Container[int] = ()) -> None:
         self._stop_ids, self._digits = stop_ids, digits
@@ -75,8 +77,8 @@ class Drafts:
             for _, context in self._contexts(path[max(0, end - NEAR) : end]):
                 before, hits = self._known(context) or (token, 0)
                 self._new[context] = (token, hits + 1 if token == before else 0)
-        if len(self._new) > REMEMBERED:
-            self._old, self._new = self._new, {}
+            if len(self._new) > REMEMBERED:
+                self._old, self._new = self._new, {}
 
     def guess(self, path: Sequence[int], most: int) -> tuple[list[Guess], int]:
         """Tokens that may come after a path, and how many of them, at most `most`, are likely to. The one after those,
@@ -103,32 +105,34 @@ class Drafts:
             self._right[guess.kind] = share + ((number < right) - share) / tried, tried
 
     def _next(self, near: Sequence[int]) -> Guess | None:
-        """What the most telling context that is known last went on with, of the surest kind among the contexts that say
-        the same: a long one with a number in it may be new where the last three tokens always went on in one way."""
-        token, guess = None, None
-        for size, context in self._contexts(near):
-            if (known := self._known(context)) is None:
-                continue
-            token = known[0] if token is None else token
-            kind = size, min(known[1], HITS_TOLD_APART)
-            if (
-                known[0] == token
-                and known[1] >= HITS[size]
-                and (not guess or self._sure(kind) > self._sure(guess.kind))
-            ):
-                guess = Guess(token, kind)
-        return guess
+        """The token that the most telling known context last went on with. Any context that agrees may vouch for it,
+        and the surest kind does: a long one may be nearly new where three tokens have always gone on in one way."""
+        said = [
+            (size, *known)
+            for size, context in self._contexts(near)
+            if (known := self._known(context)) and (size != NUMBER or self._ended(*known))
+        ]
+        kinds = [
+            (size, min(hits, HITS_TOLD_APART))
+            for size, token, hits in said
+            if token == said[0][1] and hits >= HITS[size]
+        ]
+        return Guess(said[0][1], max(kinds, key=self._sure)) if kinds else None
+
+    def _ended(self, token: int, hits: int) -> bool:
+        """Whether numbers of this length end with their frame; if they go on, any digit may come."""
+        return token not in self._digits and hits >= HITS[NUMBER]
 
     def _contexts(self, near: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
         """What the last tokens of a path, at most NEAR of them, end in: (size, context)."""
         begin = len(near)
         while begin and near[begin - 1] in self._digits:
             begin -= 1
-        if FRAME <= begin < len(near):
-            frame = near[begin - FRAME : begin]
-            yield NUMBER, (DIGITS, len(near) - begin, *(DIGITS if token in self._digits else token for token in frame))
         for size in HITS:
-            if 0 < size <= len(near):
+            if size == NUMBER:
+                if FRAME <= begin < len(near):
+                    yield size, tuple([DIGITS if token in self._digits else token for token in near[begin - FRAME :]])
+            elif size <= len(near):
                 yield size, tuple(near[-size:])
 
     def _sure(self, kind: tuple[int, int]) -> float:

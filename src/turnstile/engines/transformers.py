@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.engines.constraint import Constraint, Constraints, Given
-from turnstile.engines.drafts import Drafts, digits
+from turnstile.engines.drafts import Drafts, digit_tokens
 from turnstile.engines.failures import failure
 from turnstile.engines.memory import Memory, shape_of
 from turnstile.engines.plan import COUNTED, Planner
@@ -73,7 +73,7 @@ class TransformersEngine:
         self._planner = Planner(
             Memory(shape_of(model), memory_mb * 2**20),
             width=max_batch if deterministic else 0,
-            drafts=Drafts(self._stop_ids, digits(tokenizer)),
+            drafts=Drafts(self._stop_ids, digit_tokens(tokenizer) if drafts and not deterministic else ()),
             most=drafts,
             at_once=logits_at_once(model),
             window=self._window,

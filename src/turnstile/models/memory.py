@@ -28,13 +28,13 @@ def keep_freed_memory() -> bool:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """As `torch.zeros`, which writes them all. On a CPU it is fresh memory that the system gives page by page, and
+    """As `torch.zeros`, which writes all of it. On a CPU it is fresh memory that the system gives page by page, and
     zero, to who writes there first: small pages, as a large one would be given whole for a few bytes."""
     size = prod(shape) * dtype.itemsize
     if device.type != "cpu" or size == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
+    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)  # else forks would share it
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # of Linux
         with suppress(OSError):  # a kernel without large pages
             room.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(room, dtype=torch.uint8).view(dtype).view(shape)
+    return torch.frombuffer(room, dtype=dtype).view(shape)
