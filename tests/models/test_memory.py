@@ -50,6 +50,11 @@ def test_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert bool((found == 1).all())
 
 
+def test_more_than_there_is() -> None:
+    with pytest.raises(MemoryError, match="no room for a tensor of 134217728 MB: Cannot allocate memory"):
+        zeros((2**47,), torch.uint8, torch.device("cpu"))
+
+
 RESIDENT = """
 import os, re, resource, sys
 import torch

@@ -29,11 +29,15 @@ def keep_freed_memory() -> bool:
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """As `torch.zeros`, which writes all of it. On a CPU it is fresh memory that the system gives page by page, and
-    zero, to who writes there first: small pages, as a large one would be given whole for a few bytes."""
+    zero, to who writes there first: small pages, as a large one would be given whole for a few bytes. Raises
+    MemoryError where there is none."""
     size = prod(shape) * dtype.itemsize
     if device.type != "cpu" or size == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)  # else forks would share it
+    try:
+        room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)  # else forks would share it
+    except OSError as error:
+        raise MemoryError(f"no room for a tensor of {size / 2**20:.0f} MB: {error.strerror}") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # of Linux
         with suppress(OSError):  # a kernel without large pages
             room.madvise(mmap.MADV_NOHUGEPAGE)
