@@ -82,7 +82,10 @@ def test_rows_that_are_taken_together(
     layout = RowsLayout(
         lay_out([going_on(memory, row, count) for row, count in zip(rows, counts, strict=True) if count])
     )
-    assert [(block.stretch.begin, block.stretch.end, block.stretch.queries) for block in layout.own] == stretches
+    assert layout.together is not None
+    assert [
+        (block.stretch.begin, block.stretch.end, block.stretch.queries) for block in layout.together.own
+    ] == stretches
 
 
 def test_a_row_that_others_lean_on_is_asked_apart_once_it_is_long() -> None:
@@ -94,5 +97,6 @@ def test_a_row_that_others_lean_on_is_asked_apart_once_it_is_long() -> None:
         going_on(memory, base, more)
         base.computed = len(base.tokens)
         layout = RowsLayout(lay_out([going_on(memory, row, 1) for row in (base, *leaning)]))
-        (shared,) = layout.shared
+        assert layout.together is not None
+        (shared,) = layout.together.shared
         assert shared.stretch.queries == asked

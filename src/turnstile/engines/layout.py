@@ -70,6 +70,10 @@ def _places(places: Sequence[int], device: torch.device) -> slice | Tensor:
     return torch.tensor(places, device=device)
 
 
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 class _Writes:
     """Where the new keys and values of one shelf go."""
 
@@ -77,6 +81,7 @@ class _Writes:
         device = shelf.kv.device
         few = [(span, i) for span in spans if span.few for i in range(span.size)]
         self._shelf = shelf
+        self._kept = shelf.kv.unbind()
         self._any = bool(few)
         self._from = _places([span.at + i for span, i in few], device)
         self._rows = torch.tensor([span.row.place for span, _ in few], device=device)
@@ -87,16 +92,16 @@ class _Writes:
             if not span.few
         ]
 
-    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """key and value [T, Hkv, D]."""
-        for kept, new in zip(self._shelf.kv[layer], (key, value), strict=True):
-            if self._any:
-                kept[self._rows, :, self._columns] = new[self._from]
-            for run, row, columns in self._longer:
-                kept[row, :, columns] = new[run].transpose(0, 1)
+    def write(self, layer: int, new: Tensor) -> None:
+        """new [T, 2, Hkv, D]: keys and values."""
+        kept = self._kept[layer]
+        if self._any:
+            kept[:, self._rows, :, self._columns] = new[self._from]
+        for run, row, columns in self._longer:
+            kept[:, row, :, columns] = new[run].permute(1, 2, 0, 3)
 
     def keep(self, states: Sequence[Tensor]) -> None:
-        """The hidden states [T, H] of the new tokens: the last, then the trunk's if there is one."""
+        """Keeps the hidden states [T, H] of the new tokens: the last, then the trunk's if there is one."""
         for kept, state in zip(self._shelf.hidden, states, strict=True):
             if self._any:
                 kept[self._rows, self._columns] = state[self._from]
@@ -108,34 +113,71 @@ class _Block:
     """A stretch of a shelf, with m queries for each row, some of which may stand for nothing."""
 
     def __init__(self, shelf: Shelf, stretch: Stretch, queries: Sequence[Sequence[Query]]) -> None:
-        device, dtype = shelf.kv.device, shelf.kv.dtype
-        self.stretch, self._shelf = stretch, shelf
         padded = [[*row, *[(0, 0)] * (stretch.queries - len(row))] for row in queries]
-        flat = [query for row in padded for query in row]
-        real = [i for i, (_, seen) in enumerate(flat) if seen > 0]
-        self._real = _places(real, device)
-        self._query = _places([at for at, _ in flat], device)
-        self.at = _places([flat[i][0] for i in real], device)
+        self.stretch = stretch
+        self.queries = [query for row in padded for query in row]
+        kept = shelf.kv[:, :, stretch.begin : stretch.end, :, : stretch.columns]
+        self._kept = list(zip(*(part.unbind() for part in kept.unbind(1)), strict=True))  # [R, Hkv, columns, D] each
         self._bias: Tensor | None = None  # [R, 1, m, 1, columns]; none where all see all
-        if any(seen < stretch.columns for _, seen in flat):
-            limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=device)
-            hidden = (torch.arange(stretch.columns, device=device) >= limits[..., None])[:, None, :, None]
-            self._bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        if any(seen < stretch.columns for _, seen in self.queries):
+            limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=kept.device)
+            hidden = (torch.arange(stretch.columns, device=kept.device) >= limits[..., None])[:, None, :, None]
+            self._bias = torch.zeros(hidden.shape, dtype=kept.dtype, device=kept.device)
+            self._bias.masked_fill_(hidden, float("-inf"))
         self._each: Tensor | None = None
 
-    def attend(self, layer: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """query [T, Hq, D] -> for the places `at`: what they see [n, Hq, D] and the log of its mass [n, Hq, 1]."""
-        stretch = self.stretch
-        key, value = self._shelf.kv[layer, :, stretch.begin : stretch.end, :, : stretch.columns]  # [R, Hkv, columns, D]
-        rows, kv_heads, columns, width = key.shape
-        asked = query[self._query].view(rows, -1, kv_heads, query.shape[1] // kv_heads, width).transpose(1, 2)
+    def attend(self, layer: int, asked: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """asked [Hkv, R * m * G, D], where the G heads that share their keys are further queries -> what they see
+        [R * m * G, Hkv, D] and the logs of its masses [R * m * G, Hkv]."""
+        key, value = self._kept[layer]
+        asked = asked.unflatten(1, (len(key), -1)).transpose(0, 1)
         if self._bias is not None and self._each is None:  # the same for every layer
-            self._each = self._bias.expand(-1, -1, -1, asked.shape[3], -1).reshape(rows, 1, -1, columns)
-        # heads that share their keys are further queries
-        seen, mass = attend_with_sums(asked.flatten(2, 3), key, value, self._each, scale)
-        seen = seen.view(asked.shape).transpose(1, 2).reshape(-1, query.shape[1], width)
-        mass = mass.view(asked.shape[:-1]).transpose(1, 2).reshape(-1, query.shape[1], 1)
-        return seen[self._real], mass[self._real]
+            heads = asked.shape[2] // self.stretch.queries
+            self._each = self._bias.expand(-1, -1, -1, heads, -1).flatten(2, 3)
+        seen, mass = attend_with_sums(asked, key, value, self._each, scale)
+        return seen.transpose(1, 2).flatten(0, 1), mass.transpose(1, 2).flatten(0, 1)
+
+
+class _Together:
+    """Few tokens of each of many rows: every one sees its own row, and what that leans on."""
+
+    def __init__(self, queries: Sequence[tuple[Row, int, int]]) -> None:
+        """For each token, in the order of the flat run: its row, its place in the run, and where its path ends."""
+        own: dict[Row, list[Query]] = {}
+        asked: dict[Row, list[Query]] = {}  # of rows that others lean on
+        for row, at, end in queries:
+            own.setdefault(row, []).append((at, end - row.begin))
+            if row.base is not None:
+                asked.setdefault(row.base, []).append((at, row.begin))
+        for row in own.keys() & asked.keys():
+            if len(asked[row]) * (columns_seen(own[row]) - columns_seen(asked[row])) <= WASTE:
+                asked[row] += own.pop(row)
+        self.own = [_Block(*one) for one in stretches(own)]
+        self.shared = [_Block(*one) for one in stretches(asked)]
+        flat = [query for block in (*self.own, *self.shared) for query in block.queries]
+        parts: dict[int, list[int]] = {}
+        for i, (at, seen) in enumerate(flat):
+            if seen:
+                parts.setdefault(at, []).append(i)
+        device = queries[0][0].at(0)[0].kv.device
+        self._asked = _places([at for at, _ in flat], device)
+        self._first = _places([parts[at][0] for _, at, _ in queries], device)
+        self._last = _places([parts[at][-1] for _, at, _ in queries], device)  # the same where a token sees one part
+        self._merged = any(len(part) > 1 for part in parts.values())
+
+    def attend(self, layer: int, query: Tensor, kv_heads: int, scale: float) -> Tensor:
+        """query [T, Hq, D] -> [n, Hq, D], for the first n of the run."""
+        asked = query[self._asked].unflatten(1, (kv_heads, -1))
+        heads = asked.shape[2]
+        blocks = (*self.own, *self.shared)
+        pieces = asked.transpose(0, 1).flatten(1, 2).split([len(block.queries) * heads for block in blocks], dim=1)
+        found = [block.attend(layer, piece, scale) for block, piece in zip(blocks, pieces, strict=True)]
+        seen, mass = (_joined(parts).unflatten(0, (-1, heads)) for parts in zip(*found, strict=True))
+        out: Tensor = seen[self._first]
+        if self._merged:
+            share = (mass[self._last] - mass[self._first]).sigmoid_()[..., None]
+            out = torch.lerp(out.to(share.dtype), seen[self._last].to(share.dtype), share).to(out.dtype)
+        return out.transpose(1, 2).flatten(1, 2)
 
 
 class _Run:
@@ -169,20 +211,9 @@ class RowsLayout:
     def __init__(self, spans: Sequence[Span]) -> None:
         shelves = {span.row.shelf for span in spans if span.row.shelf is not None}
         self._writes = [_Writes(shelf, [span for span in spans if span.row.shelf is shelf]) for shelf in shelves]
-        self._runs = [(span.run, _Run(span)) for span in spans if not span.few]
         few = [(span.row, span.at + i, span.begin + i + 1) for span in spans if span.few for i in range(span.size)]
-        self._few = bool(few)
-        own: dict[Row, list[Query]] = {}
-        asked: dict[Row, list[Query]] = {}  # of rows that others lean on
-        for row, at, end in few:
-            own.setdefault(row, []).append((at, end - row.begin))
-            if row.base is not None:
-                asked.setdefault(row.base, []).append((at, row.begin))
-        for row in own.keys() & asked.keys():
-            if len(asked[row]) * (columns_seen(own[row]) - columns_seen(asked[row])) <= WASTE:
-                asked[row] += own.pop(row)
-        self.own = [_Block(*one) for one in stretches(own)]
-        self.shared = [_Block(*one) for one in stretches(asked)]
+        self.together = _Together(few) if few else None
+        self._runs = [_Run(span) for span in spans if not span.few]
 
     def keep(self, states: Sequence[Tensor]) -> None:
         """Keeps the hidden states [T, H] of the pass."""
@@ -190,24 +221,13 @@ class RowsLayout:
             writes.keep(states)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        query, new = query[0].transpose(0, 1), torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         for writes in self._writes:  # all of them first: a row may lean on tokens of this very pass
-            writes.write(layer, key, value)
-        exact = torch.promote_types(query.dtype, torch.float32)  # parts are merged in it
-        out = torch.zeros(query.shape, dtype=exact, device=query.device)
-        if self._few:
-            mass = torch.full((*query.shape[:2], 1), float("-inf"), dtype=exact, device=query.device)
-            for block in self.own:
-                seen, mass_of = block.attend(layer, query, scale)
-                out[block.at], mass[block.at] = seen.to(exact), mass_of
-            for block in self.shared:
-                seen, mass_of = block.attend(layer, query, scale)
-                share = (mass_of - mass[block.at]).sigmoid_()
-                out[block.at] = torch.lerp(out[block.at], seen.to(exact), share)
-        for run, one in self._runs:
-            out[run] = one.attend(layer, query, scale).to(exact)
-        return out.to(query.dtype).transpose(0, 1)[None]
+            writes.write(layer, new)
+        parts = [] if self.together is None else [self.together.attend(layer, query, key.shape[1], scale)]
+        parts += [run.attend(layer, query, scale) for run in self._runs]
+        return _joined(parts).transpose(0, 1)[None]
 
 
 class LonelyLayout:
@@ -232,7 +252,7 @@ class LonelyLayout:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         for writes in self._writes:
-            writes.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+            writes.write(layer, torch.stack((key[0], value[0])).permute(2, 0, 1, 3))
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         for shelf, place, at, seen in self._tokens:
             kept_key, kept_value = shelf.kv[layer, :, place, None, :, :seen]

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from turnstile.models.adapt import is_linear
 from turnstile.models.attention import Layout
-from turnstile.models.packed import PackedWeight, can_be_packed
+from turnstile.models.packed import PackedWeight, Stamp, can_be_packed, stamp_of
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -31,6 +31,8 @@ class Fused:
     def __init__(self, model: PreTrainedModel, layers: list[_Layer]) -> None:
         self._decoder: Any = model.get_decoder()
         self._layers = layers
+        self._sources: list[Tensor] = []
+        self._stamp: Stamp | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Fused | None:
@@ -54,12 +56,13 @@ class Fused:
 
     def forget(self) -> None:
         """The weights that learn have changed, in whatever way."""
-        for layer in self._layers:
-            for weight in layer.weights:
-                weight.forget()
+        for weight in self._weights():
+            weight.forget()
+        self._sources, self._stamp = [], None
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, keep: int = 0) -> list[Tensor]:
         """As `models.inference.Inference.hidden`."""
+        self._refresh()
         hidden = self._decoder.embed_tokens(tokens)
         cosine, sine = (
             x[0, :, None].chunk(2, dim=-1)[0] for x in self._decoder.rotary_emb(hidden[None], positions[None])
@@ -71,6 +74,19 @@ class Fused:
                 kept.append(hidden)
             hidden = layer.run(index, hidden, turn, layout)
         return [_normed(hidden, self._decoder.norm), *kept]
+
+    def _refresh(self) -> None:
+        """Follows changes of the weights, by one look at all of them."""
+        self._sources = self._sources or [source for weight in self._weights() for source in weight.sources()]
+        stamp = stamp_of(self._sources)
+        if stamp != self._stamp:
+            for weight in self._weights():
+                weight.refresh()
+            self._stamp = stamp
+
+    def _weights(self) -> Iterator[PackedWeight]:
+        for layer in self._layers:
+            yield from (layer.qkv, layer.out, layer.gate, layer.up, layer.down)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,14 +130,8 @@ class _Layer:
             floors=(_floor(before), _floor(after)),
         )
 
-    @property
-    def weights(self) -> Iterator[PackedWeight]:
-        yield from (self.qkv, self.out, self.gate, self.up, self.down)
-
     def run(self, index: int, hidden: Tensor, turn: Tensor, layout: Layout) -> Tensor:
         """hidden [T, H], turn c64[T, 1, D / 2] -> [T, H]."""
-        for weight in self.weights:
-            weight.refresh()
         width, (before, after) = len(self.pairs), self.floors
         heads = self.qkv(_of_length_one(hidden, before)).view(len(hidden), -1, width)
         if self.parts.head_norms:

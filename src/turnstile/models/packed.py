@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -20,6 +20,14 @@ from turnstile.models.adapt import bias_of, sources, weight_of
 
 ROWS = 32
 """The number of rows that the layout is chosen for; others are right, too, and gain less."""
+
+
+Stamp = list[tuple[int, int]]
+"""By which it is seen that weights have changed: the version of each, and where it lies."""
+
+
+def stamp_of(weights: Sequence[Tensor]) -> Stamp:
+    return [(weight._version, weight.data_ptr()) for weight in weights]
 
 
 _here = threading.local()
@@ -37,7 +45,7 @@ class PackedWeight:
     def __init__(self, *layers: nn.Module, norm: nn.Module | None = None, order: Tensor | None = None) -> None:
         self._layers, self._norm, self._order = layers, norm, order
         self._sources: list[nn.Parameter] = []
-        self._stamp: tuple[tuple[int, int], ...] | None = None
+        self._stamp: Stamp | None = None
         self.weight = torch.empty(0)
         self.bias: Tensor | None = None
 
@@ -47,16 +55,19 @@ class PackedWeight:
         if any(tensor.requires_grad for tensor in self._sources):
             self._stamp = None
 
-    def _found(self) -> list[nn.Parameter]:
+    def sources(self) -> list[nn.Parameter]:
         """The parameters that decide what this computes."""
+        self._sources = self._sources or self._found()
+        return self._sources
+
+    def _found(self) -> list[nn.Parameter]:
         parts = (*self._layers, *(() if self._norm is None else (self._norm,)))
         return [tensor for part in parts for tensor in sources(part)]
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Follows changes in place, and of place."""
-        self._sources = self._sources or self._found()
-        stamp = tuple([(tensor._version, tensor.data_ptr()) for tensor in self._sources])
+        stamp = stamp_of(self.sources())
         if stamp == self._stamp:
             return
         matrices = [weight_of(layer) for layer in self._layers]
