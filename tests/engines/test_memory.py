@@ -78,3 +78,15 @@ def test_a_shelf_is_made_for_those_that_will_follow() -> None:
         assert row.shelf is shelf
         assert is_whole(row)
     assert shelf.kv is kept
+
+
+@pytest.mark.parametrize(("rows", "capacity"), [(1, 512), (6, 256)])
+def test_rows_grow_by_more_while_memory_is_plentiful(rows: int, capacity: int) -> None:
+    """Six that took 512 places each would take 3,072 of the 12,000 that there are."""
+    memory, held = Memory(SHAPE, LIMIT), [Row([]) for _ in range(rows)]
+    for row in held:
+        assert memory.hold(row, 100, {row}, must=True)
+        assert row.shelf is not None
+        assert row.shelf.capacity == 128
+    assert memory.hold(held[0], 200, {held[0]}, must=True)
+    assert held[0].shelf.capacity == capacity

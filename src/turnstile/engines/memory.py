@@ -148,6 +148,15 @@ LEAST = 128
 """Tokens that the smallest rows hold; each further shelf holds rows of twice as many."""
 
 
+PLENTY = 0.25
+"""The share of the free memory that rows which grow may take for more room than they need."""
+
+
+def _beside(row: Row) -> int:
+    """The rows on the shelf of one that outgrows it: they grow like it, as a rule."""
+    return 0 if row.shelf is None else row.shelf.occupied
+
+
 class Memory:
     """The shelves, and who is on them. Drops the least recently used rows when `limit` bytes are taken."""
 
@@ -168,15 +177,12 @@ class Memory:
         """
         if row.shelf is not None and row.shelf.capacity >= tokens:
             return True
-        capacity = LEAST
-        while capacity < tokens:
-            capacity *= 2
-        shelf = self._shelves.setdefault(capacity, Shelf(self.shape, capacity))
+        shelf = self._shelf_for(row, tokens)
         if not self._vacate(shelf, {*needed, row}) and not must:
             return False
         if not shelf.vacancies:
             spare = (self._limit - self.bytes) // shelf.row_bytes
-            beside = 0 if row.shelf is None else min(row.shelf.occupied, spare // 2)  # which grow like it, as a rule
+            beside = min(_beside(row), spare // 2)
             shelf.resize(len(shelf.rows) + max(1, beside, min(len(shelf.rows), spare)))
         place = shelf.rows.index(None)
         if row.shelf is not None:
@@ -185,6 +191,23 @@ class Memory:
         shelf.rows[place] = row
         row.shelf, row.place = shelf, place
         return True
+
+    def _shelf_for(self, row: Row, tokens: int) -> Shelf:
+        """The shelf of the smallest rows that hold so many; while memory is plentiful rows grow by four at once, so
+        that they move half as often."""
+        least = self._shelf(tokens, 2)
+        if row.shelf is None:
+            return least
+        wide = self._shelf(tokens, 4)
+        plentiful = _beside(row) * wide.row_bytes <= PLENTY * (self._limit - self.bytes)
+        return wide if wide.vacancies or (plentiful and not least.vacancies) else least
+
+    def _shelf(self, tokens: int, factor: int) -> Shelf:
+        """The first with room for so many of those whose rows hold LEAST tokens times a power of `factor`."""
+        capacity = LEAST
+        while capacity < tokens:
+            capacity *= factor
+        return self._shelves.setdefault(capacity, Shelf(self.shape, capacity))
 
     def take_dropped(self) -> int:
         """Rows dropped for want of room since the last call."""
