@@ -10,10 +10,15 @@ import torch
 from turnstile.engines.layout import FEW, RowsLayout, Span, lay_out
 from turnstile.engines.memory import Memory, Row, Shape
 
-LAYERS, HEADS, KV_HEADS, WIDTH = 2, 6, 2, 8
-SHAPE = Shape(
-    layers=LAYERS, kv_heads=KV_HEADS, head_dim=WIDTH, hidden=4, dtype=torch.float64, device=torch.device("cpu")
-)
+LAYERS, WIDTH = 2, 8
+
+
+def shape(dtype: torch.dtype = torch.float64, kv_heads: int = 2) -> Shape:
+    cpu = torch.device("cpu")
+    return Shape(layers=LAYERS, kv_heads=kv_heads, head_dim=WIDTH, hidden=4, dtype=dtype, device=cpu)
+
+
+SHAPE = shape()
 
 
 def written(memory: Memory, length: int, base: Row | None = None) -> Row:
@@ -21,7 +26,8 @@ def written(memory: Memory, length: int, base: Row | None = None) -> Row:
     row = Row(list(base.tokens) if base else [], base)
     assert memory.hold(row, length, (), must=True)
     assert row.shelf is not None
-    row.shelf.kv[:, :, row.place, :, :length] = torch.randn(LAYERS, 2, KV_HEADS, length, WIDTH, dtype=torch.float64)
+    kept = row.shelf.kv[:, :, row.place, :, :length]
+    kept.copy_(torch.randn(kept.shape, dtype=torch.float64))
     row.tokens += [0] * length
     row.computed = len(row.tokens)
     return row
@@ -37,16 +43,30 @@ def going_on(memory: Memory, row: Row, count: int) -> Span:
 def seen_by(row: Row, layer: int, end: int, query: torch.Tensor) -> torch.Tensor:
     """What one token [Hq, D] sees of the first `end` tokens of a row's path."""
     kv = torch.stack([shelf.kv[layer, :, place, :, at] for shelf, place, at in map(row.at, range(end))])  # [n, 2, H, D]
-    key, value = kv.repeat_interleave(HEADS // KV_HEADS, dim=2).permute(1, 2, 0, 3)
-    scores = (query[:, None] * key).sum(-1) * WIDTH**-0.5
+    key, value = kv.double().repeat_interleave(len(query) // kv.shape[2], dim=2).permute(1, 2, 0, 3)
+    scores = (query.double()[:, None] * key).sum(-1) * WIDTH**-0.5
     return (scores.softmax(-1)[..., None] * value).sum(1)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_token_sees_what_it_would_see_by_itself(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "dtype", "heads", "kv_heads", "with_kernel"),
+    [
+        *((seed, torch.float64, 6, 2, True) for seed in range(8)),
+        (0, torch.float64, 2, 2, True),
+        (1, torch.float64, 6, 1, True),
+        (2, torch.float64, 6, 2, False),  # as where no kernel gives the sums
+        (3, torch.bfloat16, 6, 2, True),
+        (4, torch.bfloat16, 6, 2, False),
+    ],
+)
+def test_a_token_sees_what_it_would_see_by_itself(
+    seed: int, dtype: torch.dtype, heads: int, kv_heads: int, with_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_kernel:
+        monkeypatch.setattr("turnstile.models.forest_attention.can_go_by_nodes", lambda *_: False)
     torch.manual_seed(seed)
     chance = random.Random(seed)
-    memory = Memory(SHAPE, 10**9)
+    memory = Memory(shape(dtype, kv_heads), 10**9)
     base, alone = written(memory, chance.randint(64, 300)), written(memory, 40)
     leaning = [written(memory, chance.randint(0, 200), base) for _ in range(9)]
     chosen = [row for row in leaning if chance.random() < 0.7]
@@ -56,13 +76,15 @@ def test_a_token_sees_what_it_would_see_by_itself(seed: int) -> None:
     count = sum(span.size for span in spans)
     layout = RowsLayout(spans)
     for layer in range(LAYERS):
-        query = torch.randn(1, HEADS, count, WIDTH, dtype=torch.float64)
-        key, value = torch.randn(2, 1, KV_HEADS, count, WIDTH, dtype=torch.float64)
+        query = torch.randn(1, heads, count, WIDTH, dtype=torch.float64).to(dtype)
+        key, value = torch.randn(2, 1, kv_heads, count, WIDTH, dtype=torch.float64).to(dtype)
         found = layout.attend(layer, query, key, value, None)[0]
+        assert found.dtype == dtype
         for span in spans:
             for i in range(span.size):
                 wanted = seen_by(span.row, layer, span.begin + i + 1, query[0, :, span.at + i])
-                torch.testing.assert_close(found[:, span.at + i], wanted, rtol=1e-9, atol=1e-9)
+                off = 1e-9 if dtype == torch.float64 else 0.02
+                torch.testing.assert_close(found[:, span.at + i].double(), wanted, rtol=off, atol=off)
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,30 @@ def test_a_shelf_is_made_for_those_that_will_follow() -> None:
     assert shelf.kv is kept
 
 
-@pytest.mark.parametrize(("rows", "capacity"), [(1, 512), (6, 256)])
-def test_rows_grow_by_more_while_memory_is_plentiful(rows: int, capacity: int) -> None:
-    """Six that took 512 places each would take 3,072 of the 12,000 that there are."""
-    memory, held = Memory(SHAPE, LIMIT), [Row([]) for _ in range(rows)]
-    for row in held:
-        assert memory.hold(row, 100, {row}, must=True)
-        assert row.shelf is not None
-        assert row.shelf.capacity == 128
-    assert memory.hold(held[0], 200, {held[0]}, must=True)
-    assert held[0].shelf.capacity == capacity
+def grown(memory: Memory, row: Row, tokens: int) -> int:
+    """The capacity of the place that a row of so many tokens is on."""
+    assert memory.hold(row, tokens, {row}, must=False)
+    put(row, len(row.tokens), tokens - len(row.tokens))
+    assert row.shelf is not None
+    return row.shelf.capacity
+
+
+def test_rows_grow_by_four_while_memory_is_plentiful() -> None:
+    memory, rows = Memory(SHAPE, 4 * 4 * 512 * SHAPE.bytes_per_token), [Row([]) for _ in range(3)]
+    assert [grown(memory, row, 100) for row in rows] == [128] * 3
+    assert [grown(memory, row, 200) for row in rows] == [512] * 3
+    assert grown(memory, Row([]), 200) == 256  # it may be a prompt that nobody goes on with
+    assert grown(memory, rows[0], 600) == 1024
+    assert all(is_whole(row) for row in rows)
+
+
+def test_rows_that_follow_each_other_are_not_dropped_for_want_of_the_room_that_they_could_take() -> None:
+    """Each finds plenty of memory when it grows; all together must not take it for places that stay empty."""
+    memory, rows = Memory(SHAPE, 40 * 256 * SHAPE.bytes_per_token), [Row([]) for _ in range(32)]
+    found = []
+    for row in rows:
+        assert grown(memory, row, 100) == 128
+        found.append(grown(memory, row, 200))
+    assert memory.take_dropped() == 0
+    assert set(found) == {256, 512}
+    assert all(is_whole(row) for row in rows)

@@ -74,6 +74,11 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
+def _side_by_side(key: Tensor, value: Tensor) -> Tensor:
+    """key and value [1, Hkv, T, D] -> [T, 2, Hkv, D]."""
+    return torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
+
+
 class _Writes:
     """Where the new keys and values of one shelf go."""
 
@@ -93,7 +98,7 @@ class _Writes:
         ]
 
     def write(self, layer: int, new: Tensor) -> None:
-        """new [T, 2, Hkv, D]: keys and values."""
+        """new [T, 2, Hkv, D], from `_side_by_side`."""
         kept = self._kept[layer]
         if self._any:
             kept[:, self._rows, :, self._columns] = new[self._from]
@@ -114,22 +119,22 @@ class _Block:
 
     def __init__(self, shelf: Shelf, stretch: Stretch, queries: Sequence[Sequence[Query]]) -> None:
         padded = [[*row, *[(0, 0)] * (stretch.queries - len(row))] for row in queries]
-        self.stretch = stretch
+        self.stretch, self.device = stretch, shelf.kv.device
         self.queries = [query for row in padded for query in row]
         kept = shelf.kv[:, :, stretch.begin : stretch.end, :, : stretch.columns]
-        self._kept = list(zip(*(part.unbind() for part in kept.unbind(1)), strict=True))  # [R, Hkv, columns, D] each
+        self._keys, self._values = (part.unbind() for part in kept.unbind(1))  # [R, Hkv, columns, D] of each layer
         self._bias: Tensor | None = None  # [R, 1, m, 1, columns]; none where all see all
         if any(seen < stretch.columns for _, seen in self.queries):
-            limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=kept.device)
-            hidden = (torch.arange(stretch.columns, device=kept.device) >= limits[..., None])[:, None, :, None]
-            self._bias = torch.zeros(hidden.shape, dtype=kept.dtype, device=kept.device)
+            limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=self.device)
+            hidden = (torch.arange(stretch.columns, device=self.device) >= limits[..., None])[:, None, :, None]
+            self._bias = torch.zeros(hidden.shape, dtype=kept.dtype, device=self.device)
             self._bias.masked_fill_(hidden, float("-inf"))
         self._each: Tensor | None = None
 
     def attend(self, layer: int, asked: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """asked [Hkv, R * m * G, D], where the G heads that share their keys are further queries -> what they see
-        [R * m * G, Hkv, D] and the logs of its masses [R * m * G, Hkv]."""
-        key, value = self._kept[layer]
+        [R * m * G, Hkv, D] and the logs of their masses [R * m * G, Hkv]."""
+        key, value = self._keys[layer], self._values[layer]
         asked = asked.unflatten(1, (len(key), -1)).transpose(0, 1)
         if self._bias is not None and self._each is None:  # the same for every layer
             heads = asked.shape[2] // self.stretch.queries
@@ -159,7 +164,7 @@ class _Together:
         for i, (at, seen) in enumerate(flat):
             if seen:
                 parts.setdefault(at, []).append(i)
-        device = queries[0][0].at(0)[0].kv.device
+        device = (*self.own, *self.shared)[0].device
         self._asked = _places([at for at, _ in flat], device)
         self._first = _places([parts[at][0] for _, at, _ in queries], device)
         self._last = _places([parts[at][-1] for _, at, _ in queries], device)  # the same where a token sees one part
@@ -221,7 +226,7 @@ class RowsLayout:
             writes.keep(states)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        query, new = query[0].transpose(0, 1), torch.stack((key[0], value[0])).permute(2, 0, 1, 3)
+        query, new = query[0].transpose(0, 1), _side_by_side(key, value)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         for writes in self._writes:  # all of them first: a row may lean on tokens of this very pass
             writes.write(layer, new)
@@ -252,7 +257,7 @@ class LonelyLayout:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         for writes in self._writes:
-            writes.write(layer, torch.stack((key[0], value[0])).permute(2, 0, 1, 3))
+            writes.write(layer, _side_by_side(key, value))
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         for shelf, place, at, seen in self._tokens:
             kept_key, kept_value = shelf.kv[layer, :, place, None, :, :seen]

@@ -149,11 +149,11 @@ LEAST = 128
 
 
 PLENTY = 0.25
-"""The share of the free memory that rows which grow may take for more room than they need."""
+"""The share of all memory within which rows that grow take more room than they need."""
 
 
-def _beside(row: Row) -> int:
-    """The rows on the shelf of one that outgrows it: they grow like it, as a rule."""
+def _neighbours(row: Row) -> int:
+    """The rows on the shelf that a row outgrows, itself among them: they grow like it, as a rule."""
     return 0 if row.shelf is None else row.shelf.occupied
 
 
@@ -182,8 +182,8 @@ class Memory:
             return False
         if not shelf.vacancies:
             spare = (self._limit - self.bytes) // shelf.row_bytes
-            beside = min(_beside(row), spare // 2)
-            shelf.resize(len(shelf.rows) + max(1, beside, min(len(shelf.rows), spare)))
+            following = min(_neighbours(row), spare // 2)
+            shelf.resize(len(shelf.rows) + max(1, following, min(len(shelf.rows), spare)))
         place = shelf.rows.index(None)
         if row.shelf is not None:
             shelf.copy(place, row.shelf, row.place, row.computed - row.begin)
@@ -193,17 +193,18 @@ class Memory:
         return True
 
     def _shelf_for(self, row: Row, tokens: int) -> Shelf:
-        """The shelf of the smallest rows that hold so many; while memory is plentiful rows grow by four at once, so
-        that they move half as often."""
+        """Where a row goes that needs room for so many tokens: to the shortest rows that do; while memory is plentiful
+        a row that grows goes on to a power of four times LEAST, so that it moves half as often."""
         least = self._shelf(tokens, 2)
         if row.shelf is None:
             return least
         wide = self._shelf(tokens, 4)
-        plentiful = _beside(row) * wide.row_bytes <= PLENTY * (self._limit - self.bytes)
-        return wide if wide.vacancies or (plentiful and not least.vacancies) else least
+        taken = sum(shelf.occupied * shelf.row_bytes for shelf in self._shelves.values())
+        plentiful = taken + _neighbours(row) * wide.row_bytes <= PLENTY * self._limit
+        return wide if plentiful and (wide.vacancies or not least.vacancies) else least
 
     def _shelf(self, tokens: int, factor: int) -> Shelf:
-        """The first with room for so many of those whose rows hold LEAST tokens times a power of `factor`."""
+        """That of the shortest rows which hold so many tokens and whose capacity is LEAST times a power of `factor`."""
         capacity = LEAST
         while capacity < tokens:
             capacity *= factor

@@ -31,7 +31,7 @@ class Fused:
     def __init__(self, model: PreTrainedModel, layers: list[_Layer]) -> None:
         self._decoder: Any = model.get_decoder()
         self._layers = layers
-        self._sources: list[Tensor] = []
+        self._parameters: list[nn.Parameter] = []
         self._stamp: Stamp | None = None
 
     @classmethod
@@ -58,7 +58,7 @@ class Fused:
         """The weights that learn have changed, in whatever way."""
         for weight in self._weights():
             weight.forget()
-        self._sources, self._stamp = [], None
+        self._parameters, self._stamp = [], None
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, keep: int = 0) -> list[Tensor]:
         """As `models.inference.Inference.hidden`."""
@@ -77,8 +77,8 @@ class Fused:
 
     def _refresh(self) -> None:
         """Follows changes of the weights, by one look at all of them."""
-        self._sources = self._sources or [source for weight in self._weights() for source in weight.sources()]
-        stamp = stamp_of(self._sources)
+        self._parameters = self._parameters or [one for weight in self._weights() for one in weight.parameters()]
+        stamp = stamp_of(self._parameters)
         if stamp != self._stamp:
             for weight in self._weights():
                 weight.refresh()

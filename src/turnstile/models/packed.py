@@ -55,7 +55,7 @@ class PackedWeight:
         if any(tensor.requires_grad for tensor in self._sources):
             self._stamp = None
 
-    def sources(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[nn.Parameter]:
         """The parameters that decide what this computes."""
         self._sources = self._sources or self._found()
         return self._sources
@@ -67,7 +67,7 @@ class PackedWeight:
     @torch.no_grad()
     def refresh(self) -> None:
         """Follows changes in place, and of place."""
-        stamp = stamp_of(self.sources())
+        stamp = stamp_of(self.parameters())
         if stamp == self._stamp:
             return
         matrices = [weight_of(layer) for layer in self._layers]
