@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -117,12 +117,28 @@ def test_large_scores_in_half_precision_keep_their_differences() -> None:
     torch.testing.assert_close(found.double(), scores.softmax(-1) @ value.double(), rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (6, 1)])
-def test_groups_of_heads(heads: tuple[int, int]) -> None:
-    batch = forest()
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1), (9, 3)])
+@pytest.mark.parametrize("share", [True, False])
+def test_groups_of_heads(heads: tuple[int, int], share: bool, threads: int) -> None:
+    """Which heads are taken together on the way back depends on the threads."""
+    batch = forest(share=share)
     inputs = tensors(batch.size, torch.float64, heads=heads)
-    nodes = by_nodes(*inputs, nodes_of(batch.subtree_end), None)
-    torch.testing.assert_close(nodes, dense(*inputs, batch.subtree_end, None), rtol=0, atol=1e-12)
+    found, expected = by_nodes(*inputs, nodes_of(batch.subtree_end), None), dense(*inputs, batch.subtree_end, None)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    slope = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        torch.autograd.grad((found * slope).sum(), inputs),
+        torch.autograd.grad((expected * slope).sum(), inputs),
+        rtol=0, atol=1e-11,
+    )  # fmt: skip
 
 
 def test_parts_are_merged_in_single_precision() -> None:

@@ -77,6 +77,32 @@ def _forward(
     return out.to(query.dtype), sums
 
 
+def _backward(
+    slope: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The slopes of queries [1, Hq, m, D], keys and values [1, Hkv, n, D] under that of what they gave.
+
+    The kernel gives whole heads of keys to the threads, of which there may be too few to go round: then queries of one
+    such head become a batch, each with the keys to itself.
+    """
+    flash_backward = getattr(_ATEN, f"{_FLASH}_backward")
+    heads, kv_heads = query.shape[1], key.shape[1]
+    group = heads // kv_heads
+    if group * _rounds(kv_heads) <= _rounds(heads):
+        found: tuple[Tensor, ...] = flash_backward(slope, query, key, value, out, sums, 0.0, causal, scale=scale)
+        return found
+    slope, query, out, sums = (x[0].unflatten(0, (-1, group)).transpose(0, 1) for x in (slope, query, out, sums))
+    key, value = (x.expand(group, -1, -1, -1) for x in (key, value))
+    of_query, *of_others = flash_backward(slope, query, key, value, out, sums, 0.0, causal, scale=scale)
+    return of_query.transpose(0, 1).flatten(0, 1)[None], *(x.sum(dim=0, keepdim=True) for x in of_others)
+
+
+def _rounds(tasks: int) -> int:
+    """How often the threads that there are have to go for so many tasks."""
+    return -(-tasks // torch.get_num_threads())
+
+
 class _ByNodes(torch.autograd.Function):
     """The sums of all pieces are known when the backward pass begins, so that each piece's gradient is that of plain
     attention with these sums, and the gradients of pieces simply add up."""
@@ -93,15 +119,13 @@ class _ByNodes(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        flash_backward = getattr(_ATEN, f"{_FLASH}_backward")
         query, key, value, out, sums = ctx.saved_tensors
 
         def piece(above: slice, own: slice, causal: bool) -> tuple[Tensor, ...]:
-            found: tuple[Tensor, ...] = flash_backward(
+            return _backward(
                 slope[:, :, above], query[:, :, above], key[:, :, own], value[:, :, own], out[:, :, above],
-                sums[:, :, above], 0.0, causal, scale=ctx.scale,
+                sums[:, :, above], causal, ctx.scale,
             )  # fmt: skip
-            return found
 
         if len(ctx.nodes) == 1:
             return *piece(slice(None), slice(None), True), None, None
