@@ -48,6 +48,7 @@ from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.load import load_model
+from turnstile.models.memory import keep_freed_memory
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
 from turnstile.types import F32, Row
@@ -146,10 +147,11 @@ def measure(point: Point, contestant: str, threads: int) -> Record:
     the matrix peak before in GFLOP/s."""
     if threads:
         torch.set_num_threads(threads)
+    keep_freed_memory()  # as training does
     model = load(point.model)
-    update = updating(model, contestant, point.budget)
-    update(group_of(2, 64, 16))  # the optimiser's moments and the kernels are there from now on
-    rows, seconds, peak, used = group_of(point.group, point.prompt, RESPONSE), [], matrix_peak(), time.process_time()
+    update, rows = updating(model, contestant, point.budget), group_of(point.group, point.prompt, RESPONSE)
+    update(rows)  # the optimiser's moments, the kernels and the memory are there from now on
+    seconds, peak, used = [], matrix_peak(), time.process_time()
     while sum(seconds) < LEAST_SECONDS:
         started = time.perf_counter()
         update(rows)
