@@ -53,6 +53,17 @@ def dense(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float 
     return scaled_dot_product_attention(query, key, value, attn_mask=seen(ends), scale=scale, enable_gqa=True)
 
 
+def assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
+    """Forward, and backward to the inputs."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    slope = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        torch.autograd.grad((found * slope).sum(), inputs),
+        torch.autograd.grad((expected * slope).sum(), inputs),
+        rtol=0, atol=1e-11,
+    )  # fmt: skip
+
+
 WAYS: dict[str, Callable[..., Tensor]] = {
     "nodes": lambda q, k, v, ends, scale: by_nodes(q, k, v, nodes_of(ends), scale),
     "runs": lambda q, k, v, ends, scale: by_runs(q, k, v, runs_of(ends), scale),
@@ -75,13 +86,7 @@ def test_it_is_that_of_a_dense_mask(way: str, share: bool, scale: float | None, 
     batch = forest(seed, share=share)
     inputs = tensors(batch.size, torch.float64)
     found, expected = (f(*inputs, batch.subtree_end, scale) for f in (WAYS[way], dense))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    slope = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(
-        torch.autograd.grad((found * slope).sum(), inputs),
-        torch.autograd.grad((expected * slope).sum(), inputs),
-        rtol=0, atol=1e-11,
-    )  # fmt: skip
+    assert_same(found, expected, inputs)
 
 
 def test_sums_merge_parts_seen_apart() -> None:
@@ -132,13 +137,7 @@ def test_groups_of_heads(heads: tuple[int, int], share: bool, threads: int) -> N
     batch = forest(share=share)
     inputs = tensors(batch.size, torch.float64, heads=heads)
     found, expected = by_nodes(*inputs, nodes_of(batch.subtree_end), None), dense(*inputs, batch.subtree_end, None)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    slope = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(
-        torch.autograd.grad((found * slope).sum(), inputs),
-        torch.autograd.grad((expected * slope).sum(), inputs),
-        rtol=0, atol=1e-11,
-    )  # fmt: skip
+    assert_same(found, expected, inputs)
 
 
 def test_parts_are_merged_in_single_precision() -> None:
