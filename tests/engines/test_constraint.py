@@ -14,7 +14,7 @@ import torch
 from helpers import tiny_llama
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.errors import ConfigError, MissingExtraError
-from turnstile.models.logprobs import project
+from turnstile.models.head import project
 from turnstile.types import Completion, Sampling
 
 PROMPT = np.array([40, 41, 42], np.int32)

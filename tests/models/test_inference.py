@@ -13,8 +13,8 @@ from networks import FAMILIES, network
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.attention import CausalLayout, forward_hidden, use_layouts
 from turnstile.models.fused import Fused
+from turnstile.models.head import project
 from turnstile.models.inference import Inference, _fused
-from turnstile.models.logprobs import project
 from turnstile.models.trunk import captured
 
 TOKENS, POSITIONS = torch.arange(3, 20), torch.arange(17) + 90

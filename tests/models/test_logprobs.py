@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from networks import VOCABULARY, network
-from turnstile.errors import ConfigError
-from turnstile.models import logprobs as module
-from turnstile.models.logprobs import check_projection, project, token_logprobs, truncate
+from turnstile.models import head as module
+from turnstile.models.logprobs import CHUNKS_KEPT, token_logprobs, truncate
 from turnstile.types import Sampling
 
 LOGITS = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
@@ -47,45 +46,6 @@ def test_truncation_by_hand(knobs: dict[str, Any], left: list[int]) -> None:
 def test_the_sampled_token_stays() -> None:
     cut = truncate(LOGITS.repeat(2, 1), Sampling(top_k=1), keep=torch.tensor([3, 0]))
     assert cut.isfinite().tolist() == [[True, False, False, True], [True, False, False, False]]
-
-
-SCALED: list[tuple[str, dict[str, Any]]] = [
-    ("llama", {}),
-    ("granite", {"logits_scaling": 3.0}),
-    ("cohere", {"logit_scale": 0.5, "pad_token_id": 0}),
-    ("gemma2", {"final_logit_softcapping": 0.5, "head_dim": 8}),
-]
-
-
-@pytest.mark.parametrize(("family", "knobs"), SCALED)
-def test_projection_is_the_familys_own(family: str, knobs: dict[str, Any]) -> None:
-    """The last steps of a stock model: scaled (Granite, Cohere), softly capped (Gemma 2)."""
-    model = network(family, dtype=torch.float64, **knobs)
-    tokens = torch.arange(3, 12)[None]
-    with torch.no_grad():
-        expected = model(tokens, use_cache=False).logits[0]
-        hidden = model.get_decoder()(tokens, use_cache=False).last_hidden_state[0]
-        torch.testing.assert_close(project(model, hidden), expected, rtol=0, atol=1e-12)
-        assert (project(model, hidden) - model.get_output_embeddings()(hidden)).abs().max() > 0.1 or not knobs
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("family", "knobs"), SCALED)
-def test_a_projection_that_is_the_models_is_taken(family: str, knobs: dict[str, Any], dtype: torch.dtype) -> None:
-    check_projection(network(family, dtype=dtype, **knobs))
-
-
-def test_a_projection_that_is_not_the_models_is_refused() -> None:
-    """HyperCLOVAX multiplies by what Granite divides by."""
-    model = network("hyperclovax", logits_scaling=0.25)
-    with pytest.raises(ConfigError, match="model family 'hyperclovax' makes its logits in a way of its own; take one"):
-        check_projection(model)
-
-
-def test_projection_is_at_least_single_precision() -> None:
-    model = network(dtype=torch.bfloat16)
-    with torch.no_grad():
-        assert project(model, torch.randn(2, 32).bfloat16()).dtype == torch.float32
 
 
 def by_hand(model: Any, hidden: Tensor, target: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +91,7 @@ def test_no_more_than_a_few_chunks_are_kept_for_the_backward_pass(monkeypatch: p
     hidden, target, temperature = sample(200)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logprobs, _ = token_logprobs(model, hidden, target, temperature, Sampling())
-        assert sum(kept) == module.CHUNKS_KEPT * 5 * VOCABULARY
+        assert sum(kept) == CHUNKS_KEPT * 5 * VOCABULARY
     expected, _ = by_hand(model, hidden, target, temperature)
     slope = torch.linspace(-1, 1, 200, dtype=torch.float64)
     found, wanted = (torch.autograd.grad((values * slope).sum(), hidden) for values in (logprobs, expected))

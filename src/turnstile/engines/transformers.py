@@ -30,8 +30,8 @@ from turnstile.engines.sampling import draw, plain, uniform
 from turnstile.engines.step import Ready, Step
 from turnstile.errors import EngineError
 from turnstile.models.attention import use_layouts
+from turnstile.models.head import logits_at_once
 from turnstile.models.inference import Inference
-from turnstile.models.logprobs import logits_at_once
 from turnstile.models.teams import leave_team
 from turnstile.types import F32, I32, Completion, Sampling
 

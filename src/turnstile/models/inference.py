@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from turnstile.models.attention import CausalLayout, Layout, forward_hidden
 from turnstile.models.fused import Fused
-from turnstile.models.logprobs import probes, project
+from turnstile.models.head import probes, project
 from turnstile.models.packed import PackedLinears
 from turnstile.models.trunk import captured
 

