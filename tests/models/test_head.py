@@ -70,7 +70,14 @@ class Made(TorchDispatchMode):
 def chunked(model: Any, hidden: Tensor) -> Tensor:
     """Something of the logits of every token, three at once."""
     head = ChunkedHead(model)
-    return head.joined([head.logits(part).logsumexp(dim=-1) for part in hidden.split(3)])
+    logits = [head.logits(part) for part in hidden.split(3)]
+    one, other = head.joined([(each.logsumexp(dim=-1), each.amax(dim=-1)) for each in logits])
+    return one * other
+
+
+def whole(model: Any, hidden: Tensor) -> Tensor:
+    logits = project(model, hidden)
+    return logits.logsumexp(dim=-1) * logits.amax(dim=-1)
 
 
 def states(n: int) -> Tensor:
@@ -86,7 +93,7 @@ def test_chunks_have_the_values_and_gradients_of_the_whole(
     """Also when they are asked for again, after a pass that did not want the weight's."""
     model, hidden = network(family, dtype=torch.float64, **knobs), states(10)
     tensors = {"hidden": hidden, "weight": model.get_output_embeddings().weight}
-    found, wanted = chunked(model, hidden), project(model, hidden).logsumexp(dim=-1)
+    found, wanted = chunked(model, hidden), whole(model, hidden)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     for inputs in (asked, ["weight"]):
         asked_for = [tensors[name] for name in inputs]
@@ -95,6 +102,42 @@ def test_chunks_have_the_values_and_gradients_of_the_whole(
             torch.autograd.grad(wanted.square().sum(), asked_for, retain_graph=True),
             rtol=0, atol=1e-11,
         )  # fmt: skip
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def doubling(model: Any, how: str) -> Any:
+    """The model with a head that gives twice what it gave."""
+    head = model.get_output_embeddings()
+    if how == "class":
+        head.__class__ = Doubled
+    elif how == "hook":
+        head.register_forward_hook(lambda _, __, out: 2 * out)
+    else:
+        head.forward = lambda x: 2 * torch.nn.functional.linear(x, head.weight)
+    return model
+
+
+@pytest.mark.parametrize("how", ["class", "hook", "forward"])
+def test_a_head_that_is_more_than_a_matrix_is_used_as_it_is(how: str) -> None:
+    model, hidden = doubling(network(dtype=torch.float64), how), states(10)
+    found, wanted = chunked(model, hidden), whole(model, hidden)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    inputs = [hidden, model.get_output_embeddings().weight]
+    slopes = [torch.autograd.grad(values.sum(), inputs) for values in (found, wanted)]
+    torch.testing.assert_close(*slopes, rtol=0, atol=1e-11)
+
+
+def test_passes_add_to_the_gradient_that_is_there() -> None:
+    model = network(dtype=torch.float64)
+    weight = model.get_output_embeddings().weight
+    chunked(model, states(10)).sum().backward()
+    first = weight.grad.clone()
+    chunked(model, states(10)).sum().backward()
+    torch.testing.assert_close(weight.grad, 2 * first, rtol=0, atol=1e-12)
 
 
 def test_the_weights_gradient_is_made_once_for_all_chunks() -> None:
@@ -111,7 +154,7 @@ def test_nothing_is_made_for_a_weight_that_does_not_learn(frozen: bool) -> None:
     model, hidden = network(dtype=torch.float64).requires_grad_(not frozen), states(10)
     with torch.set_grad_enabled(frozen):
         found = chunked(model, hidden)
-    torch.testing.assert_close(found, project(model, hidden).logsumexp(dim=-1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, whole(model, hidden), rtol=0, atol=1e-12)
     assert found.requires_grad == frozen
     if frozen:
         with Made(model.get_output_embeddings().weight.shape) as made:

@@ -60,22 +60,22 @@ def sample(n: int) -> tuple[Tensor, Tensor, Tensor]:
     return hidden.requires_grad_(), target, 0.5 + torch.rand(n, generator=generator)
 
 
+@pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("chunk", [2**24, 3 * VOCABULARY, 7 * VOCABULARY])
-def test_values_and_gradients_by_hand(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_gradients_by_hand(chunk: int, entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one chunk, in many that are computed again in the backward pass, and in few that are not."""
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", {"cpu": chunk})
     model = network(dtype=torch.float64)
     head = model.get_output_embeddings().weight
     hidden, target, temperature = sample(20)
-    logprobs, entropy = token_logprobs(model, hidden, target, temperature, Sampling())
-    expected, expected_entropy = by_hand(model, hidden, target, temperature)
-    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(entropy, expected_entropy.detach(), rtol=0, atol=1e-12)
-    assert not entropy.requires_grad
-    slope = torch.linspace(-1, 1, 20, dtype=torch.float64)
-    found = torch.autograd.grad((logprobs * slope).sum(), [hidden, head])
-    wanted = torch.autograd.grad((expected * slope).sum(), [hidden, head])
+    found = token_logprobs(model, hidden, target, temperature, Sampling(), entropy_gradient=entropy_gradient)
+    wanted = by_hand(model, hidden, target, temperature)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    assert [one.requires_grad for one in found] == [True, entropy_gradient]
+    slope = torch.linspace(-1, 1, 20, dtype=torch.float64)
+    losses = ((slope * logprobs * (entropy if entropy_gradient else 1)).sum() for logprobs, entropy in (found, wanted))
+    slopes = [torch.autograd.grad(loss, [hidden, head]) for loss in losses]
+    torch.testing.assert_close(*slopes, rtol=0, atol=1e-12)
 
 
 def test_no_more_than_a_few_chunks_are_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:

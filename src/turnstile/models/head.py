@@ -5,6 +5,7 @@ The logits of a batch never exist at once: they are made in chunks, and only whe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,76 +79,88 @@ class ChunkedHead:
     """The projection of one pass forward and back, chunk by chunk.
 
     What each chunk adds to the gradient of the matrix is added up where it is made. Autograd by itself makes [V, H] for
-    each of them before it adds two: the largest matrix of the model, three times at once.
+    each of them before it adds two: the largest matrix of the model, three times at once. Heads that are more than a
+    matrix are left to it.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         head = model.get_output_embeddings()
         self._model = model
-        self._total: list[Tensor] = []
-        learns = torch.is_grad_enabled() and type(head) is nn.Linear and head.weight.requires_grad
+        self._slope: list[Tensor] = []
         self._weight: Tensor | None = None
-        if learns and head.bias is None:
-            self._weight = _Sum.apply(head.weight, self._total)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and head.weight.requires_grad and _is_a_matrix(head):
+            self._weight = _Gathered.apply(head.weight, self._slope)  # type: ignore[no-untyped-call]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, H] of a chunk -> logits [n, V], as `project`."""
         if self._weight is None:
             return project(self._model, hidden)
-        return _scaled(self._model, _Part.apply(hidden, self._weight, self._total))  # type: ignore[no-untyped-call]
+        return _scaled(self._model, _Part.apply(hidden, self._weight, self._slope))  # type: ignore[no-untyped-call]
 
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """What was made of the logits of every chunk, values [n] each -> [N]."""
-        values: Tensor = _Joined.apply(self._total, *parts)  # type: ignore[no-untyped-call]
-        return values
+    def joined(self, values: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """What was made of the logits of every chunk, [n] and [n] -> [N] and [N]. All that is wanted of the logits has
+        to come through here, as it is where a pass back begins."""
+        one, other = _Joined.apply(self._slope, *itertools.chain(*values))  # type: ignore[no-untyped-call]
+        return one, other
 
 
-class _Sum(torch.autograd.Function):
-    """A weight [V, H] whose gradient is what all `_Part`s have put into `total`."""
+def _is_a_matrix(head: nn.Module) -> bool:
+    """Whether a head is a linear layer, and nothing else is done with what goes in or comes out."""
+    led = "forward" in vars(head) or head._forward_hooks or head._forward_pre_hooks
+    return type(head) is nn.Linear and head.bias is None and not led
+
+
+class _Gathered(torch.autograd.Function):
+    """A weight [V, H] whose gradient is what all `_Part`s have put into `slope`."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, total: list[Tensor]) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, slope: list[Tensor]) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.total = total
+        ctx.slope = slope
         return weight.view_as(weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: None) -> tuple[Tensor | None, ...]:
-        return ctx.total.pop(), None
+        return ctx.slope.pop(), None
 
 
 class _Part(torch.autograd.Function):
-    """(hidden [n, H], weight [V, H] of a `_Sum`, its total) -> logits [n, V]."""
+    """(hidden [n, H], weight [V, H] of a `_Gathered`, its slope) -> logits [n, V]."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, total: list[Tensor]) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, slope: list[Tensor]) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.total = total
+        ctx.slope = slope
         return linear(hidden, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
-        if ctx.total:
-            ctx.total[0].addmm_(slope.T, hidden)
+        if ctx.slope:
+            ctx.slope[0].addmm_(slope.T, hidden)
         else:
-            ctx.total.append(slope.T @ hidden)
+            ctx.slope.append(slope.T @ hidden)
         return slope @ weight, None, None
 
 
 class _Joined(torch.autograd.Function):
-    """(total, values [n] of each chunk) -> [N]. Each pass back begins here, with no total left of one before it that
-    did not ask for the weight."""
+    """(slope of a `_Gathered`, two values [n] of each chunk in turns) -> [N], [N].
+
+    A pass back begins here: what an earlier one has put together without wanting it, or before it failed, goes.
+    """
 
     @staticmethod
-    def forward(ctx: Any, total: list[Tensor], *parts: Tensor) -> Tensor:
-        ctx.total, ctx.sizes = total, [len(part) for part in parts]
-        return torch.cat(parts)
+    def forward(ctx: Any, slope: list[Tensor], *values: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.slope, ctx.sizes = slope, [len(value) for value in values[::2]]
+        one, other = torch.cat(values[::2]), torch.cat(values[1::2])
+        learns = [any(ctx.needs_input_grad[1 + i :: 2]) for i in range(2)]
+        ctx.mark_non_differentiable(*(out for out, own in zip((one, other), learns, strict=True) if not own))
+        return one, other
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.total.clear()
-        return None, *slope.split(ctx.sizes)
+    def backward(ctx: Any, one: Tensor, other: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.slope.clear()
+        return None, *itertools.chain(*zip(one.split(ctx.sizes), other.split(ctx.sizes), strict=True))

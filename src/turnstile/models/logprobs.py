@@ -14,6 +14,7 @@ from turnstile.models.head import ChunkedHead, logits_at_once
 from turnstile.types import Sampling
 
 CHUNKS_KEPT = 4
+"""Chunks whose distributions wait for the backward pass: 256 MiB on a CPU."""
 
 
 def truncate(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
@@ -69,8 +70,7 @@ def token_logprobs(
         arguments = (hidden[part], target[part], temperature[part])
         again = number >= CHUNKS_KEPT and torch.is_grad_enabled()
         parts.append(checkpoint(chunk, *arguments, use_reentrant=False) if again else chunk(*arguments))
-    logprobs, entropies = zip(*parts, strict=True)
-    return head.joined(logprobs), head.joined(entropies)
+    return head.joined(parts)
 
 
 def _picked_with_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
