@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
-from page import Kept, spread, table, write
+from page import Body, Kept, spread, table, write
 from turnstile.engines.memory import shape_of
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.models.load import load_model, load_tokenizer
@@ -74,9 +74,9 @@ def main() -> None:
         about = {"threads": torch.get_num_threads(), "torch": torch.__version__, "load": os.getloadavg()[0]}
         limits = {"peak": peak(), "bandwidth": bandwidth(), **work(model, batch, prompt + args.tokens // 2)}
         kept.put(f"{args.model} {case}", {**about, "tokens": args.tokens, "rates": rates, **limits})
-        write("decode", [tables(kept.results)])
+        write("decode", parts(kept.results))
     if args.tables:
-        write("decode", [tables(kept.results)])
+        write("decode", parts(kept.results))
 
 
 def peak() -> float:
@@ -110,7 +110,7 @@ def work(model: PreTrainedModel, batch: int, length: int) -> dict[str, float]:
     return {"gflop": 2 * numbers / 1e9, "mb": shape.dtype.itemsize * (numbers / batch + kept) / 1e6}
 
 
-def tables(results: Mapping[str, Any]) -> str:
+def parts(results: Mapping[str, Body]) -> list[str]:
     rows = []
     order = {case: place for place, case in enumerate(CASES)}
     for name, body in sorted(results.items(), key=lambda item: (order.get(item[0].split()[1], 99), item[0])):
@@ -128,7 +128,7 @@ def tables(results: Mapping[str, Any]) -> str:
             ]
             rows.append([what, side, spread(found, 0), *ratios, f"{body['mb']:.0f}", *limits])
     head = ("batch", "", "tokens a second", "times generate", "times by hand")
-    return table((*head, "MB a token", "of matrix peak", "of bandwidth"), rows)
+    return [table((*head, "MB a token", "of matrix peak", "of bandwidth"), rows)]
 
 
 def measure(contestants: Mapping[str, Decode], prompts: Tensor, tokens: int, repeats: int) -> dict[str, list[float]]:

@@ -2,6 +2,7 @@
 
     python benchmarks/forest.py                     the grid; what is measured is not measured again
     python benchmarks/forest.py --minutes 4         stops in between, and goes on with the next call
+    python benchmarks/forest.py --again             measures again what is kept
     python benchmarks/forest.py --memory            counts what updates allocate; other processes do not matter to that
     python benchmarks/forest.py --tables            only writes the tables of what is kept
 
@@ -14,8 +15,7 @@ such a group is timed in a process of its own, for four contestants with the sam
 - `rows`: the same loop, one row at a time
 
 The plain loops project only the answers to the vocabulary, as the learner does. Contestants take turns, and their order
-changes from repeat to repeat. Measurements are kept in docs/results/performance/forest.json, and the tables between the
-marks in docs/results/performance.md are written from that.
+changes from repeat to repeat. Measurements are kept in docs/results/performance/forest.json, each with its commit.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ import functools
 import itertools
 import json
 import multiprocessing
-import os
 import platform
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from page import Body, Kept, spread, table, write
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
@@ -53,14 +53,11 @@ from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
 from turnstile.types import F32, Row
 
-ROOT = Path(__file__).resolve().parent.parent
-KEPT, PAGE = Path("docs/results/performance/forest.json"), Path("docs/results/performance.md")
-MARKS = ("<!-- begin: benchmarks/forest.py -->", "<!-- end: benchmarks/forest.py -->")
 SMALL, SMOLLM2 = "llama-8m", "smollm2-135m"
+MEMORY = "memory"  # where others have their repeat
 RESPONSE = 200  # tokens of each attempt, all of them trained
 CONTESTANTS = ("shared", "unshared", "batches", "rows")
 LEAST_SECONDS = 2.0  # of a measurement; short updates are repeated
-Record = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,36 +102,33 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the names of points, like '8m 4 x' or 'smollm2'")
     parser.add_argument("--threads", type=int, default=0, help="default: torch's own choice")
     parser.add_argument("--memory", action="store_true", help="count what updates allocate, and time nothing")
+    parser.add_argument("--again", action="store_true", help="measure again what is kept")
     parser.add_argument("--tables", action="store_true", help="only write the tables of what is kept")
     args = parser.parse_args()
-    os.chdir(ROOT)
-    began = time.monotonic()
-    work, sign, repeats = (allocated, "allocated_mb", 1) if args.memory else (measure, "seconds", args.repeats)
-    for point, contestant, repeat in [] if args.tables else missing(sign, repeats, args.only):
+    kept, began = Kept("forest"), time.monotonic()
+    work, repeats = (allocated, [MEMORY]) if args.memory else (measure, list(map(str, range(args.repeats))))
+    for point, contestant, repeat in [] if args.tables else plan(repeats, args.only):
+        name = f"{point.name} {contestant} {repeat}"
+        if name in kept.results and not args.again:
+            continue
         if args.minutes and time.monotonic() - began > 60 * args.minutes:
             print("stopped; the next call goes on", flush=True)
             break
-        record = {"point": point.name, "contestant": contestant, "repeat": repeat}
-        record |= in_a_process(work, point, contestant, args.threads)
-        keep(record)
-        print(json.dumps(record), flush=True)
-    if KEPT.exists():
-        write_page()
+        kept.put(name, in_a_process(work, point, contestant, args.threads))
+        print(name, json.dumps(kept.results[name]), flush=True)
+    write("forest", parts(kept.results))
 
 
-def missing(sign: str, repeats: int, only: str) -> Iterator[tuple[Point, str, int]]:
-    """What is not kept yet; `sign` is what records of that kind of measurement have, and others have not."""
-    done = {(one["point"], one["contestant"], one["repeat"]) for one in read()["measurements"] if sign in one}
-    for repeat in range(repeats):
-        turned = CONTESTANTS[repeat % 4 :] + CONTESTANTS[: repeat % 4]
+def plan(repeats: Sequence[str], only: str) -> Iterator[tuple[Point, str, str]]:
+    """All measurements in their order."""
+    for number, repeat in enumerate(repeats):
+        turned = CONTESTANTS[number % 4 :] + CONTESTANTS[: number % 4]
         for point in POINTS:
             if only in point.name:
-                yield from (
-                    (point, c, repeat) for c in turned if c in point.contestants and (point.name, c, repeat) not in done
-                )
+                yield from ((point, contestant, repeat) for contestant in turned if contestant in point.contestants)
 
 
-def in_a_process(work: Callable[..., Record], *arguments: Any) -> Record:
+def in_a_process(work: Callable[..., Body], *arguments: Any) -> Body:
     """Runs `work` in a process of its own, whose memory has seen nothing else but the imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["turnstile.trainer.learner", "turnstile.models.load"])
@@ -142,7 +136,7 @@ def in_a_process(work: Callable[..., Record], *arguments: Any) -> Record:
         return pool.submit(work, *arguments).result()
 
 
-def measure(point: Point, contestant: str, threads: int) -> Record:
+def measure(point: Point, contestant: str, threads: int) -> Body:
     """Seconds of one update by the clock and of the processor (all cores), the highest memory of the process in MB, and
     the matrix peak before in GFLOP/s."""
     if threads:
@@ -162,7 +156,7 @@ def measure(point: Point, contestant: str, threads: int) -> Record:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def allocated(point: Point, contestant: str, threads: int) -> Record:
+def allocated(point: Point, contestant: str, threads: int) -> Body:
     """The most that the tensors of one update take at once, beyond weights and moments, in MB."""
     if threads:
         torch.set_num_threads(threads)
@@ -288,53 +282,20 @@ def shape(name: str) -> PreTrainedModel:
         )  # fmt: skip
 
 
-def read() -> Record:
-    if not KEPT.exists():
-        return {"machine": machine(), "measurements": []}
-    found: Record = json.loads(KEPT.read_text(encoding="utf-8"))
-    return found
-
-
-def machine() -> Record:
-    return {"cores": os.cpu_count(), "processor": platform.machine(), "torch": torch.__version__}
-
-
-def keep(record: Record) -> None:
-    body = read()
-    body["measurements"].append(record)
-    KEPT.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join("  " + json.dumps(one) for one in body["measurements"])
-    text = f'{{\n "machine": {json.dumps(body["machine"])},\n "measurements": [\n{lines}\n ]\n}}\n'
-    KEPT.write_text(text, encoding="utf-8")
-
-
-def write_page() -> None:
-    """Replaces what stands between the marks of the page."""
-    PAGE.write_text(page(), encoding="utf-8")
-
-
-def page() -> str:
-    before, mark, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    if not mark:
-        raise SystemExit(f"{PAGE} has no line {MARKS[0]!r}; put it where the tables belong, and {MARKS[1]!r} after it")
-    after = rest.partition(MARKS[1])[2]
-    return f"{before}{MARKS[0]}\n\n{tables(read())}\n\n{MARKS[1]}{after}"
-
-
 class Found:
     """What was measured of a point, over the repeats that all its contestants have."""
 
-    def __init__(self, point: Point, measurements: Iterable[Record]) -> None:
+    def __init__(self, point: Point, measurements: Mapping[str, Body]) -> None:
         self.point = point
-        self.by: dict[str, dict[int, Record]] = {contestant: {} for contestant in point.contestants}
+        self.by: dict[str, dict[str, Body]] = {contestant: {} for contestant in point.contestants}
         self._allocated: dict[str, float] = {}
-        for one in measurements:
-            if one["point"] != point.name or one["contestant"] not in self.by:
-                continue
-            if "seconds" in one:
-                self.by[one["contestant"]][one["repeat"]] = one
-            else:
-                self._allocated[one["contestant"]] = one["allocated_mb"]
+        for name, one in measurements.items():
+            what, _, repeat = name.rpartition(" ")
+            for contestant, found in self.by.items():
+                if what == f"{point.name} {contestant}" and repeat == MEMORY:
+                    self._allocated[contestant] = one["allocated_mb"]
+                elif what == f"{point.name} {contestant}":
+                    found[repeat] = one
         self.repeats = sorted(set.intersection(*(set(found) for found in self.by.values())))
 
     def median(self, contestant: str, what: str = "seconds") -> float:
@@ -351,9 +312,9 @@ class Found:
         return f"{resident:,.0f}", "-" if counted is None else f"{counted:,.0f}"
 
 
-def tables(body: Record) -> str:
-    found = [one for point in POINTS if (one := Found(point, body["measurements"])).repeats]
-    return "\n\n".join([speed_table(found), plain_table(found), memory_table(found)])
+def parts(results: Mapping[str, Body]) -> list[str]:
+    found = [one for point in POINTS if (one := Found(point, results)).repeats]
+    return [speed_table(found), plain_table(found), memory_table(found)]
 
 
 COLUMNS = ("model", "group", "prompt")
@@ -369,7 +330,7 @@ def speed_table(found: Iterable[Found]) -> str:
         rates = [work[True] / each["seconds"] / 1e9 / each["gflops_peak"] for each in one.by["shared"].values()]
         rows.append([
             *place(one.point), len(one.repeats), f"{one.median('unshared'):.2f}", f"{one.median('shared'):.2f}",
-            f"{ideal:.2f}", spread(clock, ".2f"), f"{statistics.median(clock) / ideal:.0%}",
+            f"{ideal:.2f}", spread(clock, 2), f"{statistics.median(clock) / ideal:.0%}",
             f"{statistics.median(processor) / ideal:.0%}", f"{statistics.median(rates):.0%}",
         ])  # fmt: skip
     head = ("repeats", "unshared, s", "shared, s", "ratio of FLOPs", "speed-up", "of the ratio", "by processor time",
@@ -383,7 +344,7 @@ def plain_table(found: Iterable[Found]) -> str:
         tokens = one.point.group * (one.point.prompt + RESPONSE)
         cells = [f"{tokens / one.median(c):,.0f}" if c in one.by else "=" for c in ("rows", "batches", "unshared")]
         cells += [
-            spread(one.ratios(plain, "unshared", what), ".0%") if plain in one.by else "="
+            spread(one.ratios(plain, "unshared", what), 0, "%") if plain in one.by else "="
             for plain in ("rows", "batches")
             for what in ("seconds", "processor")
         ]
@@ -405,17 +366,6 @@ def memory_table(found: Iterable[Found]) -> str:
 
 def place(point: Point) -> list[Any]:
     return [point.model, point.group, point.prompt]
-
-
-def spread(values: Iterable[float], style: str) -> str:
-    """The median, and from the least to the most."""
-    found = sorted(values)
-    return f"{statistics.median(found):{style}} ({found[0]:{style}} to {found[-1]:{style}})"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
 if __name__ == "__main__":

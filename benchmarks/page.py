@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/results/performance.md"
@@ -32,9 +32,12 @@ class Kept:
 
 
 def commit() -> str:
-    """The state of the project that is measured; `+` says that it is not quite that commit."""
-    told = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True)
-    return told.stdout.strip()
+    """The state of the project that is measured; `+` says that its code is not quite that commit's."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    return git("describe", "--always") + ("+" if git("status", "--porcelain", "--", "src", "benchmarks") else "")
 
 
 def write(name: str, parts: Sequence[str]) -> None:
@@ -61,7 +64,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
+def spread(values: Sequence[float], digits: int = 1, style: Literal["f", "%"] = "f") -> str:
     """The median, and the range where there are several."""
-    middle = f"{statistics.median(values):.{digits}f}"
-    return middle if len(values) < 2 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    middle, least, most = (f"{each(values):.{digits}{style}}" for each in (statistics.median, min, max))
+    return middle if len(values) < 2 else f"{middle} ({least} to {most})"

@@ -46,7 +46,7 @@ def rates(shape: Shape, name: str) -> dict[str, float]:
     decoded = best(lambda: decode(halfway, 1 + DECODED)) - alone
     prompt = torch.randint(100, 10_000, (1, PROMPT))
     prefilled = best(lambda: decode(prompt, 1))
-    parameters = choose_trainable(model, shape.train, top_layers=shape.top_layers, lora_rank=shape.lora_rank)  # type: ignore[arg-type]
+    parameters = choose_trainable(model, shape.train, top_layers=shape.top, lora_rank=shape.lora_rank)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=True)
     rows = torch.randint(100, 10_000, (max(1, ROWS_TOKENS // length), length))
     learnt = turns * TURN

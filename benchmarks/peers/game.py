@@ -45,6 +45,11 @@ class Shape:
     budget: int = 4096  # tokens trained at once by a side that takes them as a tree
 
     @property
+    def top(self) -> int:
+        """The last layers, where they are all that learns."""
+        return self.top_layers if self.train == "top" else 0
+
+    @property
     def groups(self) -> int:
         return self.episodes // ATTEMPTS
 

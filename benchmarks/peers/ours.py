@@ -43,7 +43,7 @@ def recipe(shape: Shape, model: str, seed: int) -> dict[str, Any]:
         "name": "vs-trl",
         "seed": seed,
         "model": {
-            "id": model, "train": shape.train, "top_layers": shape.top_layers, "lora_rank": shape.lora_rank,
+            "id": model, "train": shape.train, "top_layers": shape.top, "lora_rank": shape.lora_rank,
         },
         "sampling": {"max_tokens": TURN_TOKENS, "temperature": TEMPERATURE},
         "episode": {

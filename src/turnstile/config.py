@@ -50,7 +50,9 @@ class ModelConfig(Section):
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     train: Literal["all", "top", "lora"] = "all"
-    top_layers: int = Field(0, ge=0)  # with train = "top": how many of the last layers learn
+    top_layers: int = Field(
+        0, ge=0
+    )  # how many of the last layers learn, or have adapters (0, with train = "lora": all)
     lora_rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
     threads: int = Field(0, ge=0)  # 0: as many as torch finds
@@ -61,7 +63,7 @@ class EngineConfig(Kind):
 
     kind: str = "transformers"
     deterministic: bool = False  # every pass takes max_batch tokens, each by itself: runs repeat bit by bit, slower
-    max_batch: int = Field(64, ge=1)  # tokens decoded at once
+    max_batch: int = Field(64, ge=1)  # requests that get a token in one pass
     memory_mb: int = Field(4096, ge=64)  # for keys and values
     patience: float = Field(300.0, ge=0)  # seconds that training waits for a server when all are gone
     drafts: int = Field(32, ge=0)  # tokens guessed ahead, and kept where they are drawn: fewer passes
@@ -85,11 +87,11 @@ class AgentConfig(Section):
 
 
 class SamplingConfig(Section):
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    min_p: float = Field(0.0, ge=0, le=1)
-    max_tokens: int = Field(256, ge=1)
+    temperature: float = Field(1.0, ge=0)  # logits are divided by it, in training too (0: the likeliest token)
+    top_k: int = Field(0, ge=0)  # of the likeliest so many (0: of all)
+    top_p: float = Field(1.0, gt=0, le=1)  # of what is left the likeliest that together have this mass (1: of all)
+    min_p: float = Field(0.0, ge=0, le=1)  # of what is left those with this share of the likeliest's (0: of all)
+    max_tokens: int = Field(256, ge=1)  # of a turn
     regex: str = ""  # that every turn must match (the extra `grammar`)
     grammar: str = ""  # the same as a grammar in Lark's notation
 

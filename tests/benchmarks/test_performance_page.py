@@ -7,7 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
+import decode
+import forest
 import latency
+import load
 import page
 import turns
 import vs_trl
@@ -20,7 +23,9 @@ from turnstile.types import Completion, Message, Sampling, Stop, Trajectory, Tur
 (TASK,) = guess_tasks(1)
 
 
-@pytest.mark.parametrize("benchmark", [vs_trl, latency, turns], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "benchmark", [vs_trl, latency, turns, forest, decode, load], ids=lambda module: module.__name__
+)
 def test_the_page_says_what_is_kept(benchmark) -> None:
     name = benchmark.__name__
     text = page.PAGE.read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -36,10 +36,10 @@ def test_top(layers: int) -> None:
     assert len(chosen) == len(expected) + 1
 
 
-@pytest.mark.parametrize("layers", [0, 3])
-def test_top_must_be_some_of_the_layers(layers: int) -> None:
+@pytest.mark.parametrize(("train", "layers"), [("top", 0), ("top", 3), ("lora", 3)])
+def test_the_last_layers_must_be_some_of_the_layers(train: Literal["top", "lora"], layers: int) -> None:
     with pytest.raises(ConfigError, match=f"model.top_layers = {layers}: this model has 2 layers; take 1 to that"):
-        choose_trainable(network(), "top", top_layers=layers)
+        choose_trainable(network(), train, top_layers=layers)
 
 
 def test_lora() -> None:

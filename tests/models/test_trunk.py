@@ -7,13 +7,13 @@ from typing import Literal
 import pytest
 import torch
 
-from networks import FAMILIES, network, random_rows
+from networks import FAMILIES, VOCABULARY, network, random_rows
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
-from turnstile.models.adapt import choose_trainable
+from turnstile.models.adapt import adapter_state, choose_trainable
 from turnstile.models.attention import CausalLayout, ForestLayout, forward_hidden, use_layouts
-from turnstile.models.trunk import captured, forward_above, frozen_layers
+from turnstile.models.trunk import captured, forward_above, forward_below, frozen_layers
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
 
@@ -24,6 +24,16 @@ def test_frozen_layers_are_those_below_the_first_that_learns(top: int, frozen: i
     use_layouts(model)
     choose_trainable(model, "top", top_layers=top)
     assert frozen_layers(model) == frozen
+
+
+@pytest.mark.parametrize(("top", "frozen"), [(1, 2), (3, 0), (0, 0)])
+def test_adapters_may_be_on_the_last_layers_alone(top: int, frozen: int) -> None:
+    model = network("qwen3", num_hidden_layers=3)
+    use_layouts(model)
+    learns = choose_trainable(model, "lora", top_layers=top, lora_rank=2)
+    assert frozen_layers(model) == frozen
+    assert len(learns) == 2 * 7 * (top or 3)  # two matrices for each of a layer's seven
+    assert all(".layers." in name and int(name.split(".layers.")[1][0]) >= frozen for name in adapter_state(model))
 
 
 @pytest.mark.parametrize("train", ["top", "lora"])
@@ -72,6 +82,7 @@ def test_above_the_trunk(layers: int) -> None:
         above = forward_above(model, layers, seen[0], batch.positions, layout)
         assert len(seen) == 1
         assert torch.equal(above, whole)
+        assert torch.equal(forward_below(model, layers, batch.tokens, batch.positions, layout), seen[0])
         assert len(model.get_decoder().layers) == 3
         forward_hidden(model, batch.tokens, batch.positions, layout)
     assert len(seen) == 1  # only what happens inside
@@ -82,7 +93,10 @@ def test_layers_come_back_when_the_pass_fails() -> None:
     use_layouts(model)
     with pytest.raises(RuntimeError):
         forward_above(model, 1, torch.zeros(3, 7), torch.arange(3), CausalLayout())
+    with pytest.raises(IndexError):
+        forward_below(model, 1, torch.tensor([VOCABULARY]), torch.arange(1), CausalLayout())
     assert len(model.get_decoder().layers) == 2
+    assert not any(layer._forward_hooks for layer in model.get_decoder().layers)
 
 
 def test_no_layers_keep_nothing() -> None:

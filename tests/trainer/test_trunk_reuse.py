@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from networks import network, stock
+from networks import network, random_rows, stock
+from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.losses.ppo import ppo
 from turnstile.models.adapt import choose_trainable
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
-from turnstile.types import Row, Sampling
+from turnstile.trainer.trunks import Trunks, share_saved
+from turnstile.types import F32, Row, Sampling
 
 OBJECTIVE = Objective(loss=ppo, weigh=token_weights)
 
@@ -48,9 +50,27 @@ async def sampled_rows(engine: TransformersEngine, groups: Sequence[str]) -> lis
     return rows
 
 
-def learner(model: Any) -> Learner:
+def learner(model: Any, train: Literal["all", "top", "lora"] = "top") -> Learner:
     plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=9, clip=1e9)
-    return Learner(model, choose_trainable(model, "top", top_layers=1), plan)
+    return Learner(model, choose_trainable(model, train, top_layers=1), plan)
+
+
+def left_by(engine: TransformersEngine, learner: Learner, *, keep: bool = False) -> Trunks | None:
+    return learner.trunks(lambda row: engine.trunk(row.origin[0], row.token_ids), keep=keep)
+
+
+Update = tuple[Learner, dict[str, float], list[F32]]
+"""A learner after an update, its report and the log-probabilities before."""
+
+
+def assert_same_update(one: Update, two: Update) -> None:
+    for name, value in two[1].items():
+        if not name.startswith(("seconds/", "tokens/trunk", "update/saved")):
+            assert one[1][name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
+    for mine, other in zip(one[2], two[2], strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-6)
+    for mine, other in zip(one[0].parameters, two[0].parameters, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)
 
 
 async def test_same_update(words: Any) -> None:
@@ -59,36 +79,73 @@ async def test_same_update(words: Any) -> None:
     engine = TransformersEngine(model, words)
     engine.keep_trunk(ours.frozen)
     rows = await sampled_rows(engine, ["a", "b"])
-    short, _, shown = ours.update(rows, OBJECTIVE, lambda row: engine.trunk(row.origin[0], row.token_ids))
+    short, _, shown = ours.update(rows, OBJECTIVE, left_by(engine, ours))
     full, _, expected = theirs.update(rows, OBJECTIVE)
     assert (short["tokens/trunk_known"], full["tokens/trunk_known"]) == (short["tokens/unique"], 0)
-    for name, value in full.items():
-        if not name.startswith(("seconds/", "tokens/trunk")):
-            assert short[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
-    for mine, other in zip(shown, expected, strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-6)
-    for mine, other in zip(ours.parameters, theirs.parameters, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)
+    assert_same_update((ours, short, shown), (theirs, full, expected))
 
 
 async def test_what_the_engine_no_longer_knows_is_computed(words: Any) -> None:
-    """A published version, another group's row, and a row that goes on where the engine never was."""
-    model = network(dtype=torch.float64)
-    ours = learner(model)
+    """A row that goes on where the engine never was, beside those that it knows; another group's row; and all rows
+    after a version was published."""
+    model = network(dtype=torch.float64, num_hidden_layers=3)
+    ours, theirs = learner(model), learner(stock(model))
     engine = TransformersEngine(model, words)
     engine.keep_trunk(ours.frozen)
-    rows = await sampled_rows(engine, ["a"])
+    rows = await sampled_rows(engine, ["a", "b"])
     elsewhere = replace(rows[0], token_ids=np.concatenate([rows[0].token_ids[:-2], [9, 9]]).astype(np.int32))
+    mixed = [rows[1], elsewhere, *rows[2:]]
+    short, _, shown = ours.update(mixed, OBJECTIVE, left_by(engine, ours))
+    full, _, expected = theirs.update(mixed, OBJECTIVE)
+    assert short["tokens/trunk_known"] == short["tokens/unique"] - len(elsewhere.token_ids)
+    assert_same_update((ours, short, shown), (theirs, full, expected))
 
     def known(rows: Sequence[Row]) -> float:
-        report, _, _ = ours.update(rows, OBJECTIVE, lambda row: engine.trunk(row.origin[0], row.token_ids))
-        return report["tokens/trunk_known"]
+        return ours.update(rows, OBJECTIVE, left_by(engine, ours))[0]["tokens/trunk_known"]
 
     assert known(rows) > 0
-    assert known([*rows, elsewhere]) == 0
-    assert known([replace(rows[0], origin=("b", 0))]) == 0
+    assert known([replace(rows[0], origin=("c", 0))]) == 0
     engine.publish(1)
     assert known(rows) == 0
+
+
+@pytest.mark.parametrize("train", ["top", "lora"])
+def test_the_frozen_layers_run_once_for_all_epochs(train: Literal["top", "lora"]) -> None:
+    """Nothing is known of any row; two passes in two minibatches each, with rows of an earlier step beside them."""
+    model = network(dtype=torch.float64, num_hidden_layers=3)
+    theirs, ours = learner(stock(model), train), learner(model, train)
+    rows, stored = random_rows(8, seed=1), (random_rows(3, seed=2), OBJECTIVE)
+    trunks = ours.trunks(keep=True)
+    assert trunks is not None
+    for number, part in enumerate([rows[:4], rows[4:]] * 2):
+        short, _, shown = ours.update(part, OBJECTIVE, trunks, stored)
+        full, _, expected = theirs.update(part, OBJECTIVE, None, stored)
+        assert_same_update((ours, short, shown), (theirs, full, expected))
+        assert short["tokens/trunk_known"] == (0 if number < 2 else short["tokens/unique"])
+        assert (short["update/saved"] > 0) == (number > 1)
+    unique = [
+        sum(b.size for b in plant(each, token_weights(each), budget=8192)) for each in (rows[:4], rows[4:], stored[0])
+    ]
+    assert trunks.computed == sum(unique)
+
+
+def test_what_would_not_be_kept_is_not_computed_apart() -> None:
+    ours, rows = learner(network()), random_rows(4)
+    trunks = ours.trunks()
+    assert trunks is not None
+    assert trunks.of(rows) is None
+    assert trunks.computed == 0
+    assert learner(network(), "all").trunks() is None
+
+
+def test_the_share_that_is_saved_by_hand() -> None:
+    """Three layers, the last of which learns; 10 tokens, 5 of which are known, 4 trained."""
+    model = network(num_hidden_layers=3)
+    learner(model)
+    layer = sum(p.numel() for p in model.get_decoder().layers[0].parameters() if p.ndim > 1)
+    head = model.get_output_embeddings().weight.numel()
+    whole = 2 * 2 * layer * 10 + 6 * layer * 10 + 4 * head * 4
+    assert share_saved(model, 2, 5, 10, 4) == pytest.approx(2 * 2 * layer * 5 / whole)
 
 
 async def test_pools_wait_for_the_trainer_and_go_with_the_weights(words: Any) -> None:

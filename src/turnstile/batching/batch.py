@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -38,6 +41,7 @@ class Batch:
     versions: Tensor  # i64[N]
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # f32[N] by name
     row_tokens: int = 0  # tokens before sharing, for the log
+    slots: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)  # i64[L] of each of its rows, in the step
     trunk: Tensor | None = None  # [T, H] what goes into the first layer that learns, where it is known
 
     @property
@@ -54,10 +58,12 @@ PER_TOKEN = (
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Forests side by side as one, their trained tokens one after the other; extras that all of them have."""
+    """Forests side by side as one, their trained tokens one after the other; extras that all of them have. Trunks and
+    what rows held stay behind."""
     begins = [0, *accumulate(batch.size for batch in batches)]
     shifted = list(zip(batches, begins, strict=False))
     names = set.intersection(*(set(batch.extras) for batch in batches))
+    joined: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in PER_TOKEN}
     return Batch(
         tokens=torch.cat([batch.tokens for batch in batches]),
         positions=torch.cat([batch.positions for batch in batches]),
@@ -66,5 +72,5 @@ def join(batches: Sequence[Batch]) -> Batch:
         source=torch.cat([batch.source + begin for batch, begin in shifted]),
         extras={name: torch.cat([batch.extras[name] for batch in batches]) for name in sorted(names)},
         row_tokens=sum(batch.row_tokens for batch in batches),
-        **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in PER_TOKEN},
+        **joined,
     )

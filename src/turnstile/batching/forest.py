@@ -153,6 +153,7 @@ def _batch(
             for name in sorted(extras)
         },
         row_tokens=sum(len(rows[r].token_ids) for r in members),
+        slots=plot.slots,
         trunk=None if trunks is None else _trunk(plot, trunks),
     )
 

@@ -46,9 +46,10 @@ from turnstile.rollout.source import GroupSource, Replay
 from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.tracking.board import Board
 from turnstile.trainer import chance
-from turnstile.trainer.learner import Learner, Objective, Trunk
+from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
+from turnstile.trainer.trunks import Trunk
 from turnstile.types import Task
 
 

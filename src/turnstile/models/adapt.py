@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -26,27 +27,34 @@ def choose_trainable(
 
     `top` trains the last `top_layers` decoder layers and the final norm; embeddings and the layers below are
     frozen, and since nothing below needs a gradient their backward pass is never run. `lora` adds adapters of
-    rank `lora_rank` to every linear layer of the decoder, in place (Hu et al., arXiv 2106.09685); they are in at least
-    float32 on weights in less, which an optimiser's steps would be lost in.
+    rank `lora_rank` to every linear layer of the decoder, or of its last `top_layers` where that is not 0, in place (Hu
+    et al., arXiv 2106.09685); they are in at least float32 on weights in less, which an optimiser's steps would be lost
+    in.
     """
     if train == "all":
         model.requires_grad_(True)
     elif train == "top":
-        layers = decoder_layers(model)
-        if not 0 < top_layers <= len(layers):
-            raise ConfigError(f"model.top_layers = {top_layers}: this model has {len(layers)} layers; take 1 to that")
         model.requires_grad_(False)
-        for layer in layers[len(layers) - top_layers :]:
+        for layer in _last(model, top_layers):
             layer.requires_grad_(True)
         for child in model.get_decoder().children():
             if "norm" in type(child).__name__.lower():
                 child.requires_grad_(True)
     else:
-        _add_lora(model, lora_rank, lora_alpha)
+        _add_lora(model, lora_rank, lora_alpha, _last(model, top_layers) if top_layers else ())
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
+def _last(model: PreTrainedModel, count: int) -> Sequence[nn.Module]:
+    """The last `count` decoder layers."""
+    layers = decoder_layers(model)
+    if not 0 < count <= len(layers):
+        raise ConfigError(f"model.top_layers = {count}: this model has {len(layers)} layers; take 1 to that")
+    return layers[len(layers) - count :]
+
+
+def _add_lora(model: PreTrainedModel, rank: int, alpha: int, layers: Sequence[nn.Module]) -> None:
+    """On the linear layers of those decoder layers, or of all of them where none are named."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
@@ -54,7 +62,9 @@ def _add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
     model.requires_grad_(False)
     torch.manual_seed(0)  # the adapters' first weights must not depend on what ran before
     transposed = any(isinstance(layer, Conv1D) for layer in model.modules())  # GPT-2 holds its matrices so
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", fan_in_fan_out=transposed)
+    inside = {module for layer in layers for module in layer.modules()}
+    chosen = [name for name, m in model.named_modules() if m in inside and isinstance(m, (nn.Linear, Conv1D))]
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen or "all-linear", fan_in_fan_out=transposed)
     inject_adapter_in_model(config, model)
     for layer in model.modules():
         if _is_adapted(layer) and is_linear(layer):

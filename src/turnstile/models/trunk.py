@@ -1,7 +1,7 @@
 """The frozen layers below those that learn: their output need not be computed again where it is known.
 
-When only the top layers train, what a token is at the first of them never changes. The engine sees it pass
-while it samples and keeps it; the trainer begins there.
+Where only the top layers learn, or adapters on them, what a token is at the first of them never changes. The engine
+sees it pass while it samples and keeps it; the trainer begins there.
 """
 
 from __future__ import annotations
@@ -54,23 +54,47 @@ def captured(model: PreTrainedModel, layers: int) -> Iterator[list[Tensor]]:
 
 def forward_above(model: PreTrainedModel, layers: int, trunk: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     """The last hidden states [T, H] from `trunk` [T, H], what goes into layer `layers`."""
-    decoder: Any = model.get_decoder()
-    whole = decoder.layers
-    decoder.layers = nn.ModuleList(list(whole)[layers:])
-    try:
+    with _only(model, slice(layers, None)) as decoder:
         out = decoder(inputs_embeds=trunk[None], position_ids=positions[None], use_cache=False, layout=layout)
-    finally:
-        decoder.layers = whole
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
 
 
 @torch.no_grad()
+def forward_below(model: PreTrainedModel, layers: int, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """The trunk [T, H] of tokens i64[T] at positions i64[T]: what goes into layer `layers`."""
+    with _only(model, slice(layers)) as decoder:
+        seen: list[Tensor] = []
+        hook = decoder.layers[-1].register_forward_hook(lambda _, __, out: seen.append(out))
+        try:
+            forward_hidden(model, tokens, positions, layout)
+        finally:
+            hook.remove()
+    (out,) = seen
+    trunk: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
+    return trunk
+
+
+@contextmanager
+def _only(model: PreTrainedModel, layers: slice) -> Iterator[Any]:
+    """The decoder, as if it had these layers alone."""
+    decoder: Any = model.get_decoder()
+    whole = decoder.layers
+    decoder.layers = nn.ModuleList(list(whole)[layers])
+    try:
+        yield decoder
+    finally:
+        decoder.layers = whole
+
+
+@torch.no_grad()
 def _begins_above(model: PreTrainedModel, layers: int) -> bool:
-    """Whether beginning above gives what the whole pass gives: some families scale what they take for embeddings."""
+    """Whether the two halves give what the whole pass gives: some families scale what they take for embeddings."""
     tokens = torch.arange(8, device=model.device)
     layout = CausalLayout()
     with captured(model, layers) as seen:
         whole = forward_hidden(model, tokens, tokens, layout)
-    above = forward_above(model, layers, seen[0], tokens, layout)
-    return bool(torch.allclose(whole, above, rtol=1e-3, atol=1e-3 * float(whole.abs().max())))
+    below = forward_below(model, layers, tokens, tokens, layout)
+    above = forward_above(model, layers, below, tokens, layout)
+    halves = ((seen[0], below), (whole, above))
+    return all(torch.allclose(one, two, rtol=1e-3, atol=1e-3 * float(one.abs().max())) for one, two in halves)

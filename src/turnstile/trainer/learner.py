@@ -23,11 +23,9 @@ from turnstile.models.checkpointing import checkpointed
 from turnstile.models.logprobs import token_logprobs
 from turnstile.models.trunk import forward_above, frozen_layers
 from turnstile.trainer.optim import Schedule, adamw, factor
+from turnstile.trainer.trunks import Trunk, Trunks, share_saved
 from turnstile.trainer.whole import Evaluate, Measure, is_cut, solve
 from turnstile.types import F32, Row, Sampling
-
-Trunk = Callable[[Row], Tensor]
-"""A row -> what is known of its first tokens' trunk activations, [L', H]."""
 
 Weigh = Callable[[Sequence[Row]], list[F32]]
 
@@ -108,25 +106,27 @@ class Learner:
         self.step = 0  # optimiser steps taken or skipped
         self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
 
+    def trunks(self, known: Trunk | None = None, *, keep: bool = False) -> Trunks | None:
+        """What the frozen layers give for rows, if there are such layers; see `Trunks`."""
+        return Trunks(self.model, self.frozen, self.plan.budget, known, keep=keep) if self.frozen else None
+
     def update(
         self,
         rows: Sequence[Row],
         objective: Objective,
-        trunk: Trunk | None = None,
+        trunks: Trunks | None = None,
         stored: tuple[Sequence[Row], Objective] | None = None,
     ) -> tuple[dict[str, float], list[F32], list[F32]]:
         """One optimiser step over `rows`, and over `stored` rows with an objective of their own.
 
         Returns its metrics and, for each row, the weights f32[L] and the trainer's log-probabilities f32[L]
-        before the step (0 where masked). `trunk` gives what is known of the frozen layers' output. A gradient
+        before the step (0 where masked). `trunks` give what is known of the frozen layers' output. A gradient
         that is not finite changes nothing and is reported.
         """
         started = time.monotonic()
         weights = objective.weigh(rows)
         logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-        trunks = _known(rows, trunk) if trunk and self.frozen else None
-        budget, device = self.plan.budget, self.model.device
-        forests = plant(rows, weights, budget=budget, device=device, share=self.shares, trunks=trunks)
+        forests, known = self._plant(rows, weights, trunks)
         self.optimizer.zero_grad(set_to_none=True)
         sums = {"loss/total": 0.0}
         measure = functools.partial(_measure, self.model, objective=objective, frozen=self.frozen)
@@ -140,25 +140,41 @@ class Learner:
                 sums[name] = sums.get(name, 0.0) + value
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
         report = {name: value / (1.0 if name == "loss/total" else mass) for name, value in sums.items()}
-        report |= self._rehearse(*stored) if stored is not None and stored[0] else {}
+        report |= self._rehearse(*stored, trunks) if stored is not None and stored[0] else {}
         self._remember(report.get("policy/entropy", float("nan")))
         report |= self._step()
         report |= {
             "tokens/rows": float(sum(batch.row_tokens for batch in forests)),
             "tokens/unique": float(sum(batch.size for batch in forests)),
-            "tokens/trunk_known": float(sum(batch.size for batch in forests if batch.trunk is not None)),
+            "tokens/trunk_known": float(known),
             "tokens/trained": float(sum(len(batch.target) for batch in forests)),
+            "update/saved": self._saved(forests, known),
             "seconds/update": time.monotonic() - started,
         }
         return report, weights, logprobs
 
-    def _rehearse(self, rows: Sequence[Row], objective: Objective) -> dict[str, float]:
+    def _plant(self, rows: Sequence[Row], weights: Sequence[F32], trunks: Trunks | None) -> tuple[list[Batch], int]:
+        """The rows as forests, and for how many of their tokens the frozen layers need not run again."""
+        before = trunks.computed if trunks else 0
+        known = trunks.of(rows) if trunks else None
+        budget, device = self.plan.budget, self.model.device
+        forests = plant(rows, weights, budget=budget, device=device, share=self.shares, trunks=known)
+        if trunks is None or known is None:
+            return forests, 0
+        return forests, max(0, sum(batch.size for batch in forests) - (trunks.computed - before))
+
+    def _saved(self, forests: Sequence[Batch], known: int) -> float:
+        """The share of the update's operations in matrices that fell away with the frozen layers."""
+        unique, trained = sum(batch.size for batch in forests), sum(len(batch.target) for batch in forests)
+        return share_saved(self.model, self.frozen, known, unique, trained) if known else 0.0
+
+    def _rehearse(self, rows: Sequence[Row], objective: Objective, trunks: Trunks | None) -> dict[str, float]:
         """Adds the gradient of stored rows. Metrics of their loss as means, below rehearsal/."""
         weights = objective.weigh(rows)
-        budget, device = self.plan.budget, self.model.device
+        forests, _ = self._plant(rows, weights, trunks)
         measure = functools.partial(_measure, self.model, objective=objective, frozen=self.frozen)
         sums: dict[str, float] = {}
-        for batch in plant(rows, weights, budget=budget, device=device, share=self.shares):
+        for batch in forests:
             found, _ = self._accumulate(batch, measure, objective.evaluate)
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -204,17 +220,6 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
         self.mean_entropy = float(state["mean_entropy"])
-
-
-def _known(rows: Sequence[Row], trunk: Trunk) -> list[Tensor] | None:
-    """The rows' trunks, or None where one of them lacks a token that a trained one depends on."""
-    found = []
-    for row in rows:
-        known = trunk(row)
-        if len(known) < int(np.flatnonzero(row.loss_mask)[-1]):
-            return None
-        found.append(known)
-    return found
 
 
 def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int) -> tuple[Tensor, Tensor]:

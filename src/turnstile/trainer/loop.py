@@ -24,11 +24,12 @@ from turnstile.rollout.tree import tree_tokens
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
 from turnstile.trainer.critic import Learned
-from turnstile.trainer.learner import Learner, Objective, Trunk
+from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import Annotator
 from turnstile.trainer.rehearsal import Rehearsal
 from turnstile.trainer.step import Trained, per_group, update
+from turnstile.trainer.trunks import Trunk
 from turnstile.types import Group, Score, Stop
 
 

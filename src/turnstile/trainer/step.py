@@ -10,8 +10,9 @@ import numpy as np
 from turnstile.batching.rows import by_turn
 from turnstile.credit.base import Advantages
 from turnstile.rollout.record import LOGPROB, WEIGHT
-from turnstile.trainer.learner import Learner, Objective, Trunk
+from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import Prepared, split
+from turnstile.trainer.trunks import Trunk
 from turnstile.types import F32, Group, Row
 
 PerGroup = list[list[list[F32]]]
@@ -47,7 +48,7 @@ def update(
     stored: tuple[Sequence[Row], Objective] | None = None,
 ) -> Trained:
     """`epochs` passes over the step's rows in `minibatches` optimiser steps each, every one of them over the `stored`
-    rows too.
+    rows too. `trunk` is what the rollout left of what the frozen layers gave.
 
     Metrics are means over the optimiser steps, sums for tokens and seconds, the worst for the gradient's norm, and
     the first for the gap between sampler and trainer (later ones hold what was learnt since).
@@ -56,10 +57,11 @@ def update(
     reports: list[dict[str, float]] = []
     seen: dict[int, tuple[F32, F32]] = {}
     passes: list[list[tuple[str, int]]] = []
+    trunks = learner.trunks(trunk, keep=epochs > 1)
     for _ in range(epochs):
         passes.append([])
         for rows in split(prepared, minibatches):
-            report, weights, logprobs = learner.update(rows, objective, trunk, stored)
+            report, weights, logprobs = learner.update(rows, objective, trunks, stored)
             reports.append(report)
             passes[-1] += dict.fromkeys(row.origin for row in rows)
             for row, w, lp in zip(rows, weights, logprobs, strict=True):
