@@ -1,11 +1,13 @@
 """Training and decoding on an accelerator: how much of the matrix peak, and what sharing gains there.
 
     python benchmarks/gpu.py                            0.5B and 1.5B parameters with random weights, on CUDA
-    python benchmarks/gpu.py --device cpu --tiny        does it run? Its figures mean nothing
+    python benchmarks/gpu.py --device cpu --tiny        does it run? Its figures mean nothing, and are not kept
+    python benchmarks/gpu.py --tables                   only writes the table of what is kept
 
 For each size: model FLOPs utilisation of an update over one group (forward, backward, AdamW), which counts every unique
 token once, against the matrix peak measured in the same run; the same rows unshared; tokens a second of sampling in the
-engine, and of transformers' continuous batching over the same prompts. Prints JSON.
+engine, and of transformers' continuous batching over the same prompts. What is measured on an accelerator is kept, size
+by size, in docs/results/performance/gpu.json.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from decode import work
 from forest import flops, group_of
+from page import Body, Kept, table, write
 from turnstile.batching.weights import token as token_weights
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.losses.reinforce import reinforce
@@ -43,6 +47,10 @@ SIZES: dict[str, dict[str, int]] = {
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
 
+BUDGETS = {"0.5B": 40_960, "1.5B": 20_480}
+"""Unique tokens computed at once: what a forward pass leaves for the way back is some 50 GB with either."""
+PROMPTS, LENGTH = 32, 64
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -52,25 +60,56 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--response", type=int, default=4096)
-    parser.add_argument("--budget", type=int, default=40_960, help="unique tokens computed at once")
+    parser.add_argument("--budget", type=int, default=0, help="unique tokens computed at once (0: what 80 GB hold)")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--decode", type=int, default=128, help="tokens sampled for each of 32 prompts")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="a tiny model, and few tokens")
+    parser.add_argument("--tables", action="store_true", help="only write the table of what is kept")
     args = parser.parse_args()
+    kept = Kept("gpu")
+    if args.tables:
+        write("gpu", parts(kept.results))
+        return
     if args.tiny:
         args.prompt, args.response, args.decode, args.sizes, args.dtype = 48, 32, 4, ["tiny"], "float32"
     device, dtype = pick_device(args.device), getattr(torch, args.dtype)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     peak = matrix_peak(device, dtype, 256 if args.tiny else 8192)
-    report: dict[str, Any] = {"device": name, "dtype": args.dtype, "torch": torch.__version__}
-    report["matrix peak, TFLOP/s"] = round(peak / 1e12, 3)
+    about = {
+        "device": name, "dtype": args.dtype, "torch": torch.__version__, "group": args.group, "prompt": args.prompt,
+        "response": args.response, "peak": peak, "bandwidth": bandwidth(device, args.tiny),
+    }  # fmt: skip
     for size in args.sizes:
         model = made(TINY if args.tiny else SIZES[size], device, dtype)
-        report[size] = {"training": training(model, args, peak), "decoding": decoding(model, args)}
+        budget = args.budget or BUDGETS.get(size, 1024)
+        body = {**about, "budget": budget, "training": training(model, args, budget, peak)}
+        body["decoding"] = decoding(model, args) | work(model, PROMPTS, LENGTH + args.decode // 2)
+        if device.type != "cpu":
+            kept.put(f"{name} {args.dtype} {size}", body)
+            write("gpu", parts(kept.results))
+        print(size, json.dumps(body), flush=True)
         del model
         gc.collect()
-    print(json.dumps(report, indent=2))
+
+
+def parts(results: Mapping[str, Body]) -> list[str]:
+    rows = []
+    for name, body in results.items():
+        shared, unshared = body["training"]["shared"], body["training"]["unshared"]
+        decoding, size = body["decoding"], name.split()[-1]
+        gained, ratio = body["training"]["speed-up"], body["training"]["ratio of FLOPs"]
+        rows.append([
+            body["device"], size, body["dtype"], f"{body['group']} x ({body['prompt']} + {body['response']})",
+            f"{body['peak'] / 1e12:.0f}", f"{shared['utilisation']:.0%}", f"{unshared['utilisation']:.0%}",
+            f"{gained:.2f} of {ratio:.2f}", shared.get("peak memory, GiB", "-"),
+            f"{decoding['engine']:,.0f}", f"{decoding.get('continuous batching', float('nan')):,.0f}",
+            f"{decoding['mb']:.0f}", f"{decoding['engine'] * decoding['mb'] * 1e6 / body['bandwidth']:.0%}",
+        ])  # fmt: skip
+    head = ("device", "model", "", "group", "matrix peak, TFLOP/s", "of it, shared", "of it, unshared",
+            "speed-up of the ratio of FLOPs", "GiB", "decoding, tokens/s", "continuous batching", "MB a token",
+            "of bandwidth")  # fmt: skip
+    return [table(head, rows)]
 
 
 def made(shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
@@ -99,20 +138,26 @@ def matrix_peak(device: torch.device, dtype: torch.dtype, size: int) -> float:
     return 10 * 2 * size**3 / timed(lambda: [one @ one for _ in range(10)], device, 3)
 
 
-def training(model: PreTrainedModel, args: argparse.Namespace, peak: float) -> dict[str, Any]:
+def bandwidth(device: torch.device, tiny: bool) -> float:
+    """Bytes a second of reading memory."""
+    much = torch.ones(2**20 if tiny else 2**30, device=device)
+    return much.nbytes / timed(much.sum, device, 3)
+
+
+def training(model: PreTrainedModel, args: argparse.Namespace, budget: int, peak: float) -> dict[str, Any]:
     """An update with and without sharing."""
     rows = group_of(args.group, args.prompt, args.response, model.config.vocab_size)
     objective = Objective(loss=reinforce, weigh=token_weights)
     found: dict[str, Any] = {}
     for name, share in (("shared", True), ("unshared", False)):
         plan = Plan(
-            lr=1e-6, schedule=constant, warmup=0, total=100, budget=args.budget, share=share,
+            lr=1e-6, schedule=constant, warmup=0, total=100, budget=budget, share=share,
             checkpointing=args.checkpointing,
         )  # fmt: skip
         learner = Learner(model, list(model.parameters()), plan)
         seconds = timed(lambda it=learner: it.update(rows, objective), model.device, args.repeats)
-        work = flops(model, rows, share=share)
-        found[name] = {"seconds": round(seconds, 3), "utilisation": round(work / seconds / peak, 3)}
+        rate = flops(model, rows, share=share) / seconds
+        found[name] = {"seconds": round(seconds, 3), "utilisation": round(rate / peak, 3)}
         if model.device.type == "cuda":
             found[name]["peak memory, GiB"] = round(torch.cuda.max_memory_allocated(model.device) / 2**30, 2)
             torch.cuda.reset_peak_memory_stats(model.device)
@@ -123,9 +168,9 @@ def training(model: PreTrainedModel, args: argparse.Namespace, peak: float) -> d
 
 
 def decoding(model: PreTrainedModel, args: argparse.Namespace) -> dict[str, float]:
-    """Tokens a second for 32 prompts of 64 tokens, prompts included in the time."""
+    """Tokens a second for prompts of one length, prompts included in the time."""
     draw = np.random.default_rng(1)
-    prompts = [draw.integers(3, model.config.vocab_size, 64).astype(np.int32) for _ in range(32)]
+    prompts = [draw.integers(3, model.config.vocab_size, LENGTH).astype(np.int32) for _ in range(PROMPTS)]
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")))  # no text is made
     engine = TransformersEngine(model, words, drafts=0)  # the same prompts come again: it would know the answers
 

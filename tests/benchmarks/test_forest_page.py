@@ -55,6 +55,10 @@ def test_what_an_update_allocates_is_counted() -> None:
 def test_the_one_for_accelerators_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--tiny", "--repeats", "1"])
     gpu.main()
-    report = json.loads(capsys.readouterr().out)
-    assert report["tiny"]["training"]["ratio of FLOPs"] > 1.5
-    assert report["tiny"]["decoding"]["engine"] > 0
+    name, _, told = capsys.readouterr().out.partition(" ")
+    body = json.loads(told)
+    assert body["training"]["ratio of FLOPs"] > 1.5
+    assert body["decoding"]["engine"] > 0
+    row = gpu.parts({f"cpu float32 {name}": body})[0].splitlines()[2].split(" | ")
+    assert row[1:4] == ["tiny", "float32", "8 x (48 + 32)"]
+    assert not gpu.Kept("gpu").results  # of a CPU nothing is kept

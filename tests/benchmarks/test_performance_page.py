@@ -9,6 +9,7 @@ import pytest
 
 import decode
 import forest
+import gpu
 import latency
 import load
 import page
@@ -24,7 +25,7 @@ from turnstile.types import Completion, Message, Sampling, Stop, Trajectory, Tur
 
 
 @pytest.mark.parametrize(
-    "benchmark", [vs_trl, latency, turns, forest, decode, load], ids=lambda module: module.__name__
+    "benchmark", [vs_trl, latency, turns, forest, decode, load, gpu], ids=lambda module: module.__name__
 )
 def test_the_page_says_what_is_kept(benchmark) -> None:
     name = benchmark.__name__

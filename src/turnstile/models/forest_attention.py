@@ -201,13 +201,14 @@ def by_runs(query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Run], scal
 
 
 def can_flex(query: Tensor, value: Tensor) -> bool:
-    """Whether FlexAttention has a kernel for these tensors: CUDA from Ampere on, no double precision."""
+    """Whether FlexAttention has a kernel for these tensors: CUDA from Ampere on, heads of 16 numbers or more, no double
+    precision."""
     return (
         query.is_cuda
         and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and torch.version.cuda is not None
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
-        and query.shape[-1] == value.shape[-1]
+        and query.shape[-1] == value.shape[-1] >= 16
     )
 
 
