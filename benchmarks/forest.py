@@ -304,12 +304,25 @@ class Found:
     def ratios(self, slow: str, fast: str, what: str = "seconds") -> list[float]:
         return [self.by[slow][r][what] / self.by[fast][r][what] for r in self.repeats]
 
-    def memory(self, contestant: str) -> tuple[str, str]:
-        """The resident set of the last repeat, as it hardly varies, and what an update allocates at most."""
-        if contestant not in self.by:
-            return "=", "="
-        resident, counted = self.by[contestant][self.repeats[-1]]["peak_mb"], self._allocated.get(contestant)
-        return f"{resident:,.0f}", "-" if counted is None else f"{counted:,.0f}"
+    def ideal(self) -> float:
+        """How many times the FLOPs unshared rows take of shared ones."""
+        rows, model = group_of(self.point.group, self.point.prompt, RESPONSE), shape(self.point.model)
+        return flops(model, rows, share=False) / flops(model, rows, share=True)
+
+    def speed_up(self) -> float:
+        return statistics.median(self.ratios("unshared", "shared"))
+
+    def widest(self) -> str:
+        """The plain loop that takes as many rows at once as `unshared`."""
+        return "batches" if "batches" in self.by else "rows"
+
+    def resident(self, contestant: str) -> float | None:
+        """MB of the process in the last repeat, as it hardly varies."""
+        return self.by[contestant][self.repeats[-1]]["peak_mb"] if contestant in self.by else None
+
+    def allocated(self, contestant: str) -> float | None:
+        """MB that an update allocates at most, if it was counted."""
+        return self._allocated.get(contestant)
 
 
 def parts(results: Mapping[str, Body]) -> list[str]:
@@ -323,11 +336,10 @@ COLUMNS = ("model", "group", "prompt")
 def speed_table(found: Iterable[Found]) -> str:
     rows = []
     for one in found:
-        rows_of = group_of(one.point.group, one.point.prompt, RESPONSE)
-        work = {share: flops(shape(one.point.model), rows_of, share=share) for share in (True, False)}
-        ideal = work[False] / work[True]
+        work = flops(shape(one.point.model), group_of(one.point.group, one.point.prompt, RESPONSE), share=True)
+        ideal = one.ideal()
         clock, processor = (one.ratios("unshared", "shared", what) for what in ("seconds", "processor"))
-        rates = [work[True] / each["seconds"] / 1e9 / each["gflops_peak"] for each in one.by["shared"].values()]
+        rates = [work / each["seconds"] / 1e9 / each["gflops_peak"] for each in one.by["shared"].values()]
         rows.append([
             *place(one.point), len(one.repeats), f"{one.median('unshared'):.2f}", f"{one.median('shared'):.2f}",
             f"{ideal:.2f}", spread(clock, 2), f"{statistics.median(clock) / ideal:.0%}",
@@ -358,8 +370,12 @@ def memory_table(found: Iterable[Found]) -> str:
     columns = ("rows", "batches", "unshared", "shared")
     rows = []
     for one in found:
-        resident, counted = zip(*map(one.memory, columns), strict=True)
-        rows.append([*place(one.point), *resident, *counted])
+        cells = [
+            "=" if column not in one.by else "-" if (found_mb := which(column)) is None else f"{found_mb:,.0f}"
+            for which in (one.resident, one.allocated)
+            for column in columns
+        ]
+        rows.append([*place(one.point), *cells])
     head = [f"{column}, MB{what}" for what in ("", " allocated") for column in columns]
     return table((*COLUMNS, *head), rows)
 

@@ -87,6 +87,9 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="only write the tables of what is kept")
     args = parser.parse_args()
     kept = Kept("latency")
+    beside = (PEER / "bin/python").is_file() and not args.tables
+    if beside:
+        prepare()
     if not args.tables:
         for repeat in range(-1, args.repeats):  # the first warms up
             for episodes, turns in CASES:
@@ -94,9 +97,7 @@ def main() -> None:
                     took = asyncio.run(ours(make, episodes, turns))
                     if repeat >= 0:
                         kept.put(f"{episodes}x{turns} ours,{name} {repeat}", {"seconds": took})
-        if (PEER / "bin/python").is_file():
-            prepare()
-            for repeat in range(args.repeats):
+            if beside and repeat >= 0:
                 kept.put(f"8x3 TRL {repeat}", theirs(8, 3, repeat))
     write("latency", parts(kept.results))
 

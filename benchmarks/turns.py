@@ -169,15 +169,13 @@ def parts(results: Mapping[str, Body]) -> list[str]:
     if not runs:
         return []
     early, late = ([at(run["seconds"], turn) for run in runs] for turn in (EARLY, LATE))
-    aside = [[at(np.subtract(run["seconds"], run["attention"]), turn) for run in runs] for turn in (EARLY, LATE)]
-    shares, without = ([b / a for a, b in zip(*both, strict=True)] for both in ((early, late), aside))
     rows = [
         ["tokens computed / in the tree", spread([run["computed"] / run["tree"] for run in runs], 4), "1"],
         ["tokens asked for / computed", spread([run["asked"] / run["computed"] for run in runs], 1), "-"],
         [f"seconds of turn {EARLY}", spread(early, 2), "-"],
         [f"seconds of turn {LATE}", spread(late, 2), "-"],
-        [f"turn {LATE} / turn {EARLY}", spread(shares, 2), "-"],
-        [f"turn {LATE} / turn {EARLY}, attention aside", spread(without, 2), "at most 1.5"],
+        [f"turn {LATE} / turn {EARLY}", spread(late_by_early(runs), 2), "-"],
+        [f"turn {LATE} / turn {EARLY}, attention aside", spread(late_by_early(runs, aside=True), 2), "at most 1.5"],
     ]
     longest = max(run["longest"] for run in runs)
     return [
@@ -185,6 +183,15 @@ def parts(results: Mapping[str, Body]) -> list[str]:
         table(("", "median (range)", "goal"), rows),
         "![Seconds by turn](performance/turns.svg)",
     ]
+
+
+def late_by_early(runs: Sequence[Body], *, aside: bool = False) -> list[float]:
+    """What a late turn of each run takes of what an early one takes, attention left out if it is to be `aside`."""
+    found = []
+    for run in runs:
+        seconds = np.subtract(run["seconds"], run["attention"]) if aside else run["seconds"]
+        found.append(at(seconds, LATE) / at(seconds, EARLY))
+    return found
 
 
 def at(seconds: Sequence[float], turn: int) -> float:
@@ -199,9 +206,12 @@ def plot(runs: Sequence[Body]) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "turns"  # the same drawing gives the same file
     figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
     turns = range(1, len(runs[0]["seconds"]) + 1)
-    for run in runs:
-        axes.plot(turns, run["seconds"], ".", color="tab:blue", alpha=0.5)
-    axes.plot(turns, np.median([run["seconds"] for run in runs], axis=0), color="tab:blue", label="median")
+    whole = [np.array(run["seconds"]) for run in runs]
+    aside = [np.subtract(run["seconds"], run["attention"]) for run in runs]
+    for curves, color, label in ((whole, "tab:blue", "all"), (aside, "tab:orange", "attention aside")):
+        for curve in curves:
+            axes.plot(turns, curve, ".", color=color, alpha=0.4)
+        axes.plot(turns, np.median(curves, axis=0), color=color, label=f"{label}, median")
     axes.set(xlabel="turn", ylabel="seconds a turn", ylim=(0, None))
     axes.legend()
     figure.savefig(KEPT / "turns.svg", metadata={"Date": None})

@@ -2,6 +2,7 @@
 
     make bench-peers                                 TRL, in an environment of its own (.peers/trl)
     python benchmarks/vs_trl.py                      every case, three times; what is kept is not measured again
+    python benchmarks/vs_trl.py --cases 8x4 --train top lora
     python benchmarks/vs_trl.py --cases 8x4 --only ours --repeats 1
     python benchmarks/vs_trl.py --tables             only writes the tables of what is kept
 
@@ -107,17 +108,10 @@ def python(interpreter: Path, module: str, *arguments: str) -> None:
 
 def parts(results: Mapping[str, Body]) -> list[str]:
     """The tables of what is kept."""
-    found: dict[tuple[str, str], dict[str, list[Body]]] = {}
-    for key, body in sorted(results.items()):
-        case, train, side, _ = key.split()
-        found.setdefault((case, train), {}).setdefault(side, []).append(body)
-    order = sorted(
-        found, key=lambda one: (("all", "top", "lora").index(one[1]), *map(int, reversed(one[0].split("x"))))
-    )
-    both = [ratios(one, found[one]) for one in order if {"ours", "theirs"} <= set(found[one])]
+    found = by_case(results)
+    both = [ratios(one, sides) for one, sides in found.items() if {"ours", "theirs"} <= set(sides)]
     steps, work, ceilings = [], [], []
-    for case, train in order:
-        sides = found[case, train]
+    for (case, train), sides in found.items():
         label = f"{case}, {train}"
         for side in ("ours", "theirs"):
             if runs := sides.get(side):
@@ -135,6 +129,17 @@ def parts(results: Mapping[str, Body]) -> list[str]:
         "What a step would take at the bare rates of the same machine (seconds, then tokens a second):",
         table(("case", "ours", "ceiling", "reached", "decode", "prefill", "train", "optimiser"), ceilings),
     ]  # fmt: skip
+
+
+def by_case(results: Mapping[str, Body]) -> dict[tuple[str, str], dict[str, list[Body]]]:
+    """The measurements of each side, by case and what learns, in the order of the tables."""
+    found: dict[tuple[str, str], dict[str, list[Body]]] = {}
+    for key, body in sorted(results.items()):
+        case, train, side, _ = key.split()
+        found.setdefault((case, train), {}).setdefault(side, []).append(body)
+    learns = ("all", "top", "lora")
+    order = sorted(found, key=lambda one: (learns.index(one[1]), *map(int, reversed(one[0].split("x")))))
+    return {one: found[one] for one in order}
 
 
 PHASES = ("step", "rollout", "generate", "environment", "train", "rest")
@@ -170,18 +175,22 @@ def seconds(runs: Sequence[Body], phase: str) -> list[float]:
 
 
 def ratios(one: tuple[str, str], sides: dict[str, list[Body]]) -> list[str]:
-    ours, theirs = sides["ours"], sides["theirs"]
-    goal = GOALS.get(one[0], ("-", "-")) if one[1] == "all" else (4, "-")
-    step, rollout, train = (
-        times(seconds(ours, phase), seconds(theirs, phase)) for phase in ("step", "rollout", "train")
-    )
-    by_token = times(*([run["seconds"]["step"] / run["new tokens"] for run in runs] for runs in (ours, theirs)))
-    return [", ".join(one), step, str(goal[0]), rollout, str(goal[1]), train, by_token]
+    goals = ["-" if goal is None else f"{goal:g}" for goal in goals_of(*one)]
+    step, rollout, train = (spread(pairs(sides, phase), 2) for phase in ("step", "rollout", "train"))
+    ours, theirs = ([run["seconds"]["step"] / run["new tokens"] for run in sides[side]] for side in ("ours", "theirs"))
+    by_token = spread([b / a for a, b in zip(ours, theirs, strict=False)], 2)
+    return [", ".join(one), step, goals[0], rollout, goals[1], train, by_token]
 
 
-def times(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """How many times theirs is of ours, pair by pair: the median, and the range."""
-    return spread([b / a for a, b in zip(ours, theirs, strict=False)], 2)
+def goals_of(case: str, train: str) -> tuple[float | None, float | None]:
+    """How many times faster a step is to be, and a rollout."""
+    return GOALS.get(case, (None, None)) if train == "all" else (4, None)
+
+
+def pairs(sides: Mapping[str, list[Body]], phase: str) -> list[float]:
+    """How many times theirs takes of ours, pair by pair."""
+    ours, theirs = (seconds(sides.get(side, []), phase) for side in ("ours", "theirs"))
+    return [b / a for a, b in zip(ours, theirs, strict=False)]
 
 
 def ceiling(sides: dict[str, list[Body]]) -> list[str]:

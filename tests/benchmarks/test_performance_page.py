@@ -9,6 +9,7 @@ import pytest
 
 import decode
 import forest
+import goals
 import gpu
 import latency
 import load
@@ -31,6 +32,19 @@ def test_the_page_says_what_is_kept(benchmark) -> None:
     name = benchmark.__name__
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.written(text, name, benchmark.parts(page.Kept(name).results)) == text
+
+
+def test_goals_are_held_against_what_is_kept() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.written(text, "goals", goals.parts()) == text  # if not: python benchmarks/goals.py
+
+
+def test_a_goal_is_reached_by_the_median() -> None:
+    few = goals.Goal(what="x", goal=2, values=[1.0, 2.5, 3.0], digits=1, of="pairs")
+    assert few.row() == ["x", "2", "2.5 (1.0 to 3.0): reached, 2 of 3 pairs"]
+    most = goals.Goal(what="x", goal=0.03, values=[0.05], most=True, digits=0, style="%", of="steps")
+    assert most.row() == ["x", "at most 3%", "5%: **not reached**, 1 step"]
+    assert goals.Goal(what="x", goal=2, values=[], of="pairs").row()[2] == "not measured"
 
 
 def test_a_page_without_the_marks_is_told(capsys) -> None:
