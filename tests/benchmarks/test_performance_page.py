@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+import attention
 import decode
 import forest
 import goals
@@ -23,11 +24,10 @@ from turnstile.tasks.demonstration import call
 from turnstile.types import Completion, Message, Sampling, Stop, Trajectory, Turn
 
 (TASK,) = guess_tasks(1)
+BENCHMARKS = (vs_trl, latency, turns, forest, attention, decode, load, gpu)
 
 
-@pytest.mark.parametrize(
-    "benchmark", [vs_trl, latency, turns, forest, decode, load, gpu], ids=lambda module: module.__name__
-)
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda module: module.__name__)
 def test_the_page_says_what_is_kept(benchmark) -> None:
     name = benchmark.__name__
     text = page.PAGE.read_text(encoding="utf-8")

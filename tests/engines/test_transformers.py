@@ -26,6 +26,7 @@ from turnstile.engines.sampling import draw
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.errors import ConfigError, EngineError
 from turnstile.models.attention import ForestLayout, forward_hidden
+from turnstile.models.load import load_model
 from turnstile.models.logprobs import token_logprobs
 from turnstile.types import I32, Completion, Row, Sampling
 
@@ -358,17 +359,27 @@ async def test_little_memory_costs_time_and_nothing_else(words):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 async def test_two_hundred_tokens_are_as_likely_as_the_trainer_finds_them(words, deterministic):
-    """Eight attempts of one group, in float32 at temperature 1, against the trainer's forest of their rows."""
     model = network()
     engine = TransformersEngine(model, words, deterministic=deterministic, max_batch=8)
-    prompt = numbers(80, seed=3)
-    found = await asyncio.gather(*(once(engine, prompt, sampling(seed, 200)) for seed in range(8)))
+    await assert_sampler_and_trainer_agree(engine, model, numbers(80, seed=3), attempts=8)
+
+
+async def test_the_same_of_a_real_model(smollm2):
+    """With guesses, on packed and fused weights, where the machine has such kernels."""
+    model = load_model("smollm2-135m", device="cpu", dtype="float32").requires_grad_(False)
+    prompt = np.array(smollm2.encode("def add(a, b):\n    return a + b\n\n" * 4), np.int32)
+    await assert_sampler_and_trainer_agree(TransformersEngine(model, smollm2), model, prompt, attempts=2)
+
+
+async def assert_sampler_and_trainer_agree(engine, model, prompt, *, attempts):
+    """200 tokens of each attempt of a group, in float32 at temperature 1, against the trainer's forest of them."""
+    found = await asyncio.gather(*(once(engine, prompt, sampling(seed, 200)) for seed in range(attempts)))
     rows = [row_of(prompt, completion) for completion in found]
     (forest,) = plant(rows, [row.loss_mask.astype(np.float32) for row in rows], budget=8192)
     with torch.no_grad():
         hidden = forward_hidden(model, forest.tokens, forest.positions, ForestLayout(forest))
         logprobs, _ = token_logprobs(model, hidden[forest.source], forest.target, forest.temperature, Sampling())
-    assert len(logprobs) == 8 * 200
+    assert len(logprobs) == attempts * 200
     torch.testing.assert_close(logprobs, forest.logprobs, rtol=0, atol=1e-4)
 
 
