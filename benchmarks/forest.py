@@ -105,6 +105,8 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure again what is kept")
     parser.add_argument("--tables", action="store_true", help="only write the tables of what is kept")
     args = parser.parse_args()
+    if args.again and args.minutes:
+        parser.error("--again begins anew with each call and would not come to the end; leave out --minutes")
     kept, began = Kept("forest"), time.monotonic()
     work, repeats = (allocated, [MEMORY]) if args.memory else (measure, list(map(str, range(args.repeats))))
     for point, contestant, repeat in [] if args.tables else plan(repeats, args.only):
@@ -296,7 +298,7 @@ class Found:
                     self._allocated[contestant] = one["allocated_mb"]
                 elif what == f"{point.name} {contestant}":
                     found[repeat] = one
-        self.repeats = sorted(set.intersection(*(set(found) for found in self.by.values())))
+        self.repeats = sorted(set.intersection(*(set(found) for found in self.by.values())), key=int)
 
     def median(self, contestant: str, what: str = "seconds") -> float:
         return statistics.median(self.by[contestant][r][what] for r in self.repeats)
@@ -339,7 +341,8 @@ def speed_table(found: Iterable[Found]) -> str:
         work = flops(shape(one.point.model), group_of(one.point.group, one.point.prompt, RESPONSE), share=True)
         ideal = one.ideal()
         clock, processor = (one.ratios("unshared", "shared", what) for what in ("seconds", "processor"))
-        rates = [work / each["seconds"] / 1e9 / each["gflops_peak"] for each in one.by["shared"].values()]
+        runs = [one.by["shared"][repeat] for repeat in one.repeats]
+        rates = [work / run["seconds"] / 1e9 / run["gflops_peak"] for run in runs]
         rows.append([
             *place(one.point), len(one.repeats), f"{one.median('unshared'):.2f}", f"{one.median('shared'):.2f}",
             f"{ideal:.2f}", spread(clock, 2), f"{statistics.median(clock) / ideal:.0%}",

@@ -83,14 +83,25 @@ def main() -> None:
     for size in args.sizes:
         model = made(TINY if args.tiny else SIZES[size], device, dtype)
         budget = args.budget or BUDGETS.get(size, 1024)
-        body = {**about, "budget": budget, "training": training(model, args, budget, peak)}
+        body = {
+            **about,
+            "budget": budget,
+            "checkpointing": args.checkpointing,
+            "training": training(model, args, budget, peak),
+        }
         body["decoding"] = decoding(model, args) | work(model, PROMPTS, LENGTH + args.decode // 2)
         if device.type != "cpu":
-            kept.put(f"{name} {args.dtype} {size}", body)
+            kept.put(" ".join([name, args.dtype, shape_of(body), size]), body)
             write("gpu", parts(kept.results))
         print(size, json.dumps(body), flush=True)
         del model
         gc.collect()
+
+
+def shape_of(body: Body) -> str:
+    """The group of an update, in short."""
+    shape = f"{body['group']} x ({body['prompt']} + {body['response']})"
+    return f"{shape}, checkpointing" if body["checkpointing"] else shape
 
 
 def parts(results: Mapping[str, Body]) -> list[str]:
@@ -100,7 +111,7 @@ def parts(results: Mapping[str, Body]) -> list[str]:
         decoding, size = body["decoding"], name.split()[-1]
         gained, ratio = body["training"]["speed-up"], body["training"]["ratio of FLOPs"]
         rows.append([
-            body["device"], size, body["dtype"], f"{body['group']} x ({body['prompt']} + {body['response']})",
+            body["device"], size, body["dtype"], shape_of(body),
             f"{body['peak'] / 1e12:.0f}", f"{shared['utilisation']:.0%}", f"{unshared['utilisation']:.0%}",
             f"{gained:.2f} of {ratio:.2f}", shared.get("peak memory, GiB", "-"),
             f"{decoding['engine']:,.0f}", f"{decoding.get('continuous batching', float('nan')):,.0f}",
@@ -120,12 +131,12 @@ def made(shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> Pre
     return model.to(device)  # type: ignore[arg-type]
 
 
-def timed(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+def timed(call: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Seconds, the median; the first time, which compiles, is not counted."""
     seconds = []
     for number in range(repeats + 1):
         started = time.perf_counter()
-        work()
+        call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if number:
@@ -150,6 +161,10 @@ def training(model: PreTrainedModel, args: argparse.Namespace, budget: int, peak
     objective = Objective(loss=reinforce, weigh=token_weights)
     found: dict[str, Any] = {}
     for name, share in (("shared", True), ("unshared", False)):
+        if model.device.type == "cuda":  # nothing of what ran before is to count
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(model.device)
         plan = Plan(
             lr=1e-6, schedule=constant, warmup=0, total=100, budget=budget, share=share,
             checkpointing=args.checkpointing,
@@ -160,7 +175,6 @@ def training(model: PreTrainedModel, args: argparse.Namespace, budget: int, peak
         found[name] = {"seconds": round(seconds, 3), "utilisation": round(rate / peak, 3)}
         if model.device.type == "cuda":
             found[name]["peak memory, GiB"] = round(torch.cuda.max_memory_allocated(model.device) / 2**30, 2)
-            torch.cuda.reset_peak_memory_stats(model.device)
         del learner
     found["speed-up"] = round(found["unshared"]["seconds"] / found["shared"]["seconds"], 2)
     found["ratio of FLOPs"] = round(flops(model, rows, share=False) / flops(model, rows, share=True), 2)

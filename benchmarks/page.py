@@ -28,7 +28,9 @@ class Kept:
         self.results[key] = {**body, "commit": commit()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = (f"{json.dumps(key)}: {json.dumps(self.results[key])}" for key in sorted(self.results))
-        self.path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        whole = self.path.with_suffix(".tmp")  # killed in between, what was kept before is still there
+        whole.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        whole.replace(self.path)
 
 
 def commit() -> str:

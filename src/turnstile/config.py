@@ -50,9 +50,7 @@ class ModelConfig(Section):
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     train: Literal["all", "top", "lora"] = "all"
-    top_layers: int = Field(
-        0, ge=0
-    )  # how many of the last layers learn, or have adapters (0, with train = "lora": all)
+    top_layers: int = Field(0, ge=0)  # with "top" and "lora": only the last so many layers learn (0: all adapters)
     lora_rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
     threads: int = Field(0, ge=0)  # 0: as many as torch finds

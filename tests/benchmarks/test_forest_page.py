@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import forest
 import gpu
+import page
 from networks import network
 
 
@@ -52,7 +54,8 @@ def test_what_an_update_allocates_is_counted() -> None:
     assert found["unshared", 500] < 1.02 * found["batches", 500]
 
 
-def test_the_one_for_accelerators_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_one_for_accelerators_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(page, "KEPT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--tiny", "--repeats", "1"])
     gpu.main()
     name, _, told = capsys.readouterr().out.partition(" ")
@@ -61,4 +64,4 @@ def test_the_one_for_accelerators_runs(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert body["decoding"]["engine"] > 0
     row = gpu.parts({f"cpu float32 {name}": body})[0].splitlines()[2].split(" | ")
     assert row[1:4] == ["tiny", "float32", "8 x (48 + 32)"]
-    assert not gpu.Kept("gpu").results  # of a CPU nothing is kept
+    assert not (tmp_path / "gpu.json").exists()  # of a CPU nothing is kept

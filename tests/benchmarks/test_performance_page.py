@@ -44,7 +44,15 @@ def test_a_goal_is_reached_by_the_median() -> None:
     assert few.row() == ["x", "2", "2.5 (1.0 to 3.0): reached, 2 of 3 pairs"]
     most = goals.Goal(what="x", goal=0.03, values=[0.05], most=True, digits=0, style="%", of="steps")
     assert most.row() == ["x", "at most 3%", "5%: **not reached**, 1 step"]
+    cases = goals.Goal(what="x", goal=2, values=[1.0, 2.5, 3.0], digits=1, of="cases")
+    assert cases.row()[2] == "2.5 (1.0 to 3.0): **not in all**, 2 of 3 cases"
     assert goals.Goal(what="x", goal=2, values=[], of="pairs").row()[2] == "not measured"
+
+
+def test_goals_of_what_one_side_alone_has_done_are_not_measured(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(page, "KEPT", tmp_path)
+    page.Kept("vs_trl").put("8x4 all theirs 0", run(1.0))
+    assert {goal.row()[2] for goal in goals.goals()} == {"not measured"}
 
 
 def test_a_page_without_the_marks_is_told(capsys) -> None:

@@ -38,7 +38,8 @@ def test_top(layers: int) -> None:
 
 @pytest.mark.parametrize(("train", "layers"), [("top", 0), ("top", 3), ("lora", 3)])
 def test_the_last_layers_must_be_some_of_the_layers(train: Literal["top", "lora"], layers: int) -> None:
-    with pytest.raises(ConfigError, match=f"model.top_layers = {layers}: this model has 2 layers; take 1 to that"):
+    advice = "take 0 for all, or 1 to that" if train == "lora" else "take 1 to that"
+    with pytest.raises(ConfigError, match=f"model.top_layers = {layers}: this model has 2 layers; {advice}"):
         choose_trainable(network(), train, top_layers=layers)
 
 

@@ -106,13 +106,13 @@ def learn(parameters: list[torch.nn.Parameter]) -> None:
             parameter.data.mul_(1.1)  # past the counter that changes in place raise
 
 
-@pytest.mark.parametrize("train", ["all", "top", "lora"])
-def test_follows_what_learns(train: str) -> None:
+@pytest.mark.parametrize(("train", "layers"), [("all", 0), ("top", 1), ("lora", 0), ("lora", 1)])
+def test_follows_what_learns(train: str, layers: int) -> None:
     model = network()
     use_layouts(model)
     inference = Inference(model)
     both(model, inference)
-    learning = choose_trainable(model, train, top_layers=1, lora_rank=2)  # type: ignore[arg-type]
+    learning = choose_trainable(model, train, top_layers=layers, lora_rank=2)  # type: ignore[arg-type]
     for _ in range(2):
         learn(learning)
         inference.forget()

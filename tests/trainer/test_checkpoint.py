@@ -29,7 +29,8 @@ PLAN = Plan(lr=1e-2, schedule=linear, warmup=1, total=6)
 
 def learner(train: Literal["all", "top", "lora"] = "all", *, seed: int = 0) -> Learner:
     model = tiny_llama(40, hidden=16, seed=seed)
-    return Learner(model, choose_trainable(model, train, top_layers=1, lora_rank=2), PLAN)
+    layers = 1 if train == "top" else 0
+    return Learner(model, choose_trainable(model, train, top_layers=layers, lora_rank=2), PLAN)
 
 
 def numbers(state: Any) -> Any:

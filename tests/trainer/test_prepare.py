@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from episodes import f32, group, i32, score, turn
+from turnstile.batching.weights import token as token_weights
+from turnstile.losses.reinforce import reinforce
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import Prepared, prepare, split
 from turnstile.trainer.step import per_group, update
@@ -84,14 +86,18 @@ def test_mini_batches_keep_groups_whole(groups: int, parts: int, sizes: list[int
     assert all(not one & other for i, one in enumerate(homes) for other in homes[:i])
 
 
+OBJECTIVE = Objective(loss=reinforce, weigh=token_weights)
+
+
 class Writing(Learner):
     """Writes down what it is given; its weights and log-probabilities tell rows and calls apart."""
 
     def __init__(self) -> None:
         self.calls: list[list[tuple[str, int]]] = []
+        self.frozen = 0
 
     def update(
-        self, rows: list[Row], objective: Objective, trunk: object = None, stored: object = None
+        self, rows: list[Row], objective: Objective, trunks: object = None, stored: object = None
     ) -> tuple[dict[str, float], list[F32], list[F32]]:
         self.calls.append(origins(rows))
         n = len(self.calls)
@@ -104,7 +110,7 @@ class Writing(Learner):
 def test_epochs_and_mini_batches() -> None:
     learner = Writing()
     prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_flat=True)
-    trained = update(GROUPS, prepared, learner, None, epochs=2, minibatches=2)  # type: ignore[arg-type]
+    trained = update(GROUPS, prepared, learner, OBJECTIVE, epochs=2, minibatches=2)
     first, second = [("a", 0), ("a", 1)], [("c", 1), ("c", 1)]
     assert learner.calls == [first, second, first, second]
     assert trained.metrics == {
@@ -122,7 +128,7 @@ def test_epochs_and_mini_batches() -> None:
 
 def test_a_step_without_signal_updates_nothing() -> None:
     learner = Writing()
-    trained = update(GROUPS[1:2], Prepared([], [], 1), learner, None, epochs=1, minibatches=1)  # type: ignore[arg-type]
+    trained = update(GROUPS[1:2], Prepared([], [], 1), learner, OBJECTIVE, epochs=1, minibatches=1)
     assert (learner.calls, trained.metrics) == ([], {})
     assert [len(turns) for turns in trained.weights[0]] == [1, 1]
 

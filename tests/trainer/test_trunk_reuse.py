@@ -9,15 +9,21 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from networks import network, random_rows, stock
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
 from turnstile.engines.transformers import TransformersEngine
+from turnstile.losses.covariance import clip_cov
 from turnstile.losses.ppo import ppo
 from turnstile.models.adapt import choose_trainable
+from turnstile.models.trunk import forward_below
+from turnstile.trainer import trunks as module
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
+from turnstile.trainer.prepare import Prepared
+from turnstile.trainer.step import update
 from turnstile.trainer.trunks import Trunks, share_saved
 from turnstile.types import F32, Row, Sampling
 
@@ -73,9 +79,10 @@ def assert_same_update(one: Update, two: Update) -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)
 
 
-async def test_same_update(words: Any) -> None:
+@pytest.mark.parametrize("train", ["top", "lora"])
+async def test_same_update(words: Any, train: Literal["top", "lora"]) -> None:
     model = network(dtype=torch.float64, num_hidden_layers=3)
-    ours, theirs = learner(model), learner(stock(model))
+    theirs, ours = learner(stock(model), train), learner(model, train)
     engine = TransformersEngine(model, words)
     engine.keep_trunk(ours.frozen)
     rows = await sampled_rows(engine, ["a", "b"])
@@ -116,25 +123,58 @@ def test_the_frozen_layers_run_once_for_all_epochs(train: Literal["top", "lora"]
     theirs, ours = learner(stock(model), train), learner(model, train)
     rows, stored = random_rows(8, seed=1), (random_rows(3, seed=2), OBJECTIVE)
     trunks = ours.trunks(keep=True)
-    assert trunks is not None
     for number, part in enumerate([rows[:4], rows[4:]] * 2):
         short, _, shown = ours.update(part, OBJECTIVE, trunks, stored)
         full, _, expected = theirs.update(part, OBJECTIVE, None, stored)
         assert_same_update((ours, short, shown), (theirs, full, expected))
         assert short["tokens/trunk_known"] == (0 if number < 2 else short["tokens/unique"])
         assert (short["update/saved"] > 0) == (number > 1)
-    unique = [
-        sum(b.size for b in plant(each, token_weights(each), budget=8192)) for each in (rows[:4], rows[4:], stored[0])
-    ]
-    assert trunks.computed == sum(unique)
+
+
+def test_what_is_kept_is_kept_once_for_rows_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token of the trees goes through the frozen layers once, and is held once."""
+    ours, rows = learner(network(num_hidden_layers=3)), random_rows(8)
+    below: list[Tensor] = []
+
+    def counted(*arguments: Any) -> Tensor:
+        below.append(forward_below(*arguments))
+        return below[-1]
+
+    monkeypatch.setattr(module, "forward_below", counted)
+    trunks = ours.trunks(keep=True)
+    assert trunks is not None
+    found = [trunks.of(part) for part in (rows[:5], rows, rows[3:])]
+    (one,) = plant(rows[:5], token_weights(rows[:5]), budget=8192)
+    (two,) = plant(rows[5:], token_weights(rows[5:]), budget=8192)
+    assert [count for _, count in found] == [one.size, two.size, 0]
+    assert [len(each) for each in below] == [one.size, two.size]
+    assert {id(kept) for _, kept, _ in trunks._kept.values()} == {id(each) for each in below}
+
+
+@pytest.mark.parametrize("kind", ["epochs", "whole", "stored", "none"])
+def test_rows_that_come_again_in_a_step_are_kept(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a second epoch, in the pass that measures a loss of the whole step before, beside the next minibatch."""
+    ours = learner(network(num_hidden_layers=3))
+    calls: list[int] = []
+    monkeypatch.setattr(module, "forward_below", lambda *given: calls.append(len(given[2])) or forward_below(*given))
+    rows, stored = random_rows(6), random_rows(2, seed=3)
+    update(
+        [], Prepared(rows=[rows[:3], rows[3:]], groups=[0, 1], flat=0), ours,
+        replace(OBJECTIVE, loss=clip_cov) if kind == "whole" else OBJECTIVE,
+        epochs=2 if kind == "epochs" else 1,
+        minibatches=2 if kind == "stored" else 1,
+        stored=(stored, OBJECTIVE) if kind == "stored" else None,
+    )  # fmt: skip
+    parts = {"epochs": [rows], "whole": [rows], "stored": [rows[:3], stored, rows[3:]], "none": []}[kind]
+    sizes = [sum(b.size for b in plant(part, token_weights(part), budget=8192)) for part in parts]
+    assert sorted(calls) == sorted(sizes)
 
 
 def test_what_would_not_be_kept_is_not_computed_apart() -> None:
     ours, rows = learner(network()), random_rows(4)
     trunks = ours.trunks()
     assert trunks is not None
-    assert trunks.of(rows) is None
-    assert trunks.computed == 0
+    assert trunks.of(rows) == (None, 0)
     assert learner(network(), "all").trunks() is None
 
 

@@ -49,7 +49,7 @@ from turnstile.trainer import chance
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.loop import Parts, Progress, Settings
 from turnstile.trainer.loop import train as train_loop
-from turnstile.trainer.trunks import Trunk
+from turnstile.trainer.trunks import FromRollout
 from turnstile.types import Task
 
 
@@ -219,7 +219,7 @@ def _parts(run: Run, kept: Kept, source: GroupSource, estimator: Estimator, obje
     )
 
 
-def _trunk(run: Run, learner: Learner) -> Trunk | None:
+def _trunk(run: Run, learner: Learner) -> FromRollout | None:
     """Lets the engine keep what the frozen layers gave. Not where another engine samples, nor where a run must repeat
     bit by bit: the engine computes tokens in other company than the trainer does, which shows in the last bit."""
     engine, recipe = run.engine, run.recipe

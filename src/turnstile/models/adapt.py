@@ -35,21 +35,23 @@ def choose_trainable(
         model.requires_grad_(True)
     elif train == "top":
         model.requires_grad_(False)
-        for layer in _last(model, top_layers):
+        for layer in _last(model, top_layers, "take 1 to that"):
             layer.requires_grad_(True)
         for child in model.get_decoder().children():
             if "norm" in type(child).__name__.lower():
                 child.requires_grad_(True)
     else:
-        _add_lora(model, lora_rank, lora_alpha, _last(model, top_layers) if top_layers else ())
+        _add_lora(
+            model, lora_rank, lora_alpha, _last(model, top_layers, "take 0 for all, or 1 to that") if top_layers else ()
+        )
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _last(model: PreTrainedModel, count: int) -> Sequence[nn.Module]:
-    """The last `count` decoder layers."""
+def _last(model: PreTrainedModel, count: int, advice: str) -> Sequence[nn.Module]:
+    """The last `count` decoder layers; the error for more than there are ends with `advice`."""
     layers = decoder_layers(model)
     if not 0 < count <= len(layers):
-        raise ConfigError(f"model.top_layers = {count}: this model has {len(layers)} layers; take 1 to that")
+        raise ConfigError(f"model.top_layers = {count}: this model has {len(layers)} layers; {advice}")
     return layers[len(layers) - count :]
 
 

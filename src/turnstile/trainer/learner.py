@@ -23,7 +23,7 @@ from turnstile.models.checkpointing import checkpointed
 from turnstile.models.logprobs import token_logprobs
 from turnstile.models.trunk import forward_above, frozen_layers
 from turnstile.trainer.optim import Schedule, adamw, factor
-from turnstile.trainer.trunks import Trunk, Trunks, share_saved
+from turnstile.trainer.trunks import FromRollout, Trunks, share_saved
 from turnstile.trainer.whole import Evaluate, Measure, is_cut, solve
 from turnstile.types import F32, Row, Sampling
 
@@ -106,9 +106,9 @@ class Learner:
         self.step = 0  # optimiser steps taken or skipped
         self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
 
-    def trunks(self, known: Trunk | None = None, *, keep: bool = False) -> Trunks | None:
+    def trunks(self, left: FromRollout | None = None, *, keep: bool = False) -> Trunks | None:
         """What the frozen layers give for rows, if there are such layers; see `Trunks`."""
-        return Trunks(self.model, self.frozen, self.plan.budget, known, keep=keep) if self.frozen else None
+        return Trunks(self.model, self.frozen, self.plan.budget, left, keep=keep) if self.frozen else None
 
     def update(
         self,
@@ -155,13 +155,10 @@ class Learner:
 
     def _plant(self, rows: Sequence[Row], weights: Sequence[F32], trunks: Trunks | None) -> tuple[list[Batch], int]:
         """The rows as forests, and for how many of their tokens the frozen layers need not run again."""
-        before = trunks.computed if trunks else 0
-        known = trunks.of(rows) if trunks else None
+        known, computed = trunks.of(rows) if trunks else (None, 0)
         budget, device = self.plan.budget, self.model.device
         forests = plant(rows, weights, budget=budget, device=device, share=self.shares, trunks=known)
-        if trunks is None or known is None:
-            return forests, 0
-        return forests, max(0, sum(batch.size for batch in forests) - (trunks.computed - before))
+        return forests, 0 if known is None else max(0, sum(batch.size for batch in forests) - computed)
 
     def _saved(self, forests: Sequence[Batch], known: int) -> float:
         """The share of the update's operations in matrices that fell away with the frozen layers."""

@@ -29,7 +29,7 @@ from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import Annotator
 from turnstile.trainer.rehearsal import Rehearsal
 from turnstile.trainer.step import Trained, per_group, update
-from turnstile.trainer.trunks import Trunk
+from turnstile.trainer.trunks import FromRollout
 from turnstile.types import Group, Score, Stop
 
 
@@ -62,7 +62,7 @@ class Parts:
     estimator: Estimator
     learner: Learner
     objective: Objective
-    trunk: Trunk | None  # what the engine knows of the frozen layers
+    trunk: FromRollout | None  # what the engine knows of the frozen layers
     annotators: Sequence[Annotator]  # for losses that hold on to another policy
     learned: Learned | None  # what some estimators take from a part that learns beside the policy
     rehearsal: Rehearsal | None  # samples of the policy that RL began with, to learn from beside what is played

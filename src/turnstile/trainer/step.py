@@ -12,7 +12,7 @@ from turnstile.credit.base import Advantages
 from turnstile.rollout.record import LOGPROB, WEIGHT
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import Prepared, split
-from turnstile.trainer.trunks import Trunk
+from turnstile.trainer.trunks import FromRollout
 from turnstile.types import F32, Group, Row
 
 PerGroup = list[list[list[F32]]]
@@ -44,7 +44,7 @@ def update(
     *,
     epochs: int,
     minibatches: int,
-    trunk: Trunk | None = None,
+    trunk: FromRollout | None = None,
     stored: tuple[Sequence[Row], Objective] | None = None,
 ) -> Trained:
     """`epochs` passes over the step's rows in `minibatches` optimiser steps each, every one of them over the `stored`
@@ -57,7 +57,8 @@ def update(
     reports: list[dict[str, float]] = []
     seen: dict[int, tuple[F32, F32]] = {}
     passes: list[list[tuple[str, int]]] = []
-    trunks = learner.trunks(trunk, keep=epochs > 1)
+    again = epochs > 1 or bool(objective.needs.whole) or (bool(stored) and minibatches > 1)  # some rows come again
+    trunks = learner.trunks(trunk, keep=again)
     for _ in range(epochs):
         passes.append([])
         for rows in split(prepared, minibatches):
