@@ -117,7 +117,7 @@ def of_accelerators() -> Goal:
     kept = Kept("gpu").results.values()
     values = [body["training"]["shared"]["utilisation"] for body in kept if gpu.shape_of(body) == "8 x (4096 + 4096)"]
     what = "training on an accelerator, of its matrix peak"
-    return Goal(what=what, goal=0.45, values=values, digits=0, style="%", of="models")
+    return Goal(what=what, goal=0.45, values=values, digits=0, style="%", of="cases")
 
 
 def parts() -> list[str]:
