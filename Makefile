@@ -19,7 +19,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
-EXTRAS := container,grammar,lora,parquet,remote,tensorboard,smollm2,dev
+EXTRAS := container,cpu,grammar,lora,parquet,remote,tensorboard,smollm2,dev
 TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 SOURCES := src tests recipes benchmarks docs
 

@@ -9,6 +9,7 @@ import torch
 
 from turnstile.engines.layout import FEW, RowsLayout, Span, lay_out
 from turnstile.engines.memory import Memory, Row, Shape
+from turnstile.models import compiled
 
 LAYERS, WIDTH = 2, 8
 
@@ -57,6 +58,9 @@ def seen_by(row: Row, layer: int, end: int, query: torch.Tensor) -> torch.Tensor
         (2, torch.float64, 6, 2, False),  # as where no kernel gives the sums
         (3, torch.bfloat16, 6, 2, True),
         (4, torch.bfloat16, 6, 2, False),
+        *((seed, torch.float32, 6, 2, True) for seed in range(8)),  # compiled
+        (2, torch.float32, 6, 1, True),
+        (2, torch.float32, 6, 2, False),  # as without numba
     ],
 )
 def test_a_token_sees_what_it_would_see_by_itself(
@@ -64,6 +68,7 @@ def test_a_token_sees_what_it_would_see_by_itself(
 ) -> None:
     if not with_kernel:
         monkeypatch.setattr("turnstile.models.forest_attention.can_go_by_nodes", lambda *_: False)
+        monkeypatch.setattr("turnstile.engines.layout.can_compute", lambda *_: False)
     torch.manual_seed(seed)
     chance = random.Random(seed)
     memory = Memory(shape(dtype, kv_heads), 10**9)
@@ -75,6 +80,8 @@ def test_a_token_sees_what_it_would_see_by_itself(
     spans = lay_out(spans)
     count = sum(span.size for span in spans)
     layout = RowsLayout(spans)
+    few = any(span.few for span in spans)
+    assert (layout.compiled is not None) == (few and dtype == torch.float32 and with_kernel and compiled.available())
     for layer in range(LAYERS):
         query = torch.randn(1, heads, count, WIDTH, dtype=torch.float64).to(dtype)
         key, value = torch.randn(2, 1, kv_heads, count, WIDTH, dtype=torch.float64).to(dtype)
@@ -83,7 +90,7 @@ def test_a_token_sees_what_it_would_see_by_itself(
         for span in spans:
             for i in range(span.size):
                 wanted = seen_by(span.row, layer, span.begin + i + 1, query[0, :, span.at + i])
-                off = 1e-9 if dtype == torch.float64 else 0.02
+                off = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype]
                 torch.testing.assert_close(found[:, span.at + i].double(), wanted, rtol=off, atol=off)
 
 

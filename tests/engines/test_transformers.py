@@ -357,6 +357,14 @@ async def test_little_memory_costs_time_and_nothing_else(words):
     assert stats["tokens_computed"] == stats["tokens_asked"] + 9 * 7
 
 
+@pytest.fixture(params=[True, False], ids=["", "as without numba"])
+def kernels(request, monkeypatch):
+    if not request.param:
+        for module in ("engines.layout", "models.fused"):
+            monkeypatch.setattr(f"turnstile.{module}.can_compute", lambda _: False)
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("deterministic", [True, False])
 async def test_two_hundred_tokens_are_as_likely_as_the_trainer_finds_them(words, deterministic):
     model = network()
@@ -680,6 +688,7 @@ async def among(others: int, engine: TransformersEngine) -> list[Completion]:
     return turns
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("packed", [True, False])
 async def test_deterministic_gives_the_same_bits_whatever_else_there_is(words, packed):
     """Alone, in a crowd that does not fit into a pass, and computed again for want of memory."""

@@ -1,8 +1,9 @@
 """Attention of one pass over new tokens of many rows (see `models.attention.Layout`).
 
-Most rows get one token a pass, or a few with guesses at the next: those are attended to together, shelf by shelf. Rows
-that lean on the same other row see that one in a single product, and the two parts of what they see are put together by
-the masses of their softmaxes. Longer runs of tokens, of prompts and observations, are taken one by one.
+Most rows get one token a pass, or a few with guesses at the next. A compiled kernel takes those token by token
+(`models/compiled.py`). Where there is none they are attended to together, shelf by shelf: rows that lean on the same
+other row see that one in a single product, and the two parts of what they see are put together by the masses of their
+softmaxes. Longer runs of tokens, of prompts and observations, are taken one by one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from turnstile.engines.memory import Row, Shelf
 from turnstile.engines.stretches import WASTE, Query, Stretch, columns_seen, stretches
+from turnstile.models.compiled import Attention, can_compute
 from turnstile.models.forest_attention import attend_with_sums
 
 FEW = 64
@@ -210,29 +212,63 @@ class _Run:
         return seen[0].transpose(0, 1)
 
 
+def _compiled(spans: Sequence[Span]) -> Attention | None:
+    """Attention of spans that are laid out from the beginning of a run, by compiled kernels; None where those are not
+    for such numbers."""
+    if not spans or not can_compute(spans[0].row.at(spans[0].begin)[0].kv):
+        return None
+    seen = []
+    for span in spans:
+        shelf, place, column = span.row.at(span.begin)
+        base = span.row.base
+        before = [] if base is None or base.shelf is None else [(base.shelf.kv, base.place, span.row.begin)]
+        seen += [[*before, (shelf.kv, place, column + i + 1)] for i in range(span.size)]
+    return Attention(seen)
+
+
+def _writes(spans: Sequence[Span]) -> list[_Writes]:
+    shelves = {span.row.shelf for span in spans if span.row.shelf is not None}
+    return [_Writes(shelf, [span for span in spans if span.row.shelf is shelf]) for shelf in shelves]
+
+
 class RowsLayout:
     """Who sees whom in one pass over `spans`, which are laid out."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
-        shelves = {span.row.shelf for span in spans if span.row.shelf is not None}
-        self._writes = [_Writes(shelf, [span for span in spans if span.row.shelf is shelf]) for shelf in shelves]
-        few = [(span.row, span.at + i, span.begin + i + 1) for span in spans if span.few for i in range(span.size)]
-        self.together = _Together(few) if few else None
-        self._runs = [_Run(span) for span in spans if not span.few]
+        few, longer = ([span for span in spans if span.few is few] for few in (True, False))
+        self._keeps = _writes(spans)
+        self.compiled = _compiled(few)
+        self._writes = self._keeps if self.compiled is None else _writes(longer)
+        self.together = None
+        if few and self.compiled is None:
+            tokens = [(span.row, span.at + i, span.begin + i + 1) for span in few for i in range(span.size)]
+            self.together = _Together(tokens)
+        self._runs = [_Run(span) for span in longer]
 
     def keep(self, states: Sequence[Tensor]) -> None:
         """Keeps the hidden states [T, H] of the pass."""
-        for writes in self._writes:
+        for writes in self._keeps:
             writes.keep(states)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        query, new = query[0].transpose(0, 1), _side_by_side(key, value)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        for writes in self._writes:  # all of them first: a row may lean on tokens of this very pass
-            writes.write(layer, new)
-        parts = [] if self.together is None else [self.together.attend(layer, query, key.shape[1], scale)]
-        parts += [run.attend(layer, query, scale) for run in self._runs]
+        self._write(layer, key, value)  # all first: a row may lean on tokens of this very pass
+        parts = []
+        if self.compiled is not None:
+            parts.append(self.compiled.attend(layer, query, scale))
+        by_token = query[0].transpose(0, 1)
+        if self.together is not None:
+            parts.append(self.together.attend(layer, by_token, key.shape[1], scale))
+        parts += [run.attend(layer, by_token, scale) for run in self._runs]
         return _joined(parts).transpose(0, 1)[None]
+
+    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        if self.compiled is not None:
+            self.compiled.write(layer, key, value)
+        if self._writes:
+            new = _side_by_side(key, value)
+            for writes in self._writes:
+                writes.write(layer, new)
 
 
 class LonelyLayout:
@@ -242,8 +278,8 @@ class LonelyLayout:
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
-        shelves = {span.row.shelf for span in spans if span.row.shelf is not None}
-        self._writes = [_Writes(shelf, [span for span in spans if span.row.shelf is shelf]) for shelf in shelves]
+        self._writes = _writes(spans)
+        self.compiled = _compiled(spans)
         self._tokens = [
             (*span.row.at(position)[:2], span.at + i, position + 1)
             for span in spans
@@ -256,9 +292,14 @@ class LonelyLayout:
             writes.keep(states)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        if self.compiled is not None:
+            self.compiled.write(layer, key, value)
+            found = self.compiled.attend(layer, query, query.shape[-1] ** -0.5 if scale is None else scale)
+            out[0, :, : len(found)] = found.transpose(0, 1)
+            return out
         for writes in self._writes:
             writes.write(layer, _side_by_side(key, value))
-        out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         for shelf, place, at, seen in self._tokens:
             kept_key, kept_value = shelf.kv[layer, :, place, None, :, :seen]
             asked = query[:, :, at].reshape(1, kept_key.shape[1], -1, query.shape[-1])  # heads that share keys, as rows

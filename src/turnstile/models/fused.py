@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from turnstile.models.adapt import is_linear
 from turnstile.models.attention import Layout
+from turnstile.models.compiled import can_compute, of_length_one
 from turnstile.models.packed import PackedWeight, Stamp, can_be_packed, stamp_of
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -197,6 +198,8 @@ def _floor(norm: nn.Module) -> Tensor:
 
 def _of_length_one(x: Tensor, floor: Tensor) -> Tensor:
     """x [T, H], each row divided by its length; by a little more where that is hardly above `floor`."""
+    if can_compute(x):
+        return of_length_one(x, floor)
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / length.hypot(floor)
 

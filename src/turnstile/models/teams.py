@@ -12,7 +12,18 @@ import ctypes
 import functools
 from pathlib import Path
 
+import torch
+
 _SOFT = 1  # omp_pause_soft: settings stay
+
+
+def in_team(function: int, given: ctypes.Structure) -> None:
+    """Calls the C function `void (void *)` at an address in all threads of torch's team at once, in each with the
+    address of what is given. Elsewhere than with libgomp on Linux the calling thread is alone."""
+    if runtime := _runtime_of_torch():
+        runtime.GOMP_parallel(function, ctypes.addressof(given), torch.get_num_threads(), 0)
+    else:
+        _FUNCTION(function)(ctypes.addressof(given))
 
 
 def leave_team() -> None:
@@ -20,6 +31,20 @@ def leave_team() -> None:
     libgomp on Linux this does nothing."""
     for runtime in _runtimes():
         runtime.omp_pause_resource_all(_SOFT)
+
+
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@functools.cache
+def _runtime_of_torch() -> ctypes.CDLL | None:
+    """The libgomp that lies beside torch, or else any: one of which torch has no threads would do, more slowly."""
+    home = str(Path(torch.__file__).parent)
+    found = sorted(_runtimes(), key=lambda runtime: not runtime._name.startswith(home))
+    for runtime in found:
+        runtime.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        runtime.GOMP_parallel.restype = None
+    return found[0] if found else None
 
 
 @functools.cache

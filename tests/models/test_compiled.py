@@ -1,0 +1,190 @@
+"""Compiled kernels against the same arithmetic in float64."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from turnstile.models import compiled, teams
+from turnstile.models.compiled import Attention, Part, of_length_one
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+
+LAYERS = 3
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+    teams.leave_team()
+
+
+def kept(rows: int, columns: int, kv_heads: int, width: int) -> Tensor:
+    return torch.randn(LAYERS, 2, rows, kv_heads, columns, width)
+
+
+def by_token(x: Tensor) -> Tensor:
+    """[T, heads, D] -> [1, heads, T, D], as a projection gives it."""
+    return x.transpose(0, 1)[None]
+
+
+def seen(parts: list[Part], layer: int, query: Tensor, scale: float) -> Tensor:
+    """What a token [Hq, D] sees."""
+    key, value = torch.cat([kv[layer, :, row, :, :columns] for kv, row, columns in parts], dim=2).double()
+    groups = len(query) // len(key)
+    scores = (key.repeat_interleave(groups, 0) @ query.double()[..., None])[..., 0] * scale
+    return (scores.softmax(-1)[:, None] @ value.repeat_interleave(groups, 0))[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 8), (6, 1, 128), (14, 2, 80), (2, 1, 7), (3, 3, 1)]
+)
+def test_attention_is_that_of_float64(heads: int, kv_heads: int, width: int, threads: int) -> None:
+    torch.manual_seed(0)
+    chance = random.Random(heads)
+    long, short = kept(3, 400, kv_heads, width), kept(40, 21, kv_heads, width)
+    parts: list[list[Part]] = [[(short, i, i % 21 + 1)] for i in range(40)]
+    for each in parts:
+        if chance.random() < 0.6:
+            each.insert(0, (long, chance.randrange(3), chance.randint(1, 400)))
+    attention = Attention(parts)
+    assert attention.count == 40
+    for layer in range(LAYERS):
+        everything = torch.randn(50, heads + 2 * kv_heads, width)  # ten tokens more than these
+        query, key, value = by_token(everything).tensor_split((heads, heads + kv_heads), dim=1)
+        wanted_short, wanted_long = short.clone(), long.clone()
+        for i, (*_, (_, row, columns)) in enumerate(parts):
+            wanted_short[layer, :, row, :, columns - 1] = torch.stack((key[0, :, i], value[0, :, i]))
+        attention.write(layer, key, value)
+        assert long.equal(wanted_long)
+        assert short.equal(wanted_short)  # and nothing else was written
+        found = attention.attend(layer, query, width**-0.5)
+        assert found.shape == (40, heads, width)
+        for i, each in enumerate(parts):
+            wanted = seen(each, layer, query[0, :, i], width**-0.5)
+            torch.testing.assert_close(found[i].double(), wanted, rtol=1e-5, atol=2e-6)
+
+
+def test_large_scores_are_no_trouble() -> None:
+    """A softmax of scores that are far apart, or far from zero."""
+    torch.manual_seed(1)
+    kv = 30 * kept(2, 50, 2, 16)
+    parts = [[(kv, 0, 50)], [(kv, 1, 1)]]
+    query = by_token(30 * torch.randn(2, 4, 16))
+    found = Attention(parts).attend(1, query, 0.25)
+    for i, each in enumerate(parts):
+        torch.testing.assert_close(found[i].double(), seen(each, 1, query[0, :, i], 0.25), rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_token_gets_depends_neither_on_others_nor_on_threads() -> None:
+    """To the last bit."""
+    torch.manual_seed(2)
+    kv, base = kept(24, 90, 3, 64), kept(1, 300, 3, 64)
+    parts: list[list[Part]] = [[(base, 0, 300), (kv, i, 3 * i + 1)] for i in range(24)]
+    query = by_token(torch.randn(24, 9, 64))
+    whole = Attention(parts).attend(0, query, 0.125)
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert Attention(parts).attend(0, query, 0.125).equal(whole)
+            for i in (0, 7, 23):
+                assert Attention([parts[i]]).attend(0, query[:, :, i : i + 1], 0.125)[0].equal(whole[i])
+    finally:
+        torch.set_num_threads(before)
+        teams.leave_team()
+
+
+@pytest.mark.parametrize("what", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_numbers_that_are_lost_stay_lost(what: float, where: str) -> None:
+    kv = kept(2, 40, 2, 16)
+    query = torch.randn(1, 4, 2, 16)
+    if where == "query":
+        query[0, 1, 0, 3] = what
+    else:
+        kv[0, ("key", "value").index(where), 0, 0, 7, 3] = what
+    found = Attention([[(kv, 0, 40)], [(kv, 1, 40)]]).attend(0, query, 0.25)
+    wanted = seen([(kv, 0, 40)], 0, query[0, :, 0], 0.25).isfinite()
+    assert not wanted.all()
+    assert found[0].isfinite().equal(wanted)
+    assert found[1].isfinite().all()
+
+
+def test_numbers_that_do_not_lie_side_by_side() -> None:
+    torch.manual_seed(3)
+    kv = kept(5, 9, 2, 8)
+    parts: list[list[Part]] = [[(kv, i, i + 1)] for i in range(5)]
+    query, key, value = (torch.randn(1, heads, 8, 5).transpose(2, 3) for heads in (4, 2, 2))
+    attention = Attention(parts)
+    attention.write(2, key, value)
+    found = attention.attend(2, query, 1.0)
+    for i, each in enumerate(parts):
+        assert kv[2, 0, i, :, i].equal(key[0, :, i])
+        torch.testing.assert_close(found[i].double(), seen(each, 2, query[0, :, i], 1.0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 37])
+def test_rows_of_length_one(rows: int, threads: int) -> None:
+    x, floor = torch.randn(rows, 77), torch.tensor(0.3)
+    x[0] = 0
+    wanted = x.double() / (x.double().square().sum(-1, keepdim=True) + 0.09).sqrt()
+    torch.testing.assert_close(of_length_one(x, floor).double(), wanted, rtol=1e-6, atol=1e-7)
+    across = x.T.contiguous().T
+    assert of_length_one(across, floor).equal(of_length_one(x, floor))
+
+
+def test_without_a_team_the_caller_computes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where torch's threads are not libgomp's."""
+    kv, query = kept(8, 30, 2, 16), torch.randn(1, 4, 8, 16)
+    attention = Attention([[(kv, i, 30)] for i in range(8)])
+    together = attention.attend(0, query, 0.25)
+    monkeypatch.setattr(teams, "_runtime_of_torch", lambda: None)
+    assert attention.attend(0, query, 0.25).equal(together)
+
+
+def test_they_are_for_float32_on_a_cpu() -> None:
+    assert compiled.can_compute(torch.zeros(1))
+    assert not compiled.can_compute(torch.zeros(1, dtype=torch.float64))
+    assert not compiled.can_compute(torch.zeros(1, device="meta"))
+
+
+def test_a_numba_that_is_of_no_use_is_said_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("Numba needs NumPy 2.3 or less. Got NumPy 9.9.\nAnd more.")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    compiled.available.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert not compiled.can_compute(torch.zeros(1))
+            assert not compiled.can_compute(torch.zeros(1))
+    finally:
+        compiled.available.cache_clear()
+    (record,) = caplog.records  # once
+    assert record.getMessage() == (
+        "numba is installed and of no use here, so that sampling on this CPU is slower "
+        "(ImportError: Numba needs NumPy 2.3 or less. Got NumPy 9.9.)"
+    )
+
+
+def test_without_numba_nothing_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    compiled.available.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert not compiled.can_compute(torch.zeros(1))
+    finally:
+        compiled.available.cache_clear()
+    assert not caplog.records
