@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from page import Body, Kept, spread, table, write
 from turnstile.engines.memory import shape_of
 from turnstile.engines.transformers import TransformersEngine
+from turnstile.models.compiled import available
 from turnstile.models.load import load_model, load_tokenizer
 from turnstile.models.packed import PackedWeight
 from turnstile.types import Sampling
@@ -71,7 +72,8 @@ def main() -> None:
         draw = torch.Generator().manual_seed(batch)
         prompts = torch.randint(100, 10_000, (batch // sharing, prompt), generator=draw).repeat_interleave(sharing, 0)
         rates = measure(contestants, prompts, args.tokens, args.repeats)
-        about = {"threads": torch.get_num_threads(), "torch": torch.__version__, "load": os.getloadavg()[0]}
+        about = {"threads": torch.get_num_threads(), "torch": torch.__version__, "numba": available()}
+        about |= {"load": os.getloadavg()[0]}
         limits = {"peak": peak(), "bandwidth": bandwidth(), **work(model, batch, prompt + args.tokens // 2)}
         kept.put(f"{args.model} {case}", {**about, "tokens": args.tokens, "rates": rates, **limits})
         write("decode", parts(kept.results))

@@ -360,8 +360,7 @@ async def test_little_memory_costs_time_and_nothing_else(words):
 @pytest.fixture(params=[True, False], ids=["", "as without numba"])
 def kernels(request, monkeypatch):
     if not request.param:
-        for module in ("engines.layout", "models.fused"):
-            monkeypatch.setattr(f"turnstile.{module}.can_compute", lambda _: False)
+        monkeypatch.setattr("turnstile.models.compiled.available", lambda: False)
 
 
 @pytest.mark.usefixtures("kernels")

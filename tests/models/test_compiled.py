@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import random
 from collections.abc import Iterator
 
@@ -141,6 +142,36 @@ def test_rows_of_length_one(rows: int, threads: int) -> None:
     torch.testing.assert_close(of_length_one(x, floor).double(), wanted, rtol=1e-6, atol=1e-7)
     across = x.T.contiguous().T
     assert of_length_one(across, floor).equal(of_length_one(x, floor))
+
+
+@pytest.mark.parametrize(("vocabulary", "temperature"), [(5, 1.0), (256, 1.0), (1000, 0.6), (49152, 1.0), (49152, 2.0)])
+def test_tokens_are_drawn_by_inversion(vocabulary: int, temperature: float, threads: int) -> None:
+    torch.manual_seed(4)
+    logits = 4 * torch.randn(6, vocabulary)
+    logits[1, vocabulary // 2 :] = float("-inf")
+    logits[2] += 1000
+    logits[3, :-1] -= 200  # nothing but the last
+    chance = random.Random(5)
+    rows = [chance.randrange(6) for _ in range(300)]
+    draws = [chance.choice([0.0, 1 - 2**-53, *(chance.random() for _ in range(8))]) for _ in rows]
+    p = (logits.double() / temperature).softmax(-1)
+    entropies, behind = torch.special.entr(p).sum(-1), p.cumsum(-1)
+    found = compiled.draw(logits, rows, draws, temperature)
+    for row, u, (token, logprob, entropy) in zip(rows, draws, found, strict=True):
+        assert p[row, token] > 0
+        assert float(behind[row, token] - p[row, token]) - 1e-6 <= u <= float(behind[row, token]) + 1e-6
+        assert logprob == pytest.approx(float(p[row, token].log()), abs=2e-5)
+        assert entropy == pytest.approx(float(entropies[row]), abs=2e-5)
+    assert [compiled.draw(logits, rows[i : i + 1], draws[i : i + 1], temperature)[0] for i in range(20)] == found[:20]
+
+
+@pytest.mark.parametrize("what", [float("nan"), float("inf")])
+def test_entropies_tell_of_logits_that_are_not_finite(what: float) -> None:
+    logits = torch.randn(3, 700)
+    logits[1, 650] = what
+    logits[2] = float("-inf")
+    entropies = [entropy for _, _, entropy in compiled.draw(logits, [0, 1, 2], [0.5, 0.5, 0.5], 1.0)]
+    assert [math.isnan(entropy) for entropy in entropies] == [False, True, True]
 
 
 def test_without_a_team_the_caller_computes_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,9 +253,7 @@ class RowsLayout:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         self._write(layer, key, value)  # all first: a row may lean on tokens of this very pass
-        parts = []
-        if self.compiled is not None:
-            parts.append(self.compiled.attend(layer, query, scale))
+        parts = [] if self.compiled is None else [self.compiled.attend(layer, query, scale)]
         by_token = query[0].transpose(0, 1)
         if self.together is not None:
             parts.append(self.together.attend(layer, by_token, key.shape[1], scale))

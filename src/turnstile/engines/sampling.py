@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from turnstile.models import compiled
 from turnstile.models.logprobs import truncate
 from turnstile.types import Sampling
 
@@ -39,6 +40,11 @@ def draw(
         most, tokens = best.max(dim=-1)
         _check_finite(most)
         return [(int(token), 0.0, 0.0) for token in tokens.tolist()]
+    whole = allowed is None and sampling.top_p == 1 and not sampling.top_k and not sampling.min_p
+    if whole and compiled.can_compute(logits):
+        found = compiled.draw(logits, rows.tolist(), draws, sampling.temperature)
+        _check_finite(torch.tensor([entropy for _, _, entropy in found]))
+        return found
     scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
     cut = truncate(scaled, sampling)
     p = cut.softmax(dim=-1)

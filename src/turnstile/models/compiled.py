@@ -26,10 +26,6 @@ _log = logging.getLogger(__name__)
 Part = tuple[Tensor, int, int]
 """Kept keys and values [L, 2, R, Hkv, capacity, D], one of their rows, and how many of its columns are seen."""
 
-PART = 5
-"""What a kernel is told of one: the address of the keys of its first layer; how far from there are the values, the next
-layer and the next head, in bytes; how many columns."""
-
 
 @functools.cache
 def available() -> bool:
@@ -80,6 +76,15 @@ class ShortenWork(ctypes.Structure):
     _fields_ = tuple(_integers("taken", "rows", "width", "given", "floor", "out"))
 
 
+class DrawWork(ctypes.Structure):
+    """For `kernels.draw`, in the same way."""
+
+    _fields_ = (
+        *_integers("taken", "count", "vocabulary", "logits", "row", "rows", "draws", "tokens", "found"),
+        ("cooling", ctypes.c_float),
+    )
+
+
 class Attention:
     """Attention of the first tokens of a run. Each sees a few parts of what is kept, and its own keys and values lie in
     the last column of the last of them."""
@@ -88,7 +93,7 @@ class Attention:
         parts = [part for each in seen for part in each]
         self._kept = {id(kv): kv for kv, _, _ in parts}  # in memory for as long as their addresses are used
         begins = {key: (kv.data_ptr(), [step * kv.itemsize for step in kv.stride()]) for key, kv in self._kept.items()}
-        table = []
+        table = []  # as of `kernels.PART`
         for kv, row, columns in parts:
             address, (layer, values, rows, head, *_) = begins[id(kv)]
             table.append((address + row * rows, values, layer, head, columns))
@@ -135,6 +140,23 @@ def of_length_one(x: Tensor, floor: Tensor) -> Tensor:
     work = ShortenWork(rows=rows, width=width, given=x.data_ptr(), floor=floor.data_ptr(), out=out.data_ptr())
     _run("shorten", work)
     return out
+
+
+def draw(
+    logits: Tensor, rows: Sequence[int], draws: Sequence[float], temperature: float
+) -> list[tuple[int, float, float]]:
+    """For each of some rows of logits [R, V]: a token drawn by a number in [0, 1) at a temperature, by inversion, its
+    log-probability, and the entropy, which is NaN where logits are not finite."""
+    logits = logits.contiguous()
+    chosen, numbers = np.array(rows, dtype=np.int64), np.array(draws, dtype=np.float64)
+    tokens, found = np.empty(len(rows), np.int64), np.empty((len(rows), 2))
+    work = DrawWork(count=len(rows), vocabulary=logits.shape[1], logits=logits.data_ptr(), cooling=1 / temperature)
+    work.row = logits.stride(0) * logits.itemsize
+    work.rows, work.draws = chosen.ctypes.data, numbers.ctypes.data
+    work.tokens, work.found = tokens.ctypes.data, found.ctypes.data
+    _run("draw", work)
+    logprobs, entropies = found.T.tolist()
+    return list(zip(tokens.tolist(), logprobs, entropies, strict=True))
 
 
 def _of_heads(x: Tensor) -> tuple[Tensor, int, int, int]:

@@ -16,7 +16,17 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
-from turnstile.models.compiled import PART, AttendWork, ShortenWork, WriteWork
+from turnstile.models.compiled import AttendWork, DrawWork, ShortenWork, WriteWork
+
+# numba's cache on disk sees changes of this file and of the works' fields, and of nothing else: so what kernels are made
+# of stays here.
+
+PART = 5
+"""Numbers of a part of what is kept: the address of the keys of its first layer; how far from there are the values, the
+next layer and the next head, in bytes; how many columns are seen."""
+
+STRETCH = 256
+"""Tokens whose probabilities are added up first, to find where in the vocabulary a draw falls."""
 
 # NaN and infinity are what they are: a policy that has lost its numbers must not sample as if it had not.
 EXACT = {"reassoc", "contract", "arcp", "nsz"}
@@ -29,24 +39,20 @@ def _kernel(work: type) -> Any:
     return cfunc(signature, fastmath=EXACT, error_model="numpy", cache=True)
 
 
-@intrinsic
-def _floats(context: Any, address: Any) -> Any:
-    """The numbers f32 that begin at an address."""
+def _numbers(kind: Any) -> Any:
+    """What finds the numbers of a kind that begin at an address."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+    @intrinsic
+    def found(context: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(types.float32)(types.int64), code
+        return types.CPointer(kind)(types.int64), code
+
+    return found
 
 
-@intrinsic
-def _integers(context: Any, address: Any) -> Any:
-    """The numbers i64 that begin at an address."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.int64)(types.int64), code
+_floats, _doubles, _integers = _numbers(types.float32), _numbers(types.float64), _numbers(types.int64)
 
 
 @intrinsic
@@ -61,22 +67,27 @@ def _take(context: Any, work: Any, count: Any) -> Any:
     return types.int64(work, types.int64), code
 
 
+LEAST = np.float32(-87)
+"""Below this e^x is nothing."""
+
+
 @_compiled
 def _exp(x: Any) -> Any:
     """e^x for x <= 0, to 2e-7 of it: 2^n by its bits, and a polynomial for what is left."""
-    x = np.float32(-87) if x < np.float32(-87) else x
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    inside = LEAST if x < LEAST else x
+    n = np.floor(inside * np.float32(1.44269504) + np.float32(0.5))
+    r = inside - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
     p = np.float32(1 / 720) + r * np.float32(1 / 5040)
     p = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * p)
     p = np.float32(1 / 2) + r * (np.float32(1 / 6) + r * p)
     p = np.float32(1) + r * (np.float32(1) + r * p)
-    return p * np.int32((np.int32(n) + 127) << 23).view(np.float32)
+    p *= np.int32((np.int32(n) + 127) << 23).view(np.float32)
+    return np.float32(0) if x < LEAST else p
 
 
 @_compiled
 def _kept(part: Any, layer: Any, head: Any, width: Any) -> Any:
-    """Keys and values f32[columns, width] of a part (i64[5], see `compiled.PART`)."""
+    """Keys and values f32[columns, width] of a part i64[PART]."""
     keys = part[0] + layer * part[2] + head * part[3]
     shape = (part[4], width)
     return carray(_floats(keys), shape), carray(_floats(keys + part[1]), shape)
@@ -201,6 +212,62 @@ def write(given: Any) -> None:
             keys, values = _kept(last, work.layer, head, width)
             keys[-1] = carray(_floats(work.keys + token * work.keys_token + head * work.keys_head), width)
             values[-1] = carray(_floats(work.values + token * work.values_token + head * work.values_head), width)
+
+
+@_compiled
+def _masses(logits: Any, best: Any, cooling: Any, masses: Any) -> Any:
+    """Adds up e^(cooling (logit - best)) in stretches of the vocabulary -> masses f64[n]; what they come to, and what
+    they come to when each counts as much as its logarithm."""
+    total, leaning = np.float64(0), np.float64(0)
+    for stretch in range(len(masses)):
+        begin = stretch * STRETCH
+        mass, lean = np.float32(0), np.float32(0)
+        for token in range(begin, min(begin + STRETCH, len(logits))):
+            x = (logits[token] - best) * cooling
+            p = _exp(x)
+            mass += p
+            lean += p * (LEAST if x < LEAST else x)
+        masses[stretch] = mass
+        total += mass
+        leaning += lean
+    return total, leaning
+
+
+@_compiled
+def _find(logits: Any, best: Any, cooling: Any, masses: Any, target: Any) -> Any:
+    """The token at which the mass goes beyond a target; the last that has any, where rounding keeps it from that."""
+    last, before, stretch = 0, np.float64(0), 0
+    while stretch < len(masses) - 1 and before + masses[stretch] <= target:
+        before += masses[stretch]
+        stretch += 1
+    for token in range(stretch * STRETCH, min((stretch + 1) * STRETCH, len(logits))):
+        p = _exp((logits[token] - best) * cooling)
+        before += p
+        last = token if p > 0 else last
+        if before > target and p > 0:
+            break
+    return last
+
+
+@_kernel(DrawWork)
+def draw(given: Any) -> None:
+    """Tokens drawn from softmaxes by inversion, with their log-probabilities, and the entropies; a task is a draw."""
+    work = carray(given, 1)[0]
+    count, vocabulary, cooling = work.count, work.vocabulary, work.cooling
+    rows, draws = carray(_integers(work.rows), count), carray(_doubles(work.draws), count)
+    tokens, found = carray(_integers(work.tokens), count), carray(_doubles(work.found), (count, 2))
+    masses = np.empty((vocabulary + STRETCH - 1) // STRETCH, np.float64)
+    while True:
+        i = _take(given, 1)
+        if i >= count:
+            break
+        logits = carray(_floats(work.logits + rows[i] * work.row), vocabulary)
+        best = _highest(logits)
+        total, leaning = _masses(logits, best, cooling, masses)
+        tokens[i] = _find(logits, best, cooling, masses, draws[i] * total)
+        norm = np.log(total)
+        found[i, 0] = min(np.float64((logits[tokens[i]] - best) * cooling) - norm, 0.0)
+        found[i, 1] = max(norm - leaning / total, 0.0) if np.isfinite(total) else np.nan
 
 
 @_compiled
