@@ -18,8 +18,8 @@ from numba.extending import intrinsic
 
 from turnstile.models.compiled import AttendWork, DrawWork, ShortenWork, WriteWork
 
-# numba's cache on disk sees changes of this file and of the works' fields, and of nothing else: so what kernels are made
-# of stays here.
+# numba's cache on disk sees changes of this file and of the works' fields, and of nothing else: so what else kernels
+# are made of stays here.
 
 PART = 5
 """Numbers of a part of what is kept: the address of the keys of its first layer; how far from there are the values, the
