@@ -147,6 +147,13 @@ async def test_log_probabilities_are_those_of_a_stock_model(words):
     assert any(entropy > 0.5 for completion in found for entropy in completion.entropies)  # there was a choice
 
 
+@pytest.fixture(params=[True, False], ids=["", "as without numba"])
+def kernels(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr("turnstile.models.compiled.available", lambda: False)
+
+
+@pytest.mark.usefixtures("kernels")
 async def test_what_is_drawn_follows_the_distribution(words):
     model = network()
     engine = TransformersEngine(model, words)
@@ -156,6 +163,21 @@ async def test_what_is_drawn_follows_the_distribution(words):
     counts = np.bincount([int(completion.token_ids[0]) for completion in found], minlength=VOCABULARY)
     assert (p > 0.01).sum() > 10
     assert np.all(np.abs(counts - many * p) < 4.5 * np.sqrt(many * p) + 1)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_with_and_without_kernels_the_same_is_drawn(temperature, monkeypatch):
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(5, 3001)
+    rows = torch.arange(400) % 5
+    draws = torch.rand(400, dtype=torch.float64).tolist()
+    how = Sampling(temperature=temperature)
+    compiled = draw(logits, rows, how, draws)
+    monkeypatch.setattr("turnstile.models.compiled.available", lambda: False)
+    plain = draw(logits, rows, how, draws)
+    same = [(a, b) for a, b in zip(compiled, plain, strict=True) if a[0] == b[0]]
+    assert len(same) > 390  # a draw may fall on a border
+    np.testing.assert_allclose(*(np.array(one) for one in zip(*same, strict=True)), atol=2e-4)
 
 
 async def test_greedy_takes_the_likeliest(words):
@@ -355,12 +377,6 @@ async def test_little_memory_costs_time_and_nothing_else(words):
     stats = engine.take_stats()
     assert stats["evicted"] == 8  # every turn but the first finds another group's keys and values there
     assert stats["tokens_computed"] == stats["tokens_asked"] + 9 * 7
-
-
-@pytest.fixture(params=[True, False], ids=["", "as without numba"])
-def kernels(request, monkeypatch):
-    if not request.param:
-        monkeypatch.setattr("turnstile.models.compiled.available", lambda: False)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -5,8 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
+import os
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,7 +141,7 @@ def test_numbers_that_do_not_lie_side_by_side() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 37])
 def test_rows_of_length_one(rows: int, threads: int) -> None:
-    x, floor = torch.randn(rows, 77), torch.tensor(0.3)
+    x, floor = torch.randn(rows, 77), 0.3
     x[0] = 0
     wanted = x.double() / (x.double().square().sum(-1, keepdim=True) + 0.09).sqrt()
     torch.testing.assert_close(of_length_one(x, floor).double(), wanted, rtol=1e-6, atol=1e-7)
@@ -181,6 +186,71 @@ def test_without_a_team_the_caller_computes_all(monkeypatch: pytest.MonkeyPatch)
     together = attention.attend(0, query, 0.25)
     monkeypatch.setattr(teams, "_runtime_of_torch", lambda: None)
     assert attention.attend(0, query, 0.25).equal(together)
+
+
+def test_where_torch_has_other_threads_they_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There torch, which has all of them, is faster."""
+    monkeypatch.setattr(compiled, "has_team", lambda: False)
+    compiled.available.cache_clear()
+    try:
+        assert not compiled.can_compute(torch.zeros(1))
+    finally:
+        compiled.available.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("layer", "query", "said"),
+    [
+        (0, torch.zeros(1, 4, 8, 16, dtype=torch.bfloat16), "torch.bfloat16"),
+        (0, torch.zeros(1, 4, 8, 17), "want torch.float32 (1, 4, None, 16)"),
+        (0, torch.zeros(1, 3, 8, 16), "want torch.float32 (1, 2, None, 16)"),
+        (0, torch.zeros(1, 4, 7, 16), "7 tokens for layer 0: 8 are kept, of 3 layers"),
+        (3, torch.zeros(1, 4, 8, 16), "8 tokens for layer 3: 8 are kept, of 3 layers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(layer: int, query: Tensor, said: str) -> None:
+    """Kernels would read and write beside it."""
+    kv = kept(8, 30, 2, 16)
+    attention = Attention([[(kv, i, 30)] for i in range(8)])
+    with pytest.raises(ValueError, match=re.escape(said)):
+        attention.attend(layer, query, 0.25)
+    with pytest.raises(ValueError):
+        attention.write(layer, query[:, :1], query[:, :1])
+    for other in (kept(8, 30, 2, 8), kv.double(), kv.transpose(4, 5).contiguous().transpose(4, 5)):
+        with pytest.raises(ValueError, match="kept: "):
+            Attention([[(kv, 0, 30), (other, 1, 3)]])
+    for rows, draws in (([3], [0.5]), ([-1], [0.5]), ([0], [0.5, 0.5])):
+        with pytest.raises(ValueError, match="of 3"):
+            compiled.draw(torch.zeros(3, 5), rows, draws, 1.0)
+    with pytest.raises(ValueError, match=r"torch\.float64"):
+        compiled.draw(torch.zeros(3, 5, dtype=torch.float64), [0], [0.5], 1.0)
+
+
+def test_a_kernel_that_does_not_begin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it gets no memory: nothing would have been written, and what lay there would be taken for it."""
+    monkeypatch.setattr(compiled, "in_team", lambda *_: None)
+    with pytest.raises(MemoryError, match="kernel shorten could not begin"):
+        of_length_one(torch.ones(3, 4), 0.1)
+
+
+def test_kernels_are_compiled_once_for_all_processes(tmp_path: Path) -> None:
+    script = "from turnstile.models import compiled; compiled.available(); compiled._address('attend', 2, 4)"
+    kept = []
+    for _ in range(2):
+        environment = {**os.environ, "TURNSTILE_CACHE": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+        kept.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")})
+    assert any("attend_2_4" in path.name for path in kept[0])
+    assert kept[0] == kept[1]
+
+
+def test_without_a_place_to_keep_them_they_are_compiled_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    script = "import torch; from turnstile.models.compiled import draw; print(draw(torch.zeros(1, 2), [0], [0.7], 1))"
+    environment = {**os.environ, "TURNSTILE_CACHE": str(tmp_path / "file")}
+    found = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
+    assert found.stdout.startswith("[(1, ")
+    assert "kernels are compiled anew in every process: " in found.stderr
 
 
 def test_they_are_for_float32_on_a_cpu() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ import torch
 
 from helpers import byte_tokenizer, tiny_llama
 from turnstile.engines.transformers import TransformersEngine
-from turnstile.models.teams import leave_team
+from turnstile.models.teams import in_team, leave_team
 from turnstile.types import Sampling
 
 pytestmark = pytest.mark.skipif(
@@ -72,6 +73,27 @@ def test_who_leaves_its_team_ends_its_threads() -> None:
     assert settles(alone)
     compute()  # they come back
     assert settles(alone + MEMBERS - 1)
+
+
+@pytest.mark.usefixtures("threads")
+def test_all_of_a_team_work_at_once() -> None:
+    """Those that compute for torch, too."""
+    compute()
+    seen: list[int] = []
+    meet = threading.Barrier(MEMBERS, timeout=20)
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def work(address: int) -> None:
+        seen.append(ctypes.c_int64.from_address(address).value)
+        meet.wait()
+
+    class Given(ctypes.Structure):
+        _fields_ = (("number", ctypes.c_int64),)
+
+    before = tasks()
+    in_team(ctypes.cast(work, ctypes.c_void_p).value or 0, Given(number=7))
+    assert seen == [7] * MEMBERS
+    assert tasks() == before  # no other threads than torch's
 
 
 @pytest.mark.usefixtures("threads")

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from turnstile.engines.memory import Row, Shelf
 from turnstile.engines.stretches import WASTE, Query, Stretch, columns_seen, stretches
-from turnstile.models.compiled import Attention, can_compute
+from turnstile.models.compiled import Attention, Part, can_compute
 from turnstile.models.forest_attention import attend_with_sums
 
 FEW = 64
@@ -217,11 +217,14 @@ def _compiled(spans: Sequence[Span]) -> Attention | None:
     for such numbers."""
     if not spans or not can_compute(spans[0].row.at(spans[0].begin)[0].kv):
         return None
-    seen = []
+    seen: list[list[Part]] = []
     for span in spans:
+        assert span.at == len(seen), "spans are laid out one after the other"
         shelf, place, column = span.row.at(span.begin)
-        base = span.row.base
-        before = [] if base is None or base.shelf is None else [(base.shelf.kv, base.place, span.row.begin)]
+        before: list[Part] = []
+        if span.row.base is not None and span.row.begin > 0:
+            held, other, _ = span.row.at(0)
+            before = [(held.kv, other, span.row.begin)]
         seen += [[*before, (shelf.kv, place, column + i + 1)] for i in range(span.size)]
     return Attention(seen)
 

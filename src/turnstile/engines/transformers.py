@@ -30,6 +30,7 @@ from turnstile.engines.sampling import draw, plain, uniform
 from turnstile.engines.step import Ready, Step
 from turnstile.errors import EngineError
 from turnstile.models.attention import use_layouts
+from turnstile.models.compiled import can_compute
 from turnstile.models.head import logits_at_once
 from turnstile.models.inference import Inference
 from turnstile.models.teams import leave_team
@@ -200,7 +201,7 @@ class TransformersEngine:
         weights be published while it goes on; places are taken again only between steps.
         """
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, int)  # a loop that ended in mid-step has left that step to finish
+        await loop.run_in_executor(self._thread, self._prepare)  # behind a step that a loop which ended has left
         while self._running or self._loads:
             await self._load()
             if batch := self._running[: self._max_batch]:
@@ -208,6 +209,11 @@ class TransformersEngine:
                 await asyncio.sleep(0)  # those who were answered may ask again before the next step
             if not self._running:
                 await loop.run_in_executor(self._thread, leave_team)  # whoever computes now has the processors
+
+    def _prepare(self) -> None:
+        """What takes long the first time, and would else be done between two steps, where everybody waits for it."""
+        shape = self._planner.memory.shape
+        can_compute(torch.empty(0, dtype=shape.dtype, device=shape.device))
 
     async def _answer(self, batch: Sequence[Request]) -> None:
         """One step for a batch; answers those whose turn is over."""

@@ -13,33 +13,31 @@ import functools
 import importlib
 import importlib.util
 import logging
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turnstile.models.teams import in_team
+from turnstile.cache import cache_dir, locked
+from turnstile.models.teams import has_team, in_team
+from turnstile.models.works import AttendWork, DrawWork, ShortenWork, WriteWork
 
 _log = logging.getLogger(__name__)
 
 Part = tuple[Tensor, int, int]
 """Kept keys and values [L, 2, R, Hkv, capacity, D], one of their rows, and how many of its columns are seen."""
 
+CHUNKS = 4
+"""Into how many parts the attention of a pass is divided for each thread: few enough that tokens that see the same are
+together, and so many that no thread has to wait for long."""
 
-@functools.cache
-def available() -> bool:
-    """Whether the kernels can be used here."""
-    if importlib.util.find_spec("numba") is None:
-        return False
-    try:
-        importlib.import_module("turnstile.models.kernels")
-    except Exception as error:  # numba is made for certain Pythons and NumPys, and says so in many ways
-        first = str(error).partition("\n")[0]
-        why = f"{type(error).__name__}: {first}"
-        _log.warning("numba is installed and of no use here, so that sampling on this CPU is slower (%s)", why)
-        return False
-    return True
+CHUNK = 64
+"""Tasks of a part at most: what a thread has at hand for them must fit its cache."""
 
 
 def can_compute(x: Tensor) -> bool:
@@ -47,42 +45,74 @@ def can_compute(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and available()
 
 
-def _integers(*names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
-    return [(name, ctypes.c_int64) for name in names]
+@functools.cache
+def available() -> bool:
+    """Whether the kernels can be used here; what all models need of them is compiled by then."""
+    if importlib.util.find_spec("numba") is None or not has_team():
+        return False
+    try:
+        importlib.import_module("numba")
+    except (ImportError, SystemError) as error:  # it is made for certain Pythons and NumPys
+        first = str(error).partition("\n")[0]
+        why = f"{type(error).__name__}: {first}"
+        _log.warning("numba is installed and of no use here, so that sampling on this CPU is slower (%s)", why)
+        return False
+    with _compiling():
+        importlib.import_module("turnstile.models.kernels")
+    return True
 
 
-class AttendWork(ctypes.Structure):
-    """For `kernels.attend`. Distances (`..._token`, `..._head`) are in bytes, what is not a number is an address."""
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Inside, what numba compiles is kept in the user's cache, by one process at a time: where two write there, the
+    index that numba keeps may name one kernel and have the code of another."""
+    from numba import config
 
-    _fields_ = (
-        *_integers("taken", "chunk", "layer", "tokens", "kv_heads", "heads", "width", "most"),
-        *_integers("query", "query_token", "query_head", "first", "parts", "out"),
-        ("scale", ctypes.c_float),
-    )
-
-
-class WriteWork(ctypes.Structure):
-    """For `kernels.write`, in the same way."""
-
-    _fields_ = (
-        *_integers("taken", "layer", "tokens", "kv_heads", "width", "first", "parts"),
-        *_integers("keys", "keys_token", "keys_head", "values", "values_token", "values_head"),
-    )
+    folder = _folder()
+    with locked(folder):
+        before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+        try:
+            yield
+        finally:
+            config.CACHE_DIR = before
 
 
-class ShortenWork(ctypes.Structure):
-    """For `kernels.shorten`, in the same way."""
+@functools.cache
+def _folder() -> Path:
+    """Where compiled kernels are kept; for this process alone, where the user's cache cannot be written."""
+    folder = cache_dir() / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning("kernels are compiled anew in every process: %s", error)
+    if os.access(folder, os.W_OK):
+        return folder
+    return Path(_scratch().name)
 
-    _fields_ = tuple(_integers("taken", "rows", "width", "given", "floor", "out"))
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="turnstile-kernels-")
 
 
-class DrawWork(ctypes.Structure):
-    """For `kernels.draw`, in the same way."""
+def _run(kernel: str, work: ctypes.Structure, tasks: int, *made_for: int) -> None:
+    in_team(_address(kernel, *made_for), work)
+    if work.taken < tasks:  # no thread got as far as its first: what goes wrong in there is printed, and not raised
+        raise MemoryError(f"kernel {kernel} could not begin; see what it printed")
 
-    _fields_ = (
-        *_integers("taken", "count", "vocabulary", "logits", "row", "rows", "draws", "tokens", "found"),
-        ("cooling", ctypes.c_float),
-    )
+
+@functools.cache
+def _address(kernel: str, *made_for: int) -> int:
+    if not available():
+        raise RuntimeError("kernels cannot be used here; ask `can_compute` first")
+    from turnstile.models import kernels
+
+    found = getattr(kernels, kernel)
+    if made_for:
+        with _compiling():
+            found = found(*made_for)
+    address: int = found.address
+    return address
 
 
 class Attention:
@@ -92,6 +122,11 @@ class Attention:
     def __init__(self, seen: Sequence[Sequence[Part]]) -> None:
         parts = [part for each in seen for part in each]
         self._kept = {id(kv): kv for kv, _, _ in parts}  # in memory for as long as their addresses are used
+        self._layers, _, _, self._kv_heads, _, self._width = parts[0][0].shape
+        for kv in self._kept.values():
+            _want(kv, "kept", (self._layers, 2, None, self._kv_heads, None, self._width))
+            if kv.stride()[-2:] != (self._width, 1):
+                raise ValueError(f"kept: columns of {self._width} numbers lie {kv.stride()[-2:]} apart")
         begins = {key: (kv.data_ptr(), [step * kv.itemsize for step in kv.stride()]) for key, kv in self._kept.items()}
         table = []  # as of `kernels.PART`
         for kv, row, columns in parts:
@@ -99,46 +134,49 @@ class Attention:
             table.append((address + row * rows, values, layer, head, columns))
         self._parts = np.array(table, dtype=np.int64)
         self._first = np.array([0, *map(len, seen)], dtype=np.int64).cumsum()
-        self.count, (kv_heads, _, width) = len(seen), parts[0][0].shape[3:]
-        known = {"tokens": self.count, "kv_heads": kv_heads, "width": width}
+        begun = self._parts[self._first[:-1]]
+        self._order = np.lexsort((begun[:, -1], begun[:, 0])).astype(np.int64)  # those that begin alike, side by side
+        self.count = len(seen)
+        known = {"tokens": self.count, "kv_heads": self._kv_heads}
         known |= {"first": self._first.ctypes.data, "parts": self._parts.ctypes.data}
-        self._write = WriteWork(**known)
-        self._attend = AttendWork(**known, most=max(sum(columns for _, _, columns in each) for each in seen))
+        self._write = WriteWork(**known, width=self._width)
+        self._attend = AttendWork(**known, order=self._order.ctypes.data)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keeps what the tokens have of key and value [1, Hkv, T, D]."""
+        self._check(layer, key, self._kv_heads)
+        self._check(layer, value, self._kv_heads)
         work = self._write
         work.taken, work.layer = 0, layer
         key, work.keys, work.keys_head, work.keys_token = _of_heads(key)
         value, work.values, work.values_head, work.values_token = _of_heads(value)
-        _run("write", work)
+        _run("write", work, self.count)
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
         """query [1, Hq, T, D] -> what they see [n, Hq, D]."""
-        work = self._attend
-        out = query.new_empty(self.count, query.shape[1], query.shape[3])
+        heads = query.shape[1] // self._kv_heads
+        self._check(layer, query, heads * self._kv_heads)
+        work, tasks = self._attend, self.count * self._kv_heads
+        out = query.new_empty(self.count, query.shape[1], self._width)
         work.taken, work.layer, work.scale, work.out = 0, layer, scale, out.data_ptr()
-        work.heads = query.shape[1] // work.kv_heads
-        work.chunk = 1 + self.count * work.kv_heads // (CHUNKS * torch.get_num_threads())
+        work.chunk = min(-(-tasks // (CHUNKS * torch.get_num_threads())), CHUNK)
         query, work.query, work.query_head, work.query_token = _of_heads(query)
-        from turnstile.models import kernels
-
-        in_team(kernels.attend(work.heads, work.width), work)
+        _run("attend", work, tasks, heads, self._width)
         return out
 
+    def _check(self, layer: int, x: Tensor, heads: int) -> None:
+        _want(x, f"for layer {layer} of {self._layers}", (1, heads, None, self._width))
+        if not 0 <= layer < self._layers or x.shape[2] < self.count:
+            raise ValueError(f"{x.shape[2]} tokens for layer {layer}: {self.count} are kept, of {self._layers} layers")
 
-CHUNKS = 16
-"""Into how many parts the attention of a pass is divided for each thread: they take one after the other, and none has
-to wait for long."""
 
-
-def of_length_one(x: Tensor, floor: Tensor) -> Tensor:
-    """x [T, H], each row divided by its length; by a little more where that is hardly above floor []."""
+def of_length_one(x: Tensor, floor: float) -> Tensor:
+    """x [T, H], each row divided by its length; by a little more where that is hardly above the floor."""
+    _want(x, "to be shortened", (None, None))
     x = x.contiguous()
     out = torch.empty_like(x)
     rows, width = x.shape
-    work = ShortenWork(rows=rows, width=width, given=x.data_ptr(), floor=floor.data_ptr(), out=out.data_ptr())
-    _run("shorten", work)
+    _run("shorten", ShortenWork(rows=rows, width=width, given=x.data_ptr(), out=out.data_ptr(), floor=floor), rows)
     return out
 
 
@@ -147,14 +185,17 @@ def draw(
 ) -> list[tuple[int, float, float]]:
     """For each of some rows of logits [R, V]: a token drawn by a number in [0, 1) at a temperature, by inversion, its
     log-probability, and the entropy, which is NaN where logits are not finite."""
+    _want(logits, "to draw from", (None, None))
     logits = logits.contiguous()
     chosen, numbers = np.array(rows, dtype=np.int64), np.array(draws, dtype=np.float64)
-    tokens, found = np.empty(len(rows), np.int64), np.empty((len(rows), 2))
-    work = DrawWork(count=len(rows), vocabulary=logits.shape[1], logits=logits.data_ptr(), cooling=1 / temperature)
+    if len(chosen) != len(numbers) or not 0 <= chosen.min() <= chosen.max() < len(logits):
+        raise ValueError(f"{len(numbers)} draws from rows {rows} of {len(logits)}")
+    tokens, found = np.empty(len(chosen), np.int64), np.empty((len(chosen), 2))
+    work = DrawWork(count=len(chosen), vocabulary=logits.shape[1], logits=logits.data_ptr(), cooling=1 / temperature)
     work.row = logits.stride(0) * logits.itemsize
     work.rows, work.draws = chosen.ctypes.data, numbers.ctypes.data
     work.tokens, work.found = tokens.ctypes.data, found.ctypes.data
-    _run("draw", work)
+    _run("draw", work, len(chosen))
     logprobs, entropies = found.T.tolist()
     return list(zip(tokens.tolist(), logprobs, entropies, strict=True))
 
@@ -167,13 +208,10 @@ def _of_heads(x: Tensor) -> tuple[Tensor, int, int, int]:
     return x, x.data_ptr(), x.stride(1) * x.itemsize, x.stride(2) * x.itemsize
 
 
-def _run(kernel: str, work: ctypes.Structure) -> None:
-    in_team(_address(kernel), work)
-
-
-@functools.cache
-def _address(kernel: str) -> int:
-    from turnstile.models import kernels
-
-    address: int = getattr(kernels, kernel).address
-    return address
+def _want(x: Tensor, what: str, shape: Sequence[int | None]) -> None:
+    """Kernels see addresses alone, and would read and write whatever is there."""
+    fits = len(x.shape) == len(shape) and all(w in (None, n) for n, w in zip(x.shape, shape, strict=True))
+    if x.dtype != torch.float32 or x.device.type != "cpu" or not fits:
+        raise ValueError(
+            f"{what}: {x.dtype} {tuple(x.shape)} on {x.device}; kernels want torch.float32 {tuple(shape)} on a cpu"
+        )

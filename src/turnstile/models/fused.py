@@ -103,7 +103,7 @@ class _Layer:
     pairs: Tensor  # i64[D], the order of a head's numbers in which those that rotate together are side by side
     kv_heads: int
     scale: float
-    floors: tuple[Tensor, Tensor]  # what the norms add, as the least length
+    floors: tuple[float, float]  # what the norms add, as the least length
 
     @classmethod
     def of(cls, layer: nn.Module) -> _Layer | None:
@@ -191,17 +191,17 @@ def _rotary_width(decoder: Any) -> int:
     return int(cosine.shape[-1])
 
 
-def _floor(norm: nn.Module) -> Tensor:
+def _floor(norm: nn.Module) -> float:
     """With x of n numbers, sqrt(mean(x^2) + eps) is hypot(|x|, this) / sqrt(n)."""
-    return torch.tensor((cast(float, _eps(norm)) * cast(Tensor, norm.weight).numel()) ** 0.5)
+    return float((cast(float, _eps(norm)) * cast(Tensor, norm.weight).numel()) ** 0.5)
 
 
-def _of_length_one(x: Tensor, floor: Tensor) -> Tensor:
+def _of_length_one(x: Tensor, floor: float) -> Tensor:
     """x [T, H], each row divided by its length; by a little more where that is hardly above `floor`."""
     if can_compute(x):
         return of_length_one(x, floor)
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / length.hypot(floor)
+    return x / length.hypot(length.new_tensor(floor))
 
 
 def _normed(x: Tensor, norm: nn.Module) -> Tensor:

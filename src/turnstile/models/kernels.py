@@ -1,7 +1,7 @@
 """Kernels of sampling on a CPU, compiled by numba for the machine they run on.
 
 What they compute, and on what, is in `models/compiled.py`, which alone calls them. Every member of a team of threads
-runs one at the same time as the others; they take their work from a counter that they share.
+runs one at the same time as the others; they take their tasks from a counter that they share.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
-from turnstile.models.compiled import AttendWork, DrawWork, ShortenWork, WriteWork
+from turnstile.models.works import AttendWork, DrawWork, ShortenWork, WriteWork
 
 # numba's cache on disk sees changes of this file and of the works' fields, and of nothing else: so what else kernels
 # are made of stays here.
@@ -24,6 +24,12 @@ from turnstile.models.compiled import AttendWork, DrawWork, ShortenWork, WriteWo
 PART = 5
 """Numbers of a part of what is kept: the address of the keys of its first layer; how far from there are the values, the
 next layer and the next head, in bytes; how many columns are seen."""
+
+ROWS = 4
+"""Rows that are shortened at once: each takes less time than the counter."""
+
+TILE = 128
+"""Columns whose keys and values are in the nearest cache at once."""
 
 STRETCH = 256
 """Tokens whose probabilities are added up first, to find where in the vocabulary a draw falls."""
@@ -93,7 +99,7 @@ def _kept(part: Any, layer: Any, head: Any, width: Any) -> Any:
     return carray(_floats(keys), shape), carray(_floats(keys + part[1]), shape)
 
 
-@njit(fastmath=True, error_model="numpy", cache=True)
+@njit(fastmath={*EXACT, "nnan"}, error_model="numpy", cache=True)  # else it goes one by one
 def _highest(scores: Any) -> Any:
     """Of scores f32[n]. Of those that hold NaN it is any number, and they stay what they are."""
     highest = scores[0]
@@ -103,97 +109,134 @@ def _highest(scores: Any) -> Any:
 
 
 @_compiled
-def _soften(scores: Any, scale: Any) -> Any:
+def _soften(scores: Any, highest: Any, scale: Any) -> Any:
     """Scores f32[n] become e^(scale (score - the highest)); the sum of those."""
-    highest, total = _highest(scores), np.float32(0)
+    total = np.float32(0)
     for column in range(len(scores)):
         scores[column] = _exp((scores[column] - highest) * scale)
         total += scores[column]
     return total
 
 
+# `heads` and `width` are numbers that each kernel is made for (see `attend`).
+
+
+@_compiled
+def _score(asked: Any, keys: Any, scores: Any, heads: Any, width: Any) -> None:
+    """Products of asked f32[heads, width] and keys f32[n, width] -> scores f32[heads, n]; four at a time, as sums that
+    do not wait for each other."""
+    fours = len(keys) // 4 * 4
+    for column in range(0, fours, 4):
+        for query in range(heads):
+            a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            for i in range(width):
+                a += asked[query, i] * keys[column, i]
+                b += asked[query, i] * keys[column + 1, i]
+                c += asked[query, i] * keys[column + 2, i]
+                d += asked[query, i] * keys[column + 3, i]
+            scores[query, column], scores[query, column + 1] = a, b
+            scores[query, column + 2], scores[query, column + 3] = c, d
+    for column in range(fours, len(keys)):
+        for query in range(heads):
+            a = np.float32(0)
+            for i in range(width):
+                a += asked[query, i] * keys[column, i]
+            scores[query, column] = a
+
+
+@_compiled
+def _mix(shares: Any, values: Any, seen: Any, heads: Any, width: Any) -> None:
+    """Adds shares f32[heads, n] of values f32[n, width] to seen f32[heads, width]; four at a time, as `seen` is read
+    and written for each."""
+    fours = len(values) // 4 * 4
+    for column in range(0, fours, 4):
+        for query in range(heads):
+            a, b = shares[query, column], shares[query, column + 1]
+            c, d = shares[query, column + 2], shares[query, column + 3]
+            for i in range(width):
+                some = a * values[column, i] + b * values[column + 1, i]
+                seen[query, i] += some + c * values[column + 2, i] + d * values[column + 3, i]
+    for column in range(fours, len(values)):
+        for query in range(heads):
+            for i in range(width):
+                seen[query, i] += shares[query, column] * values[column, i]
+
+
+@_compiled
+def _absorb(
+    asked: Any, keys: Any, values: Any, scale: Any, scores: Any, highest: Any, total: Any, seen: Any,
+    heads: Any, width: Any,
+) -> None:  # fmt: skip
+    """Adds columns, tile by tile, to what a token's heads have seen f32[heads, width] so far, whose masses are `total`,
+    each e^(scale (score - highest)); scores f32[heads, TILE] are for use here."""
+    for begin in range(0, len(keys), TILE):
+        end = min(begin + TILE, len(keys))
+        _score(asked, keys[begin:end], scores, heads, width)
+        for query in range(heads):
+            own = scores[query, : end - begin]
+            before = highest[query]
+            highest[query] = max(before, _highest(own))
+            left = _exp((before - highest[query]) * scale)
+            total[query] = total[query] * left + _soften(own, highest[query], scale)
+            for i in range(width):
+                seen[query, i] *= left
+        _mix(scores, values[begin:end], seen, heads, width)
+
+
 @functools.cache
-def attend(heads: int, width: int) -> int:
-    """The address of a kernel for so many heads of queries to one of keys, of that width: loops over numbers known
-    beforehand are faster by a third."""
+def attend(heads: int, width: int) -> Any:
+    """The kernel for so many heads of queries to one of keys, of that width: loops over numbers known beforehand are
+    faster by a third. Nothing else may be bound in it: numba would not find it in its cache."""
 
-    @_compiled
-    def score(asked: Any, keys: Any, scores: Any) -> None:
-        """Products of asked f32[heads, width] and keys f32[n, width] -> scores f32[heads, n]."""
-        fours = len(keys) // 4 * 4
-        for column in range(0, fours, 4):
-            for query in range(heads):
-                a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-                for i in range(width):
-                    a += asked[query, i] * keys[column, i]
-                    b += asked[query, i] * keys[column + 1, i]
-                    c += asked[query, i] * keys[column + 2, i]
-                    d += asked[query, i] * keys[column + 3, i]
-                scores[query, column], scores[query, column + 1] = a, b
-                scores[query, column + 2], scores[query, column + 3] = c, d
-        for column in range(fours, len(keys)):
-            for query in range(heads):
-                a = np.float32(0)
-                for i in range(width):
-                    a += asked[query, i] * keys[column, i]
-                scores[query, column] = a
-
-    @_compiled
-    def mix(shares: Any, values: Any, seen: Any) -> None:
-        """Adds shares f32[heads, n] of values f32[n, width] to seen f32[heads, width]."""
-        fours = len(values) // 4 * 4
-        for column in range(0, fours, 4):
-            for query in range(heads):
-                a, b = shares[query, column], shares[query, column + 1]
-                c, d = shares[query, column + 2], shares[query, column + 3]
-                for i in range(width):
-                    some = a * values[column, i] + b * values[column + 1, i]
-                    seen[query, i] += some + c * values[column + 2, i] + d * values[column + 3, i]
-        for column in range(fours, len(values)):
-            for query in range(heads):
-                for i in range(width):
-                    seen[query, i] += shares[query, column] * values[column, i]
-
-    @_kernel(AttendWork)
     def kernel(given: Any) -> None:
-        """Softmax attention of each token over the parts that it sees; a task is a token and one head of keys."""
+        """Softmax attention of each token over the parts that it sees; a task is a token and one head of keys.
+
+        Tokens that see the same part first take each of its tiles one after the other, while it is in the cache.
+        """
         work = carray(given, 1)[0]
         layer, scale, tokens, chunk = work.layer, work.scale, work.tokens, work.chunk
-        tasks = tokens * work.kv_heads
-        first = carray(_integers(work.first), tokens + 1)
+        order, first = carray(_integers(work.order), tokens), carray(_integers(work.first), tokens + 1)
         parts = carray(_integers(work.parts), (first[tokens], PART))
         out = carray(_floats(work.out), (tokens, work.kv_heads * heads, width))
-        asked, scores = np.empty((heads, width), np.float32), np.empty((heads, work.most), np.float32)
-        seen = np.empty((heads, width), np.float32)
+        asked, seen = np.empty((chunk, heads, width), np.float32), np.empty((chunk, heads, width), np.float32)
+        highest, total = np.empty((chunk, heads), np.float32), np.empty((chunk, heads), np.float32)
+        scores = np.empty((heads, TILE), np.float32)
         while True:
             begin = _take(given, chunk)
-            if begin >= tasks:
+            if begin >= tokens * work.kv_heads:
                 break
-            for task in range(begin, min(begin + chunk, tasks)):
-                head, token = task // tokens, task % tokens
-                for query in range(heads):
-                    at = work.query + token * work.query_token + (head * heads + query) * work.query_head
-                    asked[query] = carray(_floats(at), width)
-                seen[:] = 0
-                end = 0
-                for place in range(first[token], first[token + 1]):
-                    keys, _ = _kept(parts[place], layer, head, width)
-                    score(asked, keys, scores[:, end : end + len(keys)])
-                    end += len(keys)
-                for query in range(heads):
-                    asked[query, 0] = _soften(scores[query, :end], scale)
-                end = 0
-                for place in range(first[token], first[token + 1]):
-                    _, values = _kept(parts[place], layer, head, width)
-                    mix(scores[:, end : end + len(values)], values, seen)
-                    end += len(values)
-                for query in range(heads):
-                    share = np.float32(1) / asked[query, 0]
-                    for i in range(width):
-                        out[token, head * heads + query, i] = seen[query, i] * share
+            last = min(begin + chunk, tokens * work.kv_heads)
+            while begin < last:
+                head, at = begin // tokens, begin % tokens
+                shared, count = parts[first[order[at]]], 1
+                while begin + count < last and at + count < tokens:
+                    other = parts[first[order[at + count]]]
+                    if other[0] != shared[0] or other[4] != shared[4]:
+                        break
+                    count += 1
+                for i in range(count):
+                    for query in range(heads):
+                        where = work.query + order[at + i] * work.query_token + (head * heads + query) * work.query_head
+                        asked[i, query] = carray(_floats(where), width)
+                seen[:count], highest[:count], total[:count] = 0, -np.inf, 0
+                keys, values = _kept(shared, layer, head, width)
+                for column in range(0, len(keys), TILE):
+                    some, theirs = keys[column : column + TILE], values[column : column + TILE]
+                    for i in range(count):
+                        _absorb(asked[i], some, theirs, scale, scores, highest[i], total[i], seen[i], heads, width)
+                for i in range(count):
+                    token = order[at + i]
+                    for place in range(first[token] + 1, first[token + 1]):
+                        keys, values = _kept(parts[place], layer, head, width)
+                        _absorb(asked[i], keys, values, scale, scores, highest[i], total[i], seen[i], heads, width)
+                    for query in range(heads):
+                        share = np.float32(1) / total[i, query]
+                        for number in range(width):
+                            out[token, head * heads + query, number] = seen[i, query, number] * share
+                begin += count
 
-    address: int = kernel.address
-    return address
+    kernel.__qualname__ = f"attend_{heads}_{width}"  # one file of numba's cache for each
+    return _kernel(AttendWork)(kernel)
 
 
 @_kernel(WriteWork)
@@ -216,9 +259,9 @@ def write(given: Any) -> None:
 
 @_compiled
 def _masses(logits: Any, best: Any, cooling: Any, masses: Any) -> Any:
-    """Adds up e^(cooling (logit - best)) in stretches of the vocabulary -> masses f64[n]; what they come to, and what
-    they come to when each counts as much as its logarithm."""
-    total, leaning = np.float64(0), np.float64(0)
+    """Adds up e^(cooling (logit - best)) in stretches of the vocabulary -> masses f64[n]; what they come to, what they
+    come to when each counts as much as its logarithm, and the last stretch that has any."""
+    total, leaning, last = np.float64(0), np.float64(0), 0
     for stretch in range(len(masses)):
         begin = stretch * STRETCH
         mass, lean = np.float32(0), np.float32(0)
@@ -230,14 +273,16 @@ def _masses(logits: Any, best: Any, cooling: Any, masses: Any) -> Any:
         masses[stretch] = mass
         total += mass
         leaning += lean
-    return total, leaning
+        last = stretch if mass > 0 else last
+    return total, leaning, last
 
 
 @_compiled
-def _find(logits: Any, best: Any, cooling: Any, masses: Any, target: Any) -> Any:
-    """The token at which the mass goes beyond a target; the last that has any, where rounding keeps it from that."""
+def _find(logits: Any, best: Any, cooling: Any, masses: Any, end: Any, target: Any) -> Any:
+    """The token at which the mass goes beyond a target; the last that has any, where rounding keeps it from that. The
+    last stretch that has any is `end`."""
     last, before, stretch = 0, np.float64(0), 0
-    while stretch < len(masses) - 1 and before + masses[stretch] <= target:
+    while stretch < end and before + masses[stretch] <= target:
         before += masses[stretch]
         stretch += 1
     for token in range(stretch * STRETCH, min((stretch + 1) * STRETCH, len(logits))):
@@ -263,8 +308,8 @@ def draw(given: Any) -> None:
             break
         logits = carray(_floats(work.logits + rows[i] * work.row), vocabulary)
         best = _highest(logits)
-        total, leaning = _masses(logits, best, cooling, masses)
-        tokens[i] = _find(logits, best, cooling, masses, draws[i] * total)
+        total, leaning, end = _masses(logits, best, cooling, masses)
+        tokens[i] = _find(logits, best, cooling, masses, end, draws[i] * total)
         norm = np.log(total)
         found[i, 0] = min(np.float64((logits[tokens[i]] - best) * cooling) - norm, 0.0)
         found[i, 1] = max(norm - leaning / total, 0.0) if np.isfinite(total) else np.nan
@@ -285,10 +330,10 @@ def shorten(given: Any) -> None:
     """Rows, each divided by its length, or a little more where that is hardly above a floor; a task is a row."""
     work = carray(given, 1)[0]
     count, shape = work.rows, (work.rows, work.width)
-    rows, out, floor = carray(_floats(work.given), shape), carray(_floats(work.out), shape), _floats(work.floor)[0]
+    rows, out, floor = carray(_floats(work.given), shape), carray(_floats(work.out), shape), work.floor
     while True:
-        begin = _take(given, 4)
+        begin = _take(given, ROWS)
         if begin >= count:
             break
-        for row in range(begin, min(begin + 4, count)):
+        for row in range(begin, min(begin + ROWS, count)):
             _shorten(rows[row], floor, out[row])

@@ -19,11 +19,16 @@ _SOFT = 1  # omp_pause_soft: settings stay
 
 def in_team(function: int, given: ctypes.Structure) -> None:
     """Calls the C function `void (void *)` at an address in all threads of torch's team at once, in each with the
-    address of what is given. Elsewhere than with libgomp on Linux the calling thread is alone."""
+    address of what is given. Where `has_team` says that there is none, the calling thread is alone."""
     if runtime := _runtime_of_torch():
         runtime.GOMP_parallel(function, ctypes.addressof(given), torch.get_num_threads(), 0)
     else:
         _FUNCTION(function)(ctypes.addressof(given))
+
+
+def has_team() -> bool:
+    """Whether work can be given to torch's threads: they are libgomp's, on Linux."""
+    return _runtime_of_torch() is not None
 
 
 def leave_team() -> None:
@@ -38,23 +43,29 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @functools.cache
 def _runtime_of_torch() -> ctypes.CDLL | None:
-    """The libgomp that lies beside torch, or else any: one of which torch has no threads would do, more slowly."""
-    home = str(Path(torch.__file__).parent)
-    found = sorted(_runtimes(), key=lambda runtime: not runtime._name.startswith(home))
-    for runtime in found:
-        runtime.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        runtime.GOMP_parallel.restype = None
-    return found[0] if found else None
+    """The libgomp that lies with torch; elsewhere the only one there is. With another than torch's own there would be a
+    second team, which spins beside torch's."""
+    home = Path(torch.__file__).parent
+    homes = {home, home.with_name("torch.libs")}
+    found = [runtime for runtime in _runtimes() if homes & set(Path(runtime._name).parents)] or _runtimes()
+    if len(found) != 1:
+        return None
+    found[0].GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    found[0].GOMP_parallel.restype = None
+    return found[0]
 
 
 @functools.cache
 def _runtimes() -> list[ctypes.CDLL]:
     """The libgomps of this process: torch brings its own."""
-    found: list[ctypes.CDLL] = []
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        paths = {line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}
-        found = [ctypes.CDLL(path) for path in sorted(paths)]
-    except OSError:  # no Linux, or a file that was replaced since: then teams stay, and cost what they cost
-        pass
+    except OSError:  # no Linux: then teams stay, and cost what they cost
+        return []
+    found = []
+    for path in sorted({line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}):
+        try:
+            found.append(ctypes.CDLL(path))
+        except OSError:  # a file that was replaced since
+            continue
     return [runtime for runtime in found if hasattr(runtime, "omp_pause_resource_all")]

@@ -1,0 +1,38 @@
+"""What compiled kernels are told: one structure each.
+
+Addresses and distances are in bytes. `taken` counts the tasks that threads have taken; it comes first, and is 0 before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+
+def _integers(*names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+class AttendWork(ctypes.Structure):
+    _fields_ = (
+        *_integers("taken", "chunk", "layer", "tokens", "kv_heads", "order", "first", "parts"),
+        *_integers("query", "query_token", "query_head", "out"),
+        ("scale", ctypes.c_float),
+    )
+
+
+class WriteWork(ctypes.Structure):
+    _fields_ = (
+        *_integers("taken", "layer", "tokens", "kv_heads", "width", "first", "parts"),
+        *_integers("keys", "keys_token", "keys_head", "values", "values_token", "values_head"),
+    )
+
+
+class ShortenWork(ctypes.Structure):
+    _fields_ = (*_integers("taken", "rows", "width", "given", "out"), ("floor", ctypes.c_float))
+
+
+class DrawWork(ctypes.Structure):
+    _fields_ = (
+        *_integers("taken", "count", "vocabulary", "logits", "row", "rows", "draws", "tokens", "found"),
+        ("cooling", ctypes.c_float),
+    )
