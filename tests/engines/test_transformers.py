@@ -180,6 +180,16 @@ def test_with_and_without_kernels_the_same_is_drawn(temperature, monkeypatch):
     np.testing.assert_allclose(*(np.array(one) for one in zip(*same, strict=True)), atol=2e-4)
 
 
+async def test_kernels_that_cannot_be_compiled_are_told_to_who_asks(words, monkeypatch):
+    def broken(x):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(transformers, "can_compute", broken)
+    engine = TransformersEngine(network(), words)
+    with pytest.raises(Exception, match="No space left on device"):
+        await asyncio.wait_for(once(engine, ids(4, 8), sampling()), 20)
+
+
 async def test_greedy_takes_the_likeliest(words):
     model = network()
     prompt = ids(4, 8)

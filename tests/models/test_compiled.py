@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from turnstile.models import compiled, teams
-from turnstile.models.compiled import Attention, Part, of_length_one
+from turnstile.models.compiled import Attention, Part, shortened
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 
@@ -110,11 +110,22 @@ def test_what_a_token_gets_depends_neither_on_others_nor_on_threads() -> None:
         teams.leave_team()
 
 
+def test_what_counts_nothing_counts_nothing() -> None:
+    """A tile of scores that are all minus infinity, before others."""
+    kv = kept(1, 300, 1, 4).abs()
+    kv[0, 0, 0, :, :200] = float("-inf")
+    query = torch.ones(1, 1, 1, 4)
+    found = Attention([[(kv, 0, 300)]]).attend(0, query, 0.5)
+    torch.testing.assert_close(found[0].double(), seen([(kv, 0, 300)], 0, query[0, :, 0], 0.5), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("what", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", ["query", "key", "value"])
 def test_numbers_that_are_lost_stay_lost(what: float, where: str) -> None:
+    torch.manual_seed(6)
     kv = kept(2, 40, 2, 16)
     query = torch.randn(1, 4, 2, 16)
+    query[0, :, 0, 3].abs_()  # minus infinity would count nothing
     if where == "query":
         query[0, 1, 0, 3] = what
     else:
@@ -140,13 +151,13 @@ def test_numbers_that_do_not_lie_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 37])
-def test_rows_of_length_one(rows: int, threads: int) -> None:
+def test_rows_shortened(rows: int, threads: int) -> None:
     x, floor = torch.randn(rows, 77), 0.3
     x[0] = 0
     wanted = x.double() / (x.double().square().sum(-1, keepdim=True) + 0.09).sqrt()
-    torch.testing.assert_close(of_length_one(x, floor).double(), wanted, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(shortened(x, floor).double(), wanted, rtol=1e-6, atol=1e-7)
     across = x.T.contiguous().T
-    assert of_length_one(across, floor).equal(of_length_one(x, floor))
+    assert shortened(across, floor).equal(shortened(x, floor))
 
 
 @pytest.mark.parametrize(("vocabulary", "temperature"), [(5, 1.0), (256, 1.0), (1000, 0.6), (49152, 1.0), (49152, 2.0)])
@@ -177,15 +188,6 @@ def test_entropies_tell_of_logits_that_are_not_finite(what: float) -> None:
     logits[2] = float("-inf")
     entropies = [entropy for _, _, entropy in compiled.draw(logits, [0, 1, 2], [0.5, 0.5, 0.5], 1.0)]
     assert [math.isnan(entropy) for entropy in entropies] == [False, True, True]
-
-
-def test_without_a_team_the_caller_computes_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where torch's threads are not libgomp's."""
-    kv, query = kept(8, 30, 2, 16), torch.randn(1, 4, 8, 16)
-    attention = Attention([[(kv, i, 30)] for i in range(8)])
-    together = attention.attend(0, query, 0.25)
-    monkeypatch.setattr(teams, "_runtime_of_torch", lambda: None)
-    assert attention.attend(0, query, 0.25).equal(together)
 
 
 def test_where_torch_has_other_threads_they_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +232,7 @@ def test_a_kernel_that_does_not_begin_is_told(monkeypatch: pytest.MonkeyPatch) -
     """As where it gets no memory: nothing would have been written, and what lay there would be taken for it."""
     monkeypatch.setattr(compiled, "in_team", lambda *_: None)
     with pytest.raises(MemoryError, match="kernel shorten could not begin"):
-        of_length_one(torch.ones(3, 4), 0.1)
+        shortened(torch.ones(3, 4), 0.1)
 
 
 def test_kernels_are_compiled_once_for_all_processes(tmp_path: Path) -> None:
@@ -242,6 +244,19 @@ def test_kernels_are_compiled_once_for_all_processes(tmp_path: Path) -> None:
         kept.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")})
     assert any("attend_2_4" in path.name for path in kept[0])
     assert kept[0] == kept[1]
+
+
+def test_what_a_crash_has_left_is_compiled_anew(tmp_path: Path) -> None:
+    script = "from turnstile.models import compiled; compiled.available(); print(compiled._address('attend', 2, 4) > 0)"
+    environment = {**os.environ, "TURNSTILE_CACHE": str(tmp_path)}
+    for said in ("", "are made anew: EOFError"):
+        found = subprocess.run(
+            [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True
+        )
+        assert found.stdout == "True\n"
+        assert said in found.stderr
+        for index in tmp_path.rglob("*.nbi"):
+            index.write_bytes(b"")  # made, and not yet written
 
 
 def test_without_a_place_to_keep_them_they_are_compiled_all_the_same(tmp_path: Path) -> None:

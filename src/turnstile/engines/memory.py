@@ -36,6 +36,10 @@ class Shape:
         """Hidden states kept of each token: the last, and the trunk's."""
         return 1 + self.trunk
 
+    def empty(self) -> Tensor:
+        """No numbers, of the kind that is kept."""
+        return torch.empty(0, dtype=self.dtype, device=self.device)
+
     @property
     def bytes_per_token(self) -> int:
         numbers = 2 * self.layers * self.kv_heads * self.head_dim + self.states * self.hidden

@@ -13,8 +13,7 @@ from turnstile.models.logprobs import truncate
 from turnstile.types import Sampling
 
 STRETCH = 256
-"""Tokens whose probabilities are added up first, to find where in the vocabulary a draw falls; `models/kernels.py` has
-a number of its own for that."""
+"""Tokens whose probabilities are added up first, to find where in the vocabulary a draw falls."""
 
 
 def plain(sampling: Sampling) -> Sampling:

@@ -86,6 +86,7 @@ class TransformersEngine:
         self._driver: asyncio.Task[None] | None = None
         self._loads: list[tuple[Callable[[], int], asyncio.Future[int]]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")  # the same one: it keeps its own OpenMP team
+        self._prepared = False  # whether kernels are compiled, if there are any
         self._counted: dict[str, float] = defaultdict(float)
 
     def open(self, share: str) -> str:
@@ -201,7 +202,7 @@ class TransformersEngine:
         weights be published while it goes on; places are taken again only between steps.
         """
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._prepare)  # behind a step that a loop which ended has left
+        await loop.run_in_executor(self._thread, int)  # a loop that ended in mid-step has left that step to finish
         while self._running or self._loads:
             await self._load()
             if batch := self._running[: self._max_batch]:
@@ -210,18 +211,16 @@ class TransformersEngine:
             if not self._running:
                 await loop.run_in_executor(self._thread, leave_team)  # whoever computes now has the processors
 
-    def _prepare(self) -> None:
-        """What takes long the first time, and would else be done between two steps, where everybody waits for it."""
-        shape = self._planner.memory.shape
-        can_compute(torch.empty(0, dtype=shape.dtype, device=shape.device))
-
     async def _answer(self, batch: Sequence[Request]) -> None:
         """One step for a batch; answers those whose turn is over."""
         try:
-            started = time.monotonic()
+            started, loop = time.monotonic(), asyncio.get_running_loop()
+            if not self._prepared:  # planning would have to wait for it, and with it all that goes on in this loop
+                await loop.run_in_executor(self._thread, can_compute, self._planner.memory.shape.empty())
+                self._prepared = True
             step = self._planner.plan(batch)
             leave_team()
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._step, step, self._version)
+            await loop.run_in_executor(self._thread, self._step, step, self._version)
             self._planner.settle(step, batch)
             self._counted["seconds"] += time.monotonic() - started
         except BaseException as error:  # every request of the batch is told

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import importlib
 import importlib.util
 import logging
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from turnstile.models.teams import has_team, in_team
 from turnstile.models.works import AttendWork, DrawWork, ShortenWork, WriteWork
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Part = tuple[Tensor, int, int]
 """Kept keys and values [L, 2, R, Hkv, capacity, D], one of their rows, and how many of its columns are seen."""
@@ -48,28 +50,48 @@ def can_compute(x: Tensor) -> bool:
 @functools.cache
 def available() -> bool:
     """Whether the kernels can be used here; what all models need of them is compiled by then."""
-    if importlib.util.find_spec("numba") is None or not has_team():
+    if importlib.util.find_spec("numba") is None:
+        return False
+    if not has_team():
+        _log.info("sampling goes without compiled kernels: torch does not compute with libgomp here")
         return False
     try:
-        importlib.import_module("numba")
+        numba = importlib.import_module("numba")
     except (ImportError, SystemError) as error:  # it is made for certain Pythons and NumPys
         first = str(error).partition("\n")[0]
         why = f"{type(error).__name__}: {first}"
         _log.warning("numba is installed and of no use here, so that sampling on this CPU is slower (%s)", why)
         return False
-    with _compiling():
-        importlib.import_module("turnstile.models.kernels")
+    if numba.config.DISABLE_JIT:
+        return False
+    _compile(lambda: importlib.import_module("turnstile.models.kernels"))
     return True
 
 
+def _compile(make: Callable[[], T]) -> T:
+    """Has numba compile. What a crash has left in its cache is removed, and compiled anew."""
+    folder = _folder()
+    with _cached_in(folder):
+        try:
+            return make()
+        except Exception as error:
+            broken = [file for file in folder.rglob("*.nb?") if file.is_file()]
+            if not broken:
+                raise
+            _log.warning("the compiled kernels in %s are made anew: %s: %s", folder, type(error).__name__, error)
+            for file in broken:
+                file.unlink()
+            return make()
+
+
 @contextmanager
-def _compiling() -> Iterator[None]:
-    """Inside, what numba compiles is kept in the user's cache, by one process at a time: where two write there, the
-    index that numba keeps may name one kernel and have the code of another."""
+def _cached_in(folder: Path) -> Iterator[None]:
+    """Inside, what numba compiles is kept there, by one process at a time: where two write to one place, the index that
+    numba keeps may name one kernel and have the code of another."""
     from numba import config
 
-    folder = _folder()
     with locked(folder):
+        config.reload_config()  # numba does so when it compiles, and would forget what is set here
         before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
         try:
             yield
@@ -79,15 +101,17 @@ def _compiling() -> Iterator[None]:
 
 @functools.cache
 def _folder() -> Path:
-    """Where compiled kernels are kept; for this process alone, where the user's cache cannot be written."""
-    folder = cache_dir() / "kernels"
+    """Where these kernels are kept: in the user's cache, or for this process alone where that cannot be written. One
+    folder for each wording of their source, which numba's own cache does not follow in all its parts."""
+    source = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("kernels.py", "works.py"))
+    folder = cache_dir() / "kernels" / hashlib.sha256(source).hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
     except OSError as error:
         _log.warning("kernels are compiled anew in every process: %s", error)
-    if os.access(folder, os.W_OK):
-        return folder
-    return Path(_scratch().name)
+    return Path(_scratch().name) / "kernels"
 
 
 @functools.cache
@@ -109,8 +133,7 @@ def _address(kernel: str, *made_for: int) -> int:
 
     found = getattr(kernels, kernel)
     if made_for:
-        with _compiling():
-            found = found(*made_for)
+        found = _compile(lambda: getattr(kernels, kernel)(*made_for))
     address: int = found.address
     return address
 
@@ -170,7 +193,7 @@ class Attention:
             raise ValueError(f"{x.shape[2]} tokens for layer {layer}: {self.count} are kept, of {self._layers} layers")
 
 
-def of_length_one(x: Tensor, floor: float) -> Tensor:
+def shortened(x: Tensor, floor: float) -> Tensor:
     """x [T, H], each row divided by its length; by a little more where that is hardly above the floor."""
     _want(x, "to be shortened", (None, None))
     x = x.contiguous()
@@ -186,6 +209,8 @@ def draw(
     """For each of some rows of logits [R, V]: a token drawn by a number in [0, 1) at a temperature, by inversion, its
     log-probability, and the entropy, which is NaN where logits are not finite."""
     _want(logits, "to draw from", (None, None))
+    if len(rows) == 0:
+        return []
     logits = logits.contiguous()
     chosen, numbers = np.array(rows, dtype=np.int64), np.array(draws, dtype=np.float64)
     if len(chosen) != len(numbers) or not 0 <= chosen.min() <= chosen.max() < len(logits):

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from turnstile.models.adapt import is_linear
 from turnstile.models.attention import Layout
-from turnstile.models.compiled import can_compute, of_length_one
+from turnstile.models.compiled import can_compute, shortened
 from turnstile.models.packed import PackedWeight, Stamp, can_be_packed, stamp_of
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -199,7 +199,7 @@ def _floor(norm: nn.Module) -> float:
 def _of_length_one(x: Tensor, floor: float) -> Tensor:
     """x [T, H], each row divided by its length; by a little more where that is hardly above `floor`."""
     if can_compute(x):
-        return of_length_one(x, floor)
+        return shortened(x, floor)
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / length.hypot(length.new_tensor(floor))
 

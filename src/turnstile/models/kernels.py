@@ -18,9 +18,6 @@ from numba.extending import intrinsic
 
 from turnstile.models.works import AttendWork, DrawWork, ShortenWork, WriteWork
 
-# numba's cache on disk sees changes of this file and of the works' fields, and of nothing else: so what else kernels
-# are made of stays here.
-
 PART = 5
 """Numbers of a part of what is kept: the address of the keys of its first layer; how far from there are the values, the
 next layer and the next head, in bytes; how many columns are seen."""
@@ -31,7 +28,7 @@ ROWS = 4
 TILE = 128
 """Columns whose keys and values are in the nearest cache at once."""
 
-STRETCH = 256
+DRAW_STRETCH = 256
 """Tokens whose probabilities are added up first, to find where in the vocabulary a draw falls."""
 
 # NaN and infinity are what they are: a policy that has lost its numbers must not sample as if it had not.
@@ -80,7 +77,7 @@ LEAST = np.float32(-87)
 @_compiled
 def _exp(x: Any) -> Any:
     """e^x for x <= 0, to 2e-7 of it: 2^n by its bits, and a polynomial for what is left."""
-    inside = LEAST if x < LEAST else x
+    inside = x if x >= LEAST else LEAST  # NaN does not get as far as an integer
     n = np.floor(inside * np.float32(1.44269504) + np.float32(0.5))
     r = inside - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
     p = np.float32(1 / 720) + r * np.float32(1 / 5040)
@@ -88,7 +85,8 @@ def _exp(x: Any) -> Any:
     p = np.float32(1 / 2) + r * (np.float32(1 / 6) + r * p)
     p = np.float32(1) + r * (np.float32(1) + r * p)
     p *= np.int32((np.int32(n) + 127) << 23).view(np.float32)
-    return np.float32(0) if x < LEAST else p
+    below = np.float32(0) if x < LEAST else x
+    return p if x >= LEAST else below
 
 
 @_compiled
@@ -176,8 +174,9 @@ def _absorb(
             own = scores[query, : end - begin]
             before = highest[query]
             highest[query] = max(before, _highest(own))
-            left = _exp((before - highest[query]) * scale)
-            total[query] = total[query] * left + _soften(own, highest[query], scale)
+            top = np.float32(0) if highest[query] == -np.inf else highest[query]
+            left = _exp((before - top) * scale)
+            total[query] = total[query] * left + _soften(own, top, scale)
             for i in range(width):
                 seen[query, i] *= left
         _mix(scores, values[begin:end], seen, heads, width)
@@ -263,9 +262,9 @@ def _masses(logits: Any, best: Any, cooling: Any, masses: Any) -> Any:
     come to when each counts as much as its logarithm, and the last stretch that has any."""
     total, leaning, last = np.float64(0), np.float64(0), 0
     for stretch in range(len(masses)):
-        begin = stretch * STRETCH
+        begin = stretch * DRAW_STRETCH
         mass, lean = np.float32(0), np.float32(0)
-        for token in range(begin, min(begin + STRETCH, len(logits))):
+        for token in range(begin, min(begin + DRAW_STRETCH, len(logits))):
             x = (logits[token] - best) * cooling
             p = _exp(x)
             mass += p
@@ -285,7 +284,7 @@ def _find(logits: Any, best: Any, cooling: Any, masses: Any, end: Any, target: A
     while stretch < end and before + masses[stretch] <= target:
         before += masses[stretch]
         stretch += 1
-    for token in range(stretch * STRETCH, min((stretch + 1) * STRETCH, len(logits))):
+    for token in range(stretch * DRAW_STRETCH, min((stretch + 1) * DRAW_STRETCH, len(logits))):
         p = _exp((logits[token] - best) * cooling)
         before += p
         last = token if p > 0 else last
@@ -301,7 +300,7 @@ def draw(given: Any) -> None:
     count, vocabulary, cooling = work.count, work.vocabulary, work.cooling
     rows, draws = carray(_integers(work.rows), count), carray(_doubles(work.draws), count)
     tokens, found = carray(_integers(work.tokens), count), carray(_doubles(work.found), (count, 2))
-    masses = np.empty((vocabulary + STRETCH - 1) // STRETCH, np.float64)
+    masses = np.empty((vocabulary + DRAW_STRETCH - 1) // DRAW_STRETCH, np.float64)
     while True:
         i = _take(given, 1)
         if i >= count:

@@ -19,11 +19,10 @@ _SOFT = 1  # omp_pause_soft: settings stay
 
 def in_team(function: int, given: ctypes.Structure) -> None:
     """Calls the C function `void (void *)` at an address in all threads of torch's team at once, in each with the
-    address of what is given. Where `has_team` says that there is none, the calling thread is alone."""
-    if runtime := _runtime_of_torch():
-        runtime.GOMP_parallel(function, ctypes.addressof(given), torch.get_num_threads(), 0)
-    else:
-        _FUNCTION(function)(ctypes.addressof(given))
+    address of what is given. Ask `has_team` first."""
+    runtime = _runtime_of_torch()
+    assert runtime is not None, "there is no team"
+    runtime.GOMP_parallel(function, ctypes.addressof(given), torch.get_num_threads(), 0)
 
 
 def has_team() -> bool:
@@ -38,16 +37,14 @@ def leave_team() -> None:
         runtime.omp_pause_resource_all(_SOFT)
 
 
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
 @functools.cache
 def _runtime_of_torch() -> ctypes.CDLL | None:
     """The libgomp that lies with torch; elsewhere the only one there is. With another than torch's own there would be a
     second team, which spins beside torch's."""
     home = Path(torch.__file__).parent
-    homes = {home, home.with_name("torch.libs")}
-    found = [runtime for runtime in _runtimes() if homes & set(Path(runtime._name).parents)] or _runtimes()
+    homes = (home / "lib", home.with_name("torch.libs"))
+    own = {str(path.resolve()) for folder in homes for path in folder.glob("libgomp*")}
+    found = [runtime for runtime in _runtimes() if runtime._name in own] or _runtimes()
     if len(found) != 1:
         return None
     found[0].GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
