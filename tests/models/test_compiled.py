@@ -5,13 +5,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -233,39 +229,6 @@ def test_a_kernel_that_does_not_begin_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(compiled, "in_team", lambda *_: None)
     with pytest.raises(MemoryError, match="kernel shorten could not begin"):
         shortened(torch.ones(3, 4), 0.1)
-
-
-def test_kernels_are_compiled_once_for_all_processes(tmp_path: Path) -> None:
-    script = "from turnstile.models import compiled; compiled.available(); compiled._address('attend', 2, 4)"
-    kept = []
-    for _ in range(2):
-        environment = {**os.environ, "TURNSTILE_CACHE": str(tmp_path)}
-        subprocess.run([sys.executable, "-c", script], env=environment, check=True)
-        kept.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")})
-    assert any("attend_2_4" in path.name for path in kept[0])
-    assert kept[0] == kept[1]
-
-
-def test_what_a_crash_has_left_is_compiled_anew(tmp_path: Path) -> None:
-    script = "from turnstile.models import compiled; compiled.available(); print(compiled._address('attend', 2, 4) > 0)"
-    environment = {**os.environ, "TURNSTILE_CACHE": str(tmp_path)}
-    for said in ("", "are made anew: EOFError"):
-        found = subprocess.run(
-            [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True
-        )
-        assert found.stdout == "True\n"
-        assert said in found.stderr
-        for index in tmp_path.rglob("*.nbi"):
-            index.write_bytes(b"")  # made, and not yet written
-
-
-def test_without_a_place_to_keep_them_they_are_compiled_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    script = "import torch; from turnstile.models.compiled import draw; print(draw(torch.zeros(1, 2), [0], [0.7], 1))"
-    environment = {**os.environ, "TURNSTILE_CACHE": str(tmp_path / "file")}
-    found = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
-    assert found.stdout.startswith("[(1, ")
-    assert "kernels are compiled anew in every process: " in found.stderr
 
 
 def test_they_are_for_float32_on_a_cpu() -> None:

@@ -1,0 +1,63 @@
+"""Compiled kernels and the folder they are kept in, in processes of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+
+SCRIPT = """
+import torch
+from turnstile.models import compiled
+
+kv = torch.ones(1, 2, 1, 1, 3, 4)
+print(compiled.Attention([[(kv, 0, 3)]]).attend(0, torch.ones(1, 2, 1, 4), 1.0).tolist())
+"""
+
+
+def attended(cache: Path) -> str:
+    """What a process of its own says on its standard error, while it gives what it should."""
+    environment = {**os.environ, "TURNSTILE_CACHE": str(cache)}
+    found = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True)
+    assert found.stdout == "[[[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]]\n"
+    return found.stderr
+
+
+def kept(cache: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
+
+
+def test_they_are_compiled_once_for_all_processes_and_anew_after_a_crash(tmp_path: Path) -> None:
+    assert attended(tmp_path) == ""
+    first = kept(tmp_path)
+    assert any("attend_2_4" in path.name for path in first)
+    assert attended(tmp_path) == ""
+    assert kept(tmp_path) == first
+    for index in tmp_path.rglob("*.nbi"):
+        index.write_bytes(b"")  # made, and never written
+    assert "are made anew: EOFError" in attended(tmp_path)
+    assert attended(tmp_path) == ""
+
+
+def test_several_processes_may_begin_at_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "TURNSTILE_CACHE": str(tmp_path)}
+    running = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT.replace("4", str(width))], env=environment, text=True)
+        for width in (4, 7, 4)
+    ]
+    assert [process.wait(300) for process in running] == [0, 0, 0]
+    before = kept(tmp_path)
+    assert {"attend_2_4", "attend_2_7"} <= {path.name.split(".")[1].partition("-")[0] for path in before}
+    assert attended(tmp_path) == ""
+    assert kept(tmp_path) == before
+
+
+def test_without_a_place_to_keep_them_they_are_compiled_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "kernels are compiled anew in every process: " in attended(tmp_path / "file")
