@@ -7,7 +7,6 @@ import logging
 import math
 import random
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,15 +18,6 @@ from turnstile.models.compiled import Attention, Part, shortened
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 
 LAYERS = 3
-
-
-@pytest.fixture(params=[1, 2, 5])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-    teams.leave_team()
 
 
 def kept(rows: int, columns: int, kv_heads: int, width: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -120,14 +120,6 @@ def test_large_scores_in_half_precision_keep_their_differences() -> None:
     assert float(scores.mean()) > 100
     torch.testing.assert_close(sums.double(), scores.logsumexp(-1), rtol=0, atol=1e-3)
     torch.testing.assert_close(found.double(), scores.softmax(-1) @ value.double(), rtol=0, atol=0.02)
-
-
-@pytest.fixture(params=[1, 2, 5])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1), (9, 3)])

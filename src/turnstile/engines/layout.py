@@ -283,7 +283,7 @@ class LonelyLayout:
         self.compiled = _compiled(spans)
         self._tokens = [
             (*span.row.at(position)[:2], span.at + i, position + 1)
-            for span in spans
+            for span in (spans if self.compiled is None else ())
             for i, position in enumerate(range(span.begin, span.end))
         ]
 
