@@ -319,8 +319,8 @@ class Found:
         return "batches" if "batches" in self.by else "rows"
 
     def resident(self, contestant: str) -> float | None:
-        """MB of the process in the last repeat, as it hardly varies."""
-        return self.by[contestant][self.repeats[-1]]["peak_mb"] if contestant in self.by else None
+        """MB of the process."""
+        return self.median(contestant, "peak_mb") if contestant in self.by else None
 
     def allocated(self, contestant: str) -> float | None:
         """MB that an update allocates at most, if it was counted."""

@@ -41,9 +41,10 @@ def rates(shape: Shape, name: str) -> dict[str, float]:
     decode = by_hand(model, packed=False)
     turns = shape.rounds + 1
     length = PROMPT + turns * TURN + shape.rounds * ANSWER
-    halfway = torch.randint(100, 10_000, (shape.episodes, (PROMPT + length) // 2))
-    alone = best(lambda: decode(halfway, 1))
-    decoded = best(lambda: decode(halfway, 1 + DECODED)) - alone
+    halfway = (PROMPT + length) // 2
+    last = torch.randint(100, 10_000, (shape.episodes, 1))
+    alone = best(lambda: decode(last, 1, after=halfway))
+    decoded = best(lambda: decode(last, 1 + DECODED, after=halfway)) - alone
     prompt = torch.randint(100, 10_000, (1, PROMPT))
     prefilled = best(lambda: decode(prompt, 1))
     parameters = choose_trainable(model, shape.train, top_layers=shape.top, lora_rank=shape.lora_rank)  # type: ignore[arg-type]

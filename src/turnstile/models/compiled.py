@@ -131,10 +131,8 @@ def _address(kernel: str, *made_for: int) -> int:
         raise RuntimeError("kernels cannot be used here; ask `can_compute` first")
     from turnstile.models import kernels
 
-    found = getattr(kernels, kernel)
-    if made_for:
-        found = _compile(lambda: getattr(kernels, kernel)(*made_for))
-    address: int = found.address
+    named = getattr(kernels, kernel)
+    address: int = (_compile(lambda: named(*made_for)) if made_for else named).address
     return address
 
 

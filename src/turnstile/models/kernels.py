@@ -28,6 +28,9 @@ ROWS = 4
 TILE = 128
 """Columns whose keys and values are in the nearest cache at once."""
 
+LINE = 64
+"""Bytes that come from memory together."""
+
 DRAW_STRETCH = 256
 """Tokens whose probabilities are added up first, to find where in the vocabulary a draw falls."""
 
@@ -70,6 +73,22 @@ def _take(context: Any, work: Any, count: Any) -> Any:
     return types.int64(work, types.int64), code
 
 
+@intrinsic
+def _fetch(context: Any, address: Any) -> Any:
+    """Asks for the memory at an address, and does not wait for it. There need be none."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        prefetch = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        )
+        read, second_cache, data = ir.Constant(number, 0), ir.Constant(number, 2), ir.Constant(number, 1)
+        builder.call(prefetch, [builder.inttoptr(arguments[0], byte), read, second_cache, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), code
+
+
 LEAST = np.float32(-87)
 """Below this e^x is nothing."""
 
@@ -90,11 +109,26 @@ def _exp(x: Any) -> Any:
 
 
 @_compiled
+def _keys(part: Any, layer: Any, head: Any) -> Any:
+    """The address of the keys of a part i64[PART]."""
+    return part[0] + layer * part[2] + head * part[3]
+
+
+@_compiled
 def _kept(part: Any, layer: Any, head: Any, width: Any) -> Any:
     """Keys and values f32[columns, width] of a part i64[PART]."""
-    keys = part[0] + layer * part[2] + head * part[3]
+    keys = _keys(part, layer, head)
     shape = (part[4], width)
     return carray(_floats(keys), shape), carray(_floats(keys + part[1]), shape)
+
+
+@_compiled
+def _fetch_columns(address: Any, begin: Any, end: Any, width: Any) -> None:
+    """Asks for columns of keys or values f32[columns, width] at an address. Those that are read next come from memory
+    while others are computed with: a processor foresees what it reads no further than to the end of a page."""
+    size = width * 4  # bytes of a column
+    for line in range(address + begin * size, address + end * size, LINE):
+        _fetch(line)
 
 
 @njit(fastmath={*EXACT, "nnan"}, error_model="numpy", cache=True)  # else it goes one by one
@@ -120,11 +154,12 @@ def _soften(scores: Any, highest: Any, scale: Any) -> Any:
 
 
 @_compiled
-def _score(asked: Any, keys: Any, scores: Any, heads: Any, width: Any) -> None:
+def _score(asked: Any, keys: Any, then: Any, scores: Any, heads: Any, width: Any) -> None:
     """Products of asked f32[heads, width] and keys f32[n, width] -> scores f32[heads, n]; four at a time, as sums that
-    do not wait for each other."""
+    do not wait for each other. At `then` lies what is read next."""
     fours = len(keys) // 4 * 4
     for column in range(0, fours, 4):
+        _fetch_columns(then, column, column + 4, width)
         for query in range(heads):
             a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
             for i in range(width):
@@ -143,11 +178,12 @@ def _score(asked: Any, keys: Any, scores: Any, heads: Any, width: Any) -> None:
 
 
 @_compiled
-def _mix(shares: Any, values: Any, seen: Any, heads: Any, width: Any) -> None:
+def _mix(shares: Any, values: Any, then: Any, seen: Any, heads: Any, width: Any) -> None:
     """Adds shares f32[heads, n] of values f32[n, width] to seen f32[heads, width]; four at a time, as `seen` is read
-    and written for each."""
+    and written for each. At `then` lies what is read next."""
     fours = len(values) // 4 * 4
     for column in range(0, fours, 4):
+        _fetch_columns(then, column, column + 4, width)
         for query in range(heads):
             a, b = shares[query, column], shares[query, column + 1]
             c, d = shares[query, column + 2], shares[query, column + 3]
@@ -162,14 +198,15 @@ def _mix(shares: Any, values: Any, seen: Any, heads: Any, width: Any) -> None:
 
 @_compiled
 def _absorb(
-    asked: Any, keys: Any, values: Any, scale: Any, scores: Any, highest: Any, total: Any, seen: Any,
+    asked: Any, keys: Any, values: Any, then: Any, scale: Any, scores: Any, highest: Any, total: Any, seen: Any,
     heads: Any, width: Any,
 ) -> None:  # fmt: skip
     """Adds columns, tile by tile, to what a token's heads have seen f32[heads, width] so far, whose masses are `total`,
-    each e^(scale (score - highest)); scores f32[heads, TILE] are for use here."""
+    each e^(scale (score - highest)); scores f32[heads, TILE] are for use here. At `then` lie the keys that are read
+    next."""
     for begin in range(0, len(keys), TILE):
         end = min(begin + TILE, len(keys))
-        _score(asked, keys[begin:end], scores, heads, width)
+        _score(asked, keys[begin:end], values[begin:end].ctypes.data, scores, heads, width)
         for query in range(heads):
             own = scores[query, : end - begin]
             before = highest[query]
@@ -179,7 +216,7 @@ def _absorb(
             total[query] = total[query] * left + _soften(own, top, scale)
             for i in range(width):
                 seen[query, i] *= left
-        _mix(scores, values[begin:end], seen, heads, width)
+        _mix(scores, values[begin:end], keys[end:].ctypes.data if end < len(keys) else then, seen, heads, width)
 
 
 @functools.cache
@@ -218,16 +255,27 @@ def attend(heads: int, width: int) -> Any:
                         where = work.query + order[at + i] * work.query_token + (head * heads + query) * work.query_head
                         asked[i, query] = carray(_floats(where), width)
                 seen[:count], highest[:count], total[:count] = 0, -np.inf, 0
+                after = _keys(shared, layer, head)  # is read after this group; where nothing is, what is there already
+                if begin + count < last:
+                    after = _keys(parts[first[order[(begin + count) % tokens]]], layer, (begin + count) // tokens)
                 keys, values = _kept(shared, layer, head, width)
+                own = first[order[at]] + 1
+                then = _keys(parts[own], layer, head) if own < first[order[at] + 1] else after
                 for column in range(0, len(keys), TILE):
                     some, theirs = keys[column : column + TILE], values[column : column + TILE]
+                    near = keys[column + TILE :].ctypes.data if column + TILE < len(keys) else then
                     for i in range(count):
-                        _absorb(asked[i], some, theirs, scale, scores, highest[i], total[i], seen[i], heads, width)
+                        _absorb(
+                            asked[i], some, theirs, near, scale, scores, highest[i], total[i], seen[i], heads, width
+                        )
                 for i in range(count):
                     token = order[at + i]
                     for place in range(first[token] + 1, first[token + 1]):
+                        then = _keys(parts[place + 1], layer, head) if place + 1 < first[token + 1] else after
                         keys, values = _kept(parts[place], layer, head, width)
-                        _absorb(asked[i], keys, values, scale, scores, highest[i], total[i], seen[i], heads, width)
+                        _absorb(
+                            asked[i], keys, values, then, scale, scores, highest[i], total[i], seen[i], heads, width
+                        )
                     for query in range(heads):
                         share = np.float32(1) / total[i, query]
                         for number in range(width):
