@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from turnstile.models import compiled, teams
-from turnstile.models.compiled import Attention, Part, shortened
+from turnstile.models.compiled import Attention, Part
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 
@@ -136,16 +136,6 @@ def test_numbers_that_do_not_lie_side_by_side() -> None:
         torch.testing.assert_close(found[i].double(), seen(each, 2, query[0, :, i], 1.0), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 37])
-def test_rows_shortened(rows: int, threads: int) -> None:
-    x, floor = torch.randn(rows, 77), 0.3
-    x[0] = 0
-    wanted = x.double() / (x.double().square().sum(-1, keepdim=True) + 0.09).sqrt()
-    torch.testing.assert_close(shortened(x, floor).double(), wanted, rtol=1e-6, atol=1e-7)
-    across = x.T.contiguous().T
-    assert shortened(across, floor).equal(shortened(x, floor))
-
-
 @pytest.mark.parametrize(("vocabulary", "temperature"), [(5, 1.0), (256, 1.0), (1000, 0.6), (49152, 1.0), (49152, 2.0)])
 def test_tokens_are_drawn_by_inversion(vocabulary: int, temperature: float, threads: int) -> None:
     torch.manual_seed(4)
@@ -217,8 +207,8 @@ def test_what_does_not_fit_is_refused(layer: int, query: Tensor, said: str) -> N
 def test_a_kernel_that_does_not_begin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where it gets no memory: nothing would have been written, and what lay there would be taken for it."""
     monkeypatch.setattr(compiled, "in_team", lambda *_: None)
-    with pytest.raises(MemoryError, match="kernel shorten could not begin"):
-        shortened(torch.ones(3, 4), 0.1)
+    with pytest.raises(MemoryError, match="kernel draw could not begin"):
+        compiled.draw(torch.ones(3, 4), [0], [0.5], 1.0)
 
 
 def test_they_are_for_float32_on_a_cpu() -> None:

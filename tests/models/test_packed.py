@@ -125,7 +125,7 @@ def test_leaves_the_model_as_it_was(model: Calls) -> None:
     torch.testing.assert_close(ran(packed, model), plain(model, ROWS) + 1, rtol=1e-5, atol=1e-5)
     assert "forward" not in vars(model.first)
     assert "forward" in vars(model.second)
-    with pytest.raises(RuntimeError):
+    with pytest.raises((RuntimeError, ValueError)):  # oneDNN's, and ours
         ran(packed, model, torch.randn(1, 2, 3))
     assert "forward" not in vars(model.first)
 

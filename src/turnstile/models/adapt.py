@@ -117,5 +117,11 @@ def bias_of(layer: nn.Module) -> torch.Tensor | None:
     return None if bias is None else bias.detach()
 
 
+def eps_of(norm: nn.Module) -> float | None:
+    """What a root-mean-square norm adds, None if that is not known."""
+    eps: float | None = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    return eps if hasattr(norm, "weight") and not isinstance(norm, nn.LayerNorm) else None
+
+
 def _is_adapted(layer: nn.Module) -> bool:
     return hasattr(layer, "base_layer") and hasattr(layer, "get_delta_weight")

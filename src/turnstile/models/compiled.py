@@ -3,7 +3,7 @@
 Beside matrices that come from memory an operation of torch costs some eight microseconds, however little it computes,
 and its attention of few queries reads keys and values at half the speed of memory. These kernels run in the team of
 threads that torch computes with (`models/teams.py`). What they give for a token does not depend, to the last bit, on
-what other tokens there are, nor on how many threads there are.
+what other tokens there are, nor on how many threads there are. Products are in `models/panels.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from turnstile.cache import cache_dir, locked
 from turnstile.models.teams import has_team, in_team
-from turnstile.models.works import AttendWork, DrawWork, ShortenWork, WriteWork
+from turnstile.models.works import AttendWork, DrawWork, WriteWork
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -103,7 +103,8 @@ def _cached_in(folder: Path) -> Iterator[None]:
 def _folder() -> Path:
     """Where these kernels are kept: in the user's cache, or for this process alone where that cannot be written. One
     folder for each wording of their source, which numba's own cache does not follow in all its parts."""
-    source = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("kernels.py", "works.py"))
+    here = Path(__file__).parent
+    source = b"".join(file.read_bytes() for file in (here / "works.py", *sorted((here / "kernels").glob("*.py"))))
     folder = cache_dir() / "kernels" / hashlib.sha256(source).hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +120,8 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="turnstile-kernels-")
 
 
-def _run(kernel: str, work: ctypes.Structure, tasks: int, *made_for: int) -> None:
+def run(kernel: str, work: ctypes.Structure, tasks: int, *made_for: int) -> None:
+    """Runs a kernel on what it is told, in all threads; there is at least one task."""
     in_team(_address(kernel, *made_for), work)
     if work.taken < tasks:  # no thread got as far as its first: what goes wrong in there is printed, and not raised
         raise MemoryError(f"kernel {kernel} could not begin; see what it printed")
@@ -145,7 +147,7 @@ class Attention:
         self._kept = {id(kv): kv for kv, _, _ in parts}  # in memory for as long as their addresses are used
         self._layers, _, _, self._kv_heads, _, self._width = parts[0][0].shape
         for kv in self._kept.values():
-            _want(kv, "kept", (self._layers, 2, None, self._kv_heads, None, self._width))
+            want(kv, "kept", (self._layers, 2, None, self._kv_heads, None, self._width))
             if kv.stride()[-2:] != (self._width, 1):
                 raise ValueError(f"kept: columns of {self._width} numbers lie {kv.stride()[-2:]} apart")
         begins = {key: (kv.data_ptr(), [step * kv.itemsize for step in kv.stride()]) for key, kv in self._kept.items()}
@@ -171,7 +173,7 @@ class Attention:
         work.taken, work.layer = 0, layer
         key, work.keys, work.keys_head, work.keys_token = _of_heads(key)
         value, work.values, work.values_head, work.values_token = _of_heads(value)
-        _run("write", work, self.count)
+        run("write", work, self.count)
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
         """query [1, Hq, T, D] -> what they see [n, Hq, D]."""
@@ -182,23 +184,13 @@ class Attention:
         work.taken, work.layer, work.scale, work.out = 0, layer, scale, out.data_ptr()
         work.chunk = min(-(-tasks // (CHUNKS * torch.get_num_threads())), CHUNK)
         query, work.query, work.query_head, work.query_token = _of_heads(query)
-        _run("attend", work, tasks, heads, self._width)
+        run("attend", work, tasks, heads, self._width)
         return out
 
     def _check(self, layer: int, x: Tensor, heads: int) -> None:
-        _want(x, f"for layer {layer} of {self._layers}", (1, heads, None, self._width))
+        want(x, f"for layer {layer} of {self._layers}", (1, heads, None, self._width))
         if not 0 <= layer < self._layers or x.shape[2] < self.count:
             raise ValueError(f"{x.shape[2]} tokens for layer {layer}: {self.count} are kept, of {self._layers} layers")
-
-
-def shortened(x: Tensor, floor: float) -> Tensor:
-    """x [T, H], each row divided by its length; by a little more where that is hardly above the floor."""
-    _want(x, "to be shortened", (None, None))
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    rows, width = x.shape
-    _run("shorten", ShortenWork(rows=rows, width=width, given=x.data_ptr(), out=out.data_ptr(), floor=floor), rows)
-    return out
 
 
 def draw(
@@ -206,7 +198,7 @@ def draw(
 ) -> list[tuple[int, float, float]]:
     """For each of some rows of logits [R, V]: a token drawn by a number in [0, 1) at a temperature, by inversion, its
     log-probability, and the entropy, which is NaN where logits are not finite."""
-    _want(logits, "to draw from", (None, None))
+    want(logits, "to draw from", (None, None))
     if len(rows) == 0:
         return []
     logits = logits.contiguous()
@@ -218,7 +210,7 @@ def draw(
     work.row = logits.stride(0) * logits.itemsize
     work.rows, work.draws = chosen.ctypes.data, numbers.ctypes.data
     work.tokens, work.found = tokens.ctypes.data, found.ctypes.data
-    _run("draw", work, len(chosen))
+    run("draw", work, len(chosen))
     logprobs, entropies = found.T.tolist()
     return list(zip(tokens.tolist(), logprobs, entropies, strict=True))
 
@@ -231,7 +223,7 @@ def _of_heads(x: Tensor) -> tuple[Tensor, int, int, int]:
     return x, x.data_ptr(), x.stride(1) * x.itemsize, x.stride(2) * x.itemsize
 
 
-def _want(x: Tensor, what: str, shape: Sequence[int | None]) -> None:
+def want(x: Tensor, what: str, shape: Sequence[int | None]) -> None:
     """Kernels see addresses alone, and would read and write whatever is there."""
     fits = len(x.shape) == len(shape) and all(w in (None, n) for n, w in zip(x.shape, shape, strict=True))
     if x.dtype != torch.float32 or x.device.type != "cpu" or not fits:

@@ -1,9 +1,9 @@
 """A decoder built like Llama, run with fewer and larger operations: for sampling on a CPU.
 
 The arithmetic is the model's own, in fewer operations: each costs its time also where it has little to compute.
-Queries, keys and values come from one projection; activation, gating and residuals are computed inside the kernels of
-the projections, on weights that lie as those kernels want them (`models/packed.py`) and have those of the norms in
-them. Numbers that rotate as a pair lie side by side in queries and keys: then rotating is one complex product.
+Queries, keys and values come from one projection; norms, activation, gating and residuals are computed inside the
+kernels of the projections, on weights that lie as those kernels want them (`models/packed.py`) and have those of the
+norms in them. Numbers that rotate as a pair lie side by side in queries and keys: then rotating is one complex product.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
-from turnstile.models.adapt import is_linear
+from turnstile.models.adapt import eps_of, is_linear
 from turnstile.models.attention import Layout
-from turnstile.models.compiled import can_compute, shortened
 from turnstile.models.packed import PackedWeight, Stamp, can_be_packed, stamp_of
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -40,7 +39,7 @@ class Fused:
         """None where the parts are not those of a Llama with SiLU, or their numbers are not float32 on a CPU."""
         decoder: Any = model.get_decoder()
         named = ("embed_tokens", "layers", "norm", "rotary_emb")
-        if not all(hasattr(decoder, name) for name in named) or _eps(decoder.norm) is None:
+        if not all(hasattr(decoder, name) for name in named) or eps_of(decoder.norm) is None:
             return None
         if getattr(model.config.get_text_config(), "hidden_act", None) not in ("silu", "swish"):
             return None
@@ -87,7 +86,7 @@ class Fused:
 
     def _weights(self) -> Iterator[PackedWeight]:
         for layer in self._layers:
-            yield from (layer.qkv, layer.out, layer.gate, layer.up, layer.down)
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,13 +96,11 @@ class _Layer:
     parts: _Parts
     qkv: PackedWeight
     out: PackedWeight
-    gate: PackedWeight
-    up: PackedWeight
+    gate_up: PackedWeight
     down: PackedWeight
     pairs: Tensor  # i64[D], the order of a head's numbers in which those that rotate together are side by side
     kv_heads: int
     scale: float
-    floors: tuple[float, float]  # what the norms add, as the least length
 
     @classmethod
     def of(cls, layer: nn.Module) -> _Layer | None:
@@ -122,33 +119,30 @@ class _Layer:
             parts=parts,
             qkv=PackedWeight(q, k, v, norm=before, order=heads.flatten()),
             out=PackedWeight(out),
-            gate=PackedWeight(gate, norm=after),
-            up=PackedWeight(up, norm=after),
+            gate_up=PackedWeight(gate, up, norm=after, gated=True),
             down=PackedWeight(down),
             pairs=pairs,
             kv_heads=kv_heads,
             scale=float(attention.scaling),
-            floors=(_floor(before), _floor(after)),
         )
 
     def run(self, index: int, hidden: Tensor, turn: Tensor, layout: Layout) -> Tensor:
         """hidden [T, H], turn c64[T, 1, D / 2] -> [T, H]."""
-        width, (before, after) = len(self.pairs), self.floors
-        heads = self.qkv(_of_length_one(hidden, before)).view(len(hidden), -1, width)
+        width = len(self.pairs)
+        heads = self.qkv(hidden).view(len(hidden), -1, width)
         if self.parts.head_norms:
             self._norm_heads(heads)
         torch.view_as_complex(heads[:, : -self.kv_heads].unflatten(-1, (-1, 2))).mul_(turn)
         query, key, value = heads.transpose(0, 1)[None].tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
         seen = layout.attend(index, query, key, value, self.scale)
-        hidden = self.out.with_other(seen[0].transpose(0, 1).reshape(len(hidden), -1), hidden, "add")
-        normed = _of_length_one(hidden, after)
-        return self.down.with_other(self.up.with_other(normed, self.gate(normed, "swish"), "mul"), hidden, "add")
+        hidden = self.out(seen[0].transpose(0, 1).reshape(len(hidden), -1), hidden)
+        return self.down(self.gate_up(hidden), hidden)
 
     def _norm_heads(self, heads: Tensor) -> None:
         """Norms the queries and keys of [T, Hq + 2 Hkv, D] in place, as Qwen3 does."""
         query, key, _ = heads.tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
         for part, norm in zip((query, key), self.parts.head_norms, strict=True):
-            part.copy_(rms_norm(part, self.pairs.shape, cast(Tensor, norm.weight)[self.pairs], _eps(norm)))
+            part.copy_(rms_norm(part, self.pairs.shape, cast(Tensor, norm.weight)[self.pairs], eps_of(norm)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +170,8 @@ class _Parts:
             norms=(children["input_layernorm"], children["post_attention_layernorm"]),
         )
         fits = all(is_linear(linear) and can_be_packed(linear) for linear in (*parts.attention, *parts.mlp))
-        return parts if fits and all(_eps(norm) is not None for norm in (*parts.norms, *head_norms.values())) else None
-
-
-def _eps(norm: nn.Module) -> float | None:
-    """What a root-mean-square norm adds, None if that is not known."""
-    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    return eps if hasattr(norm, "weight") and not isinstance(norm, nn.LayerNorm) else None
+        known = all(eps_of(norm) is not None for norm in (*parts.norms, *head_norms.values()))
+        return parts if fits and known else None
 
 
 def _rotary_width(decoder: Any) -> int:
@@ -191,19 +180,6 @@ def _rotary_width(decoder: Any) -> int:
     return int(cosine.shape[-1])
 
 
-def _floor(norm: nn.Module) -> float:
-    """With x of n numbers, sqrt(mean(x^2) + eps) is hypot(|x|, this) / sqrt(n)."""
-    return float((cast(float, _eps(norm)) * cast(Tensor, norm.weight).numel()) ** 0.5)
-
-
-def _of_length_one(x: Tensor, floor: float) -> Tensor:
-    """x [T, H], each row divided by its length; by a little more where that is hardly above `floor`."""
-    if can_compute(x):
-        return shortened(x, floor)
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / length.hypot(length.new_tensor(floor))
-
-
 def _normed(x: Tensor, norm: nn.Module) -> Tensor:
     weight = cast(Tensor, norm.weight)
-    return rms_norm(x, weight.shape, weight, _eps(norm))
+    return rms_norm(x, weight.shape, weight, eps_of(norm))

@@ -1,7 +1,7 @@
 """Linear layers in the layout that a CPU's kernels want: decoding a few rows is bound by how weights lie in memory.
 
-oneDNN keeps a matrix in blocks that fit its registers. Reordering takes about as long as one pass over a few rows, so
-it is done once for as long as the weights stay what they are.
+With numba they lie in the panels of our own kernel (`models/panels.py`), else in oneDNN's blocks. Reordering takes
+about as long as one pass over a few rows, so it is done once for as long as the weights stay what they are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from turnstile.models.adapt import bias_of, sources, weight_of
+from turnstile.models.adapt import bias_of, eps_of, sources, weight_of
+from turnstile.models.compiled import available
+from turnstile.models.panels import Panels
 
 ROWS = 32
-"""The number of rows that the layout is chosen for; others are right, too, and gain less."""
+"""The number of rows that oneDNN's layout is chosen for; others are right, too, and gain less."""
 
 
 Stamp = list[tuple[int, int]]
@@ -35,19 +37,21 @@ _here = threading.local()
 
 
 class PackedWeight:
-    """The weights of one or several linear layers of equal input, stacked and reordered, with their biases.
+    """One or several linear layers of equal input, stacked and reordered, with their biases.
 
-    Made at first use, and again at the first use after they have changed. The weights of a root-mean-square norm
-    before them are multiplied in with `norm`; then what comes in is to have length 1 instead of root mean square 1.
-    `order` i64[out] is that of the numbers that come out.
+    Made at first use, and again at the first use after they have changed. With `norm`, a root-mean-square norm, that
+    of what comes in is computed here, and its weights are multiplied in. `order` i64[out] is that of the numbers that
+    come out. Where it is `gated`, the second half of those is multiplied by the swish of the first.
     """
 
-    def __init__(self, *layers: nn.Module, norm: nn.Module | None = None, order: Tensor | None = None) -> None:
-        self._layers, self._norm, self._order = layers, norm, order
+    def __init__(
+        self, *layers: nn.Module, norm: nn.Module | None = None, order: Tensor | None = None, gated: bool = False
+    ) -> None:
+        self._layers, self._norm, self._order, self._gated = layers, norm, order, gated
+        self._floor = None if norm is None else _floor(norm)
         self._sources: list[nn.Parameter] = []
         self._stamp: Stamp | None = None
-        self.weight = torch.empty(0)
-        self.bias: Tensor | None = None
+        self._matrix: Panels | _Blocks | None = None
 
     def forget(self) -> None:
         """What learns has changed, in whatever way."""
@@ -70,34 +74,65 @@ class PackedWeight:
         stamp = stamp_of(self.parameters())
         if stamp == self._stamp:
             return
-        matrices = [weight_of(layer) for layer in self._layers]
-        whole = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
-        biases = [bias for layer in self._layers if (bias := bias_of(layer)) is not None]
-        self.bias = torch.cat(biases) if biases else None
+        self._matrix = None  # its memory may serve the next
+        matrices, bias, scale = [weight_of(layer) for layer in self._layers], None, None
+        biases = [bias_of(layer) for layer in self._layers]
+        if any(one is not None for one in biases):
+            known = zip(matrices, biases, strict=True)
+            bias = torch.cat([matrix.new_zeros(len(matrix)) if one is None else one for matrix, one in known])
+            bias = bias if self._order is None else bias[self._order]
         if self._norm is not None:
             weight = cast(Tensor, self._norm.weight)
-            whole = whole * (weight * len(weight) ** 0.5)
-        if self._order is not None:
-            whole = whole[self._order]
-            self.bias = None if self.bias is None else self.bias[self._order]
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
+            scale = weight * len(weight) ** 0.5
+        made = Panels if available() else _Blocks
+        self._matrix = made(matrices, bias, scale=scale, order=self._order, gated=self._gated)
         self._stamp = stamp
 
-    def __call__(self, x: Tensor, then: str = "none") -> Tensor:
-        """x [..., in] -> [..., out], with `then` ("none" or "swish") of it."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, then, [], "")
-        return out
+    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """x [..., in] -> [..., out], to which `added` [..., out] is added."""
+        assert self._matrix is not None, "`refresh` comes first"
+        return self._matrix(x, added, self._floor)
 
-    def with_other(self, x: Tensor, other: Tensor, how: str) -> Tensor:
-        """x [..., in] -> [..., out], with `other` [..., out] put to it ("add" or "mul")."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, how)
+
+class _Blocks:
+    """As `Panels`, by oneDNN, which keeps a matrix in blocks that fit its registers."""
+
+    def __init__(
+        self,
+        matrices: Sequence[Tensor],
+        bias: Tensor | None,
+        *,
+        scale: Tensor | None,
+        order: Tensor | None,
+        gated: bool,
+    ) -> None:
+        whole = matrices[0] if len(matrices) == 1 else torch.cat(list(matrices))
+        whole = whole if scale is None else whole * scale
+        whole = whole if order is None else whole[order]
+        self._parts = [torch.ops.mkldnn._reorder_linear_weight(part, ROWS) for part in whole.chunk(1 + gated)]
+        self._biases = [None] * len(self._parts) if bias is None else bias.chunk(len(self._parts))
+
+    def __call__(self, x: Tensor, added: Tensor | None, floor: float | None) -> Tensor:
+        if floor is not None:
+            length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            x = x / length.hypot(length.new_tensor(floor))
+        (first, *second), (bias, *other_bias) = self._parts, self._biases
+        linear = torch.ops.mkldnn._linear_pointwise
+        if second:
+            gate = linear(x, first, bias, "swish", [], "")
+            product: Tensor = linear.binary(x, gate, second[0], other_bias[0], "mul")
+            return product if added is None else product + added
+        if added is not None:
+            out: Tensor = linear.binary(x, added, first, bias, "add")
+        else:
+            out = linear(x, first, bias, "none", [], "")
         return out
 
 
 class PackedLinears:
     """Reordered copies of a model's linear layers, at the price of their memory a second time.
 
-    Float32 on a CPU with oneDNN: elsewhere there are none, and the model runs as it is. A layer that something else
+    Float32 on a CPU: elsewhere there are none, and the model runs as it is. A layer that something else
     leads already (a `forward` of its own) is left alone.
     """
 
@@ -136,13 +171,19 @@ class PackedLinears:
 
 
 def can_be_packed(layer: nn.Module) -> bool:
-    """Float32 on a CPU, with a torch that has the kernels."""
-    return (
-        all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in sources(layer))
-        and torch.backends.mkldnn.is_available()
+    """Float32 on a CPU, with kernels of our own or those of oneDNN."""
+    if not all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in sources(layer)):
+        return False
+    return available() or (
+        torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
+
+
+def _floor(norm: nn.Module) -> float:
+    """With x of n numbers, sqrt(mean(x^2) + eps) is hypot(|x|, this) / sqrt(n)."""
+    return float((cast(float, eps_of(norm)) * cast(Tensor, norm.weight).numel()) ** 0.5)
 
 
 def _forward(layer: nn.Linear, packed: PackedWeight, x: Tensor) -> Tensor:

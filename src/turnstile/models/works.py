@@ -27,8 +27,15 @@ class WriteWork(ctypes.Structure):
     )
 
 
-class ShortenWork(ctypes.Structure):
-    _fields_ = (*_integers("taken", "rows", "width", "given", "out"), ("floor", ctypes.c_float))
+class ProductWork(ctypes.Structure):
+    _fields_ = (
+        *_integers("taken", "chunk", "rows", "depth", "width", "sides", "given", "matrix", "bias", "added", "out"),
+        ("floor", ctypes.c_float),
+    )
+
+
+class PackWork(ctypes.Structure):
+    _fields_ = (*_integers("taken", "depth", "width", "sides", "rows", "scale", "out"),)
 
 
 class DrawWork(ctypes.Structure):
