@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("features", [["avx512f", "avx"], ["avx"], []])
 def test_tiles_of_every_processor(features: list[str], tmp_path: Path) -> None:
-    """Their numbers are the same, as sums are added up in one order: that of wide registers, of narrow ones, of none."""
+    """Their numbers are the same, as sums are added up in one order."""
     script = f"""
 import torch
 from llvmlite import binding
