@@ -1,4 +1,4 @@
-"""A matrix in panels, as the compiled kernel of products takes it (`models/kernels/product.py`)."""
+"""A matrix in panels, as the compiled kernel of products takes it (`models/kernels/products.py`)."""
 
 from __future__ import annotations
 
