@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import attention
+import compiled
 import decode
 import forest
 import goals
@@ -24,7 +25,7 @@ from turnstile.tasks.demonstration import call
 from turnstile.types import Completion, Message, Sampling, Stop, Trajectory, Turn
 
 (TASK,) = guess_tasks(1)
-BENCHMARKS = (vs_trl, latency, turns, forest, attention, decode, load, gpu)
+BENCHMARKS = (vs_trl, latency, turns, forest, attention, decode, compiled, load, gpu)
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda module: module.__name__)

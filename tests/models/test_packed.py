@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from networks import network
-from turnstile.models.packed import PackedLinears
+from turnstile.models.packed import PackedLinears, PackedWeight
 
 ROWS = torch.randn(1, 5, 24, generator=torch.Generator().manual_seed(0))
 
@@ -135,3 +135,41 @@ def test_other_numbers_are_left_alone() -> None:
     packed = PackedLinears(model)
     assert not packed._packed
     assert len(PackedLinears(network())._packed) == 2 * 7 + 1
+
+
+@pytest.fixture(params=["compiled", "oneDNN"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whose."""
+    if request.param == "oneDNN":
+        monkeypatch.setattr("turnstile.models.compiled.available", lambda: False)
+    return str(request.param)
+
+
+def test_some_of_the_layers_have_a_bias(kernels: str) -> None:
+    layers = [nn.Linear(24, 6, bias=bias) for bias in (True, False, True)]
+    order = torch.randperm(18)
+    packed = PackedWeight(*layers, order=order)
+    packed.refresh()
+    with torch.no_grad():
+        wanted = torch.cat([layer(ROWS) for layer in layers], dim=-1)[..., order]
+        torch.testing.assert_close(packed(ROWS), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_could_not_be_packed_is_packed_the_next_time(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the weights are those that were packed before it failed."""
+    layer = nn.Linear(24, 6)
+    packed, own = PackedWeight(layer), layer.weight.data
+    packed.refresh()
+
+    def full(layer: nn.Module) -> Tensor:
+        raise MemoryError
+
+    layer.weight.data = own.clone()
+    with monkeypatch.context() as patch:
+        patch.setattr("turnstile.models.packed.weight_of", full)
+        with pytest.raises(MemoryError):
+            packed.refresh()
+    layer.weight.data = own
+    packed.refresh()
+    with torch.no_grad():
+        torch.testing.assert_close(packed(ROWS), layer(ROWS), rtol=1e-5, atol=1e-5)

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from turnstile.cache import cache_dir, locked
+from turnstile.models.processor import features
 from turnstile.models.teams import has_team, in_team
 from turnstile.models.works import AttendWork, DrawWork, WriteWork
 
@@ -102,10 +104,11 @@ def _cached_in(folder: Path) -> Iterator[None]:
 @functools.cache
 def _folder() -> Path:
     """Where these kernels are kept: in the user's cache, or for this process alone where that cannot be written. One
-    folder for each wording of their source, which numba's own cache does not follow in all its parts."""
+    folder for each wording of their source and each processor, which numba's own cache does not follow in all parts."""
     here = Path(__file__).parent
     source = b"".join(file.read_bytes() for file in (here / "works.py", *sorted((here / "kernels").glob("*.py"))))
-    folder = cache_dir() / "kernels" / hashlib.sha256(source).hexdigest()[:16]
+    named = hashlib.sha256(source + " ".join(sorted(features())).encode()).hexdigest()[:16]
+    folder = cache_dir() / "kernels" / named
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -127,13 +130,16 @@ def run(kernel: str, work: ctypes.Structure, tasks: int, *made_for: int) -> None
         raise MemoryError(f"kernel {kernel} could not begin; see what it printed")
 
 
+def kernels() -> ModuleType:
+    """The module `models.kernels`, which to import is to compile. Raises RuntimeError where they cannot be used."""
+    if not available():
+        raise RuntimeError("kernels cannot be used here; ask `available` first")
+    return importlib.import_module("turnstile.models.kernels")
+
+
 @functools.cache
 def _address(kernel: str, *made_for: int) -> int:
-    if not available():
-        raise RuntimeError("kernels cannot be used here; ask `can_compute` first")
-    from turnstile.models import kernels
-
-    named = getattr(kernels, kernel)
+    named = getattr(kernels(), kernel)
     address: int = (_compile(lambda: named(*made_for)) if made_for else named).address
     return address
 
@@ -151,7 +157,7 @@ class Attention:
             if kv.stride()[-2:] != (self._width, 1):
                 raise ValueError(f"kept: columns of {self._width} numbers lie {kv.stride()[-2:]} apart")
         begins = {key: (kv.data_ptr(), [step * kv.itemsize for step in kv.stride()]) for key, kv in self._kept.items()}
-        table = []  # as of `kernels.PART`
+        table = []  # as of `kernels/attention.py::PART`
         for kv, row, columns in parts:
             address, (layer, values, rows, head, *_) = begins[id(kv)]
             table.append((address + row * rows, values, layer, head, columns))

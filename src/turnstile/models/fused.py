@@ -170,7 +170,8 @@ class _Parts:
             norms=(children["input_layernorm"], children["post_attention_layernorm"]),
         )
         fits = all(is_linear(linear) and can_be_packed(linear) for linear in (*parts.attention, *parts.mlp))
-        known = all(eps_of(norm) is not None for norm in (*parts.norms, *head_norms.values()))
+        norms = (*parts.norms, *parts.head_norms)
+        known = all(eps_of(norm) is not None and can_be_packed(norm) for norm in norms)
         return parts if fits and known else None
 
 

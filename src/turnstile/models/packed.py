@@ -1,7 +1,8 @@
 """Linear layers in the layout that a CPU's kernels want: decoding a few rows is bound by how weights lie in memory.
 
-With numba they lie in the panels of our own kernel (`models/panels.py`), else in oneDNN's blocks. Reordering takes
-about as long as one pass over a few rows, so it is done once for as long as the weights stay what they are.
+With numba they lie in the panels of our own kernel (`models/panels.py`), else in oneDNN's blocks (`models/blocks.py`).
+Reordering takes about as long as one pass over a few rows, so it is done once for as long as the weights stay what they
+are.
 """
 
 from __future__ import annotations
@@ -16,13 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from turnstile.models import compiled
 from turnstile.models.adapt import bias_of, eps_of, sources, weight_of
-from turnstile.models.compiled import available
+from turnstile.models.blocks import Blocks
 from turnstile.models.panels import Panels
-
-ROWS = 32
-"""The number of rows that oneDNN's layout is chosen for; others are right, too, and gain less."""
-
 
 Stamp = list[tuple[int, int]]
 """By which it is seen that weights have changed: the version of each, and where it lies."""
@@ -51,7 +49,7 @@ class PackedWeight:
         self._floor = None if norm is None else _floor(norm)
         self._sources: list[nn.Parameter] = []
         self._stamp: Stamp | None = None
-        self._matrix: Panels | _Blocks | None = None
+        self._matrix: Panels | Blocks | None = None
 
     def forget(self) -> None:
         """What learns has changed, in whatever way."""
@@ -74,7 +72,7 @@ class PackedWeight:
         stamp = stamp_of(self.parameters())
         if stamp == self._stamp:
             return
-        self._matrix = None  # its memory may serve the next
+        self._matrix = self._stamp = None  # its memory may serve the next
         matrices, bias, scale = [weight_of(layer) for layer in self._layers], None, None
         biases = [bias_of(layer) for layer in self._layers]
         if any(one is not None for one in biases):
@@ -84,7 +82,7 @@ class PackedWeight:
         if self._norm is not None:
             weight = cast(Tensor, self._norm.weight)
             scale = weight * len(weight) ** 0.5
-        made = Panels if available() else _Blocks
+        made = Panels if compiled.available() else Blocks
         self._matrix = made(matrices, bias, scale=scale, order=self._order, gated=self._gated)
         self._stamp = stamp
 
@@ -92,41 +90,6 @@ class PackedWeight:
         """x [..., in] -> [..., out], to which `added` [..., out] is added."""
         assert self._matrix is not None, "`refresh` comes first"
         return self._matrix(x, added, self._floor)
-
-
-class _Blocks:
-    """As `Panels`, by oneDNN, which keeps a matrix in blocks that fit its registers."""
-
-    def __init__(
-        self,
-        matrices: Sequence[Tensor],
-        bias: Tensor | None,
-        *,
-        scale: Tensor | None,
-        order: Tensor | None,
-        gated: bool,
-    ) -> None:
-        whole = matrices[0] if len(matrices) == 1 else torch.cat(list(matrices))
-        whole = whole if scale is None else whole * scale
-        whole = whole if order is None else whole[order]
-        self._parts = [torch.ops.mkldnn._reorder_linear_weight(part, ROWS) for part in whole.chunk(1 + gated)]
-        self._biases = [None] * len(self._parts) if bias is None else bias.chunk(len(self._parts))
-
-    def __call__(self, x: Tensor, added: Tensor | None, floor: float | None) -> Tensor:
-        if floor is not None:
-            length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            x = x / length.hypot(length.new_tensor(floor))
-        (first, *second), (bias, *other_bias) = self._parts, self._biases
-        linear = torch.ops.mkldnn._linear_pointwise
-        if second:
-            gate = linear(x, first, bias, "swish", [], "")
-            product: Tensor = linear.binary(x, gate, second[0], other_bias[0], "mul")
-            return product if added is None else product + added
-        if added is not None:
-            out: Tensor = linear.binary(x, added, first, bias, "add")
-        else:
-            out = linear(x, first, bias, "none", [], "")
-        return out
 
 
 class PackedLinears:
@@ -174,11 +137,7 @@ def can_be_packed(layer: nn.Module) -> bool:
     """Float32 on a CPU, with kernels of our own or those of oneDNN."""
     if not all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in sources(layer)):
         return False
-    return available() or (
-        torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+    return compiled.available() or Blocks.available()
 
 
 def _floor(norm: nn.Module) -> float:

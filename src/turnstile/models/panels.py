@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnstile.models.compiled import run, want
+from turnstile.models.compiled import kernels, run, want
 from turnstile.models.works import PackWork, ProductWork
 
 CHUNKS = 4
@@ -16,8 +16,12 @@ CHUNKS = 4
 
 
 class Panels:
-    """The rows of some matrices [out, in], one below the other, or in an order i64[out]; each column multiplied by that
-    of `scale` [in]. Where it is `gated`, the second half of what comes out is multiplied by the swish of the first."""
+    """The rows of some matrices f32[out, in], one below the other, or in an order i64[out]; each column multiplied by
+    that of `scale` f32[in]. The bias f32[out] is in that order already. Where it is `gated`, the second half of what
+    comes out is multiplied by the swish of the first.
+
+    Raises RuntimeError where kernels cannot be used, ValueError where something does not fit.
+    """
 
     def __init__(
         self,
@@ -28,8 +32,7 @@ class Panels:
         order: Tensor | None = None,
         gated: bool = False,
     ) -> None:
-        from turnstile.models.kernels import WIDTH
-
+        across: int = kernels().WIDTH
         depth = matrices[0].shape[1]
         for matrix in matrices:
             want(matrix, "a matrix", (None, depth))
@@ -41,11 +44,11 @@ class Panels:
         self.width, odd = divmod(len(rows), self.sides)
         if odd:
             raise ValueError(f"{len(rows)} numbers come out, half of which are to gate the others")
-        self._bias = torch.zeros(len(rows)) if bias is None else bias.contiguous()
+        self._bias = matrices[0].new_zeros(len(rows)) if bias is None else bias.contiguous()
         want(self._bias, "biases", (len(rows),))
-        self._panels = -(-self.width // WIDTH)
-        self._packed = torch.empty(self._panels * self.sides, depth, WIDTH)
-        scale = torch.ones(depth) if scale is None else scale.contiguous()
+        self._panels = -(-self.width // across)
+        self._packed = torch.empty(self._panels * self.sides, depth, across, dtype=torch.float32)
+        scale = matrices[0].new_ones(depth) if scale is None else scale.contiguous()
         want(scale, "scales", (depth,))
         work = PackWork(depth=depth, width=self.width, sides=self.sides, scale=scale.data_ptr())
         work.rows, work.out = rows.ctypes.data, self._packed.data_ptr()
@@ -57,7 +60,7 @@ class Panels:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         want(rows, "what comes in", (None, self.depth))
         shape = (*x.shape[:-1], self.width)
-        out = torch.empty(shape)
+        out = rows.new_empty(shape)
         work = ProductWork(rows=len(rows), depth=self.depth, width=self.width, sides=self.sides)
         work.chunk = max(1, self._panels // (CHUNKS * torch.get_num_threads()))
         work.given, work.matrix, work.bias = rows.data_ptr(), self._packed.data_ptr(), self._bias.data_ptr()

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from turnstile.models.kernels.base import LINE, compiled, exp, fetch, floats, highest_of, integers, kernel_of, take
+from turnstile.models.kernels.base import (
+    LINE,
+    address_of,
+    compiled,
+    exp,
+    fetch,
+    floats,
+    highest_of,
+    integers,
+    kernel_of,
+    take,
+)
 from turnstile.models.works import AttendWork, WriteWork
 
 PART = 5
@@ -110,7 +121,7 @@ def _absorb(
     next."""
     for begin in range(0, len(keys), TILE):
         end = min(begin + TILE, len(keys))
-        _score(asked, keys[begin:end], values[begin:end].ctypes.data, scores, heads, width)
+        _score(asked, keys[begin:end], address_of(values[begin:end]), scores, heads, width)
         for query in range(heads):
             own = scores[query, : end - begin]
             before = highest[query]
@@ -120,7 +131,7 @@ def _absorb(
             total[query] = total[query] * left + _soften(own, top, scale)
             for i in range(width):
                 seen[query, i] *= left
-        _mix(scores, values[begin:end], keys[end:].ctypes.data if end < len(keys) else then, seen, heads, width)
+        _mix(scores, values[begin:end], address_of(keys[end:]) if end < len(keys) else then, seen, heads, width)
 
 
 @functools.cache
@@ -167,7 +178,7 @@ def attend(heads: int, width: int) -> Any:
                 then = _keys(parts[own], layer, head) if own < first[order[at] + 1] else after
                 for column in range(0, len(keys), TILE):
                     some, theirs = keys[column : column + TILE], values[column : column + TILE]
-                    near = keys[column + TILE :].ctypes.data if column + TILE < len(keys) else then
+                    near = address_of(keys[column + TILE :]) if column + TILE < len(keys) else then
                     for i in range(count):
                         _absorb(
                             asked[i], some, theirs, near, scale, scores, highest[i], total[i], seen[i], heads, width

@@ -45,6 +45,12 @@ def _numbers(kind: Any) -> Any:
 floats, doubles, integers = _numbers(types.float32), _numbers(types.float64), _numbers(types.int64)
 
 
+@compiled
+def address_of(x: Any) -> Any:
+    """Where an array begins, as i64: beside numbers of that kind numba would make one of its own kind a float."""
+    return np.int64(x.ctypes.data)
+
+
 @intrinsic
 def take(context: Any, work: Any, count: Any) -> Any:
     """Adds to the first number of a work, which counts what is taken; what it was before. No two threads get the

@@ -17,22 +17,22 @@ import platform
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import carray, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
-from turnstile.models.kernels.base import code_of_fetch, compiled, exp, floats, integers, kernel_of, take
+from turnstile.models.kernels.base import address_of, code_of_fetch, compiled, exp, floats, integers, kernel_of, take
+from turnstile.models.processor import features
 from turnstile.models.works import PackWork, ProductWork
 
 
 def _tile() -> tuple[int, int, int]:
     """Numbers in a register, registers of a row and rows of a tile: their sums, the numbers that they are multiplied by
     and one number of a row must find room in the registers of this CPU, and be enough that none waits for another."""
-    features = binding.get_host_cpu_features()
-    if features.get("avx512f"):
+    if "avx512f" in features():
         return 16, 3, 8  # of 32 registers
-    if features.get("avx"):
+    if "avx" in features():
         return 8, 3, 4  # of 16
     return (4, 3, 8) if platform.machine() in ("aarch64", "arm64") else (4, 3, 4)
 
@@ -54,18 +54,18 @@ def _add_products(
     context: Any, rows: Any, given: Any, row: Any, block: Any, depth: Any, sums: Any, then: Any, share: Any
 ) -> Any:
     """Adds the products of up to ROWS rows, which begin at `given` and lie `row` bytes apart, with a block f32[depth,
-    WIDTH] of a panel to sums f32[rows, WIDTH]. Meanwhile it asks for so many bytes for each of the block's rows of what
-    lies at `then`. All are i64, addresses or numbers."""
+    WIDTH] of a panel to sums f32[rows, WIDTH]. With each of the block's rows it asks for a line of what lies at `then`,
+    `share` bytes behind the one before. All are i64, addresses or numbers."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rows, *others = arguments
+        count, *others = arguments
         done = builder.append_basic_block("done")
-        chosen = builder.switch(rows, done)
-        for count in range(1, ROWS + 1):
-            block = builder.append_basic_block(f"rows_{count}")
-            chosen.add_case(_number(count), block)
-            builder.position_at_end(block)
-            _code_of_tile(builder, count, *others)
+        chosen = builder.switch(count, done)
+        for some in range(1, ROWS + 1):
+            case = builder.append_basic_block(f"rows_{some}")
+            chosen.add_case(_number(some), case)
+            builder.position_at_end(case)
+            _code_of_tile(builder, some, *others)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -129,7 +129,7 @@ def _code_of_tile(
 @compiled
 def _sum_up(given: Any, rows: Any, panel: Any, depth: Any, sums: Any) -> None:
     """Products of f32[rows, depth] at an address with the panel f32[depth, WIDTH] at another, to sums f32[rows or more,
-    WIDTH]. What lies behind the panel is asked for: most often it is the next to be walked."""
+    WIDTH]. What lies behind each block is asked for meanwhile: most often it is walked next."""
     sums[:rows] = 0
     tiles = (rows + ROWS - 1) // ROWS
     share = 4 * WIDTH // tiles
@@ -141,7 +141,7 @@ def _sum_up(given: Any, rows: Any, panel: Any, depth: Any, sums: Any) -> None:
         for tile in range(tiles):
             count = (rows - done + tiles - tile - 1) // (tiles - tile)  # tiles of like size: small ones wait more
             _add_products(
-                count, given + (done * depth + begin) * 4, depth * 4, block, deep, sums[done:].ctypes.data,
+                count, given + (done * depth + begin) * 4, depth * 4, block, deep, address_of(sums[done:]),
                 then + tile * deep * share, share,
             )  # fmt: skip
             done += count
@@ -151,11 +151,13 @@ def _sum_up(given: Any, rows: Any, panel: Any, depth: Any, sums: Any) -> None:
 def _shares(given: Any, floor: Any, shares: Any) -> None:
     """What each of rows f32[n, in] is multiplied by to have length 1, or a little less where its length is hardly above
     the floor. With a floor below zero they stay what they are."""
-    for row in range(len(given)):
-        squares = floor * floor
-        for i in range(given.shape[1]):
-            squares += given[row, i] * given[row, i]
-        shares[row] = np.float32(1) if floor < 0 else np.float32(1) / np.sqrt(squares)
+    shares[:] = 1
+    if floor >= 0:
+        for row in range(len(given)):
+            squares = floor * floor
+            for i in range(given.shape[1]):
+                squares += given[row, i] * given[row, i]
+            shares[row] = np.float32(1) / np.sqrt(squares)
 
 
 @compiled
