@@ -231,8 +231,10 @@ def _of_heads(x: Tensor) -> tuple[Tensor, int, int, int]:
 
 def want(x: Tensor, what: str, shape: Sequence[int | None]) -> None:
     """Kernels see addresses alone, and would read and write whatever is there."""
-    fits = len(x.shape) == len(shape) and all(w in (None, n) for n, w in zip(x.shape, shape, strict=True))
-    if x.dtype != torch.float32 or x.device.type != "cpu" or not fits:
+    given, fits = x.shape, x.dtype is torch.float32 and x.is_cpu and x.dim() == len(shape)
+    for wanted, n in zip(shape, given, strict=False):  # no generator: this is asked some hundred times a pass
+        fits = fits and (wanted is None or wanted == n)
+    if not fits:
         raise ValueError(
             f"{what}: {x.dtype} {tuple(x.shape)} on {x.device}; kernels want torch.float32 {tuple(shape)} on a cpu"
         )

@@ -57,7 +57,7 @@ class Panels:
     def __call__(self, x: Tensor, added: Tensor | None = None, floor: float | None = None) -> Tensor:
         """x [..., in] -> [..., out], to which `added` [..., out] is added. With a floor each row of x is divided by its
         length first; by a little more where that is hardly above the floor."""
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        rows = (x if x.dim() == 2 else x.reshape(-1, x.shape[-1])).contiguous()
         want(rows, "what comes in", (None, self.depth))
         shape = (*x.shape[:-1], self.width)
         out = rows.new_empty(shape)
