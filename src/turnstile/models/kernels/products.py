@@ -3,7 +3,7 @@
 The matrix is kept in panels f32[in, WIDTH]: what is read for so many of the numbers that come out lies in one stretch.
 A thread walks a panel in blocks that fit its nearest cache, and for each takes all rows, a tile of them at a time,
 whose sums stay in registers; meanwhile the block that follows comes from memory. So a matrix costs its operations, and
-hardly the time it takes to read, where a library's product of 32 rows waits for a third of its time.
+hardly the time it takes to read, for which a library's product of 8 to 32 rows waits.
 
 Each sum is added up in the order of the numbers that come in, whatever rows there are beside: what comes out for a row
 depends on that row alone, to the last bit.
