@@ -12,7 +12,7 @@ from turnstile.models.compiled import kernels, run, want
 from turnstile.models.works import PackWork, ProductWork
 
 CHUNKS = 4
-"""Into how many parts the panels are divided for each thread: neighbours are read in one go, and none waits long."""
+"""Into how many parts the tasks are divided for each thread: neighbours are read in one go, and none waits long."""
 
 
 class Panels:
@@ -32,7 +32,7 @@ class Panels:
         order: Tensor | None = None,
         gated: bool = False,
     ) -> None:
-        across: int = kernels().WIDTH
+        across, self._band = kernels().WIDTH, kernels().BAND
         depth = matrices[0].shape[1]
         for matrix in matrices:
             want(matrix, "a matrix", (None, depth))
@@ -62,15 +62,16 @@ class Panels:
         shape = (*x.shape[:-1], self.width)
         out = rows.new_empty(shape)
         work = ProductWork(rows=len(rows), depth=self.depth, width=self.width, sides=self.sides)
-        work.chunk = max(1, self._panels // (CHUNKS * torch.get_num_threads()))
+        tasks = self._panels * -(-len(rows) // self._band)
+        work.chunk = max(1, tasks // (CHUNKS * torch.get_num_threads()))
         work.given, work.matrix, work.bias = rows.data_ptr(), self._packed.data_ptr(), self._bias.data_ptr()
         work.floor, work.out = -1 if floor is None else floor, out.data_ptr()
         if added is not None:
             want(added, "what is added", shape)
             added = added.contiguous()
             work.added = added.data_ptr()
-        if len(rows):
-            run("product", work, self._panels)
+        if tasks:
+            run("product", work, tasks)
         return out
 
 

@@ -6,6 +6,6 @@ told is in `models/works.py`, in addresses.
 
 from turnstile.models.kernels.attention import attend, write
 from turnstile.models.kernels.draws import draw
-from turnstile.models.kernels.products import WIDTH, pack, product
+from turnstile.models.kernels.products import BAND, WIDTH, pack, product
 
-__all__ = ["WIDTH", "attend", "draw", "pack", "product", "write"]
+__all__ = ["BAND", "WIDTH", "attend", "draw", "pack", "product", "write"]

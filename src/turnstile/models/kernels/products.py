@@ -169,7 +169,8 @@ def _swish(x: Any) -> Any:
 
 @kernel_of(ProductWork)
 def product(given: Any) -> None:
-    """Products of rows with a matrix in panels; a task is a panel, or two of which one gates the other."""
+    """Products of rows with a matrix in panels; a task is a panel, or two of which one gates the other, for a band of
+    the rows: where there are many, also more processors than panels have work."""
     work = carray(given, 1)[0]
     rows, depth, width, sides, chunk = work.rows, work.depth, work.width, work.sides, work.chunk
     panels = (width + WIDTH - 1) // WIDTH
@@ -178,28 +179,28 @@ def product(given: Any) -> None:
     added = carray(floats(work.added), (rows, width))
     shares, sums = np.empty(rows, np.float32), np.empty((sides, min(rows, BAND), WIDTH), np.float32)
     _shares(carray(floats(work.given), (rows, depth)), work.floor, shares)
+    tasks = panels * ((rows + BAND - 1) // BAND)
     while True:
         begin = take(given, chunk)
-        if begin >= panels:
+        if begin >= tasks:
             break
-        for top in range(0, rows, BAND):
-            count = min(BAND, rows - top)
-            for panel in range(begin, min(begin + chunk, panels)):
-                for side in range(sides):
-                    matrix = work.matrix + (panel * sides + side) * depth * WIDTH * 4
-                    _sum_up(work.given + top * depth * 4, count, matrix, depth, sums[side])
-                first = panel * WIDTH
-                for i in range(count):
-                    row, share = top + i, shares[top + i]
-                    own = out[row, first : min(first + WIDTH, width)]
+        for task in range(begin, min(begin + chunk, tasks)):
+            top, panel = task // panels * BAND, task % panels
+            count, first = min(BAND, rows - top), panel * WIDTH
+            for side in range(sides):
+                matrix = work.matrix + (panel * sides + side) * depth * WIDTH * 4
+                _sum_up(work.given + top * depth * 4, count, matrix, depth, sums[side])
+            for i in range(count):
+                row, share = top + i, shares[top + i]
+                own = out[row, first : min(first + WIDTH, width)]
+                for j in range(len(own)):
+                    own[j] = sums[0, i, j] * share + bias[0, first + j]
+                if sides == 2:
                     for j in range(len(own)):
-                        own[j] = sums[0, i, j] * share + bias[0, first + j]
-                    if sides == 2:
-                        for j in range(len(own)):
-                            own[j] = _swish(own[j]) * (sums[1, i, j] * share + bias[1, first + j])
-                    if work.added != 0:
-                        for j in range(len(own)):
-                            own[j] += added[row, first + j]
+                        own[j] = _swish(own[j]) * (sums[1, i, j] * share + bias[1, first + j])
+                if work.added != 0:
+                    for j in range(len(own)):
+                        own[j] += added[row, first + j]
 
 
 @kernel_of(PackWork)
