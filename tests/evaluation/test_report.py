@@ -11,7 +11,7 @@ import pytest
 from turnstile.evaluation.metrics import EpisodeResult
 from turnstile.evaluation.replay import Shown, episodes
 from turnstile.evaluation.report import ReportData, render, write_report
-from turnstile.evaluation.sections import costs, gains, reproduce
+from turnstile.evaluation.sections import Alert, alerts, costs, gains, reproduce
 from turnstile.types import Completion, Message, Sampling, Score, Stop, Task, ToolCall, Trajectory, Turn
 
 EVIL = "</pre><script>alert(1)</script>\ud800"
@@ -165,8 +165,33 @@ def test_headline() -> None:
 def test_a_report_of_very_little() -> None:
     html = render(ReportData(name="empty", stages={}))
     check(html)
-    assert re.findall(r"<h2>(.*?)</h2>", html) == ["Results"]
+    assert re.findall(r"<h2>(.*?)</h2>", html) == []
     check(render(ReportData(name="nothing counted", stages={"a": [], "b": []}, pairs=[("a", "b")])))
+
+
+def test_alarms_and_warnings_come_first_alarms_before_warnings() -> None:
+    said = [
+        Alert(level="warning", line="step 1: slow <b>"),
+        Alert(level="alarm", line="collapse"),
+        Alert(level="warning", line="step 1: slow <b>"),
+    ]
+    html = render(replace(DATA, alerts=said))
+    check(html)
+    assert re.findall(r"<h2>(.*?)</h2>", html)[0] == "Alarms and warnings"
+    assert re.findall(r"<b>(\w+)</b> (.*?)</li>", html) == [
+        ("alarm", "collapse"),
+        ("warning", "step 1: slow &lt;b&gt;"),
+    ]
+    (many,) = alerts([Alert(level="warning", line=f"step {step}") for step in range(25)])
+    assert many.count("<li") == 20
+    assert "5 more are in messages.jsonl" in many
+
+
+def test_an_empty_report_says_why() -> None:
+    html = render(ReportData(name="empty", stages={}, missing=["No results: no tasks were held out."]))
+    check(html)
+    assert re.findall(r"<h2>(.*?)</h2>", html) == ["Not in this report"]
+    assert "<li>No results: no tasks were held out.</li>" in html
 
 
 def test_written_whole(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from turnstile.evaluation.metrics import EpisodeResult
 from turnstile.evaluation.plots import curves, one_run
 from turnstile.evaluation.replay import Shown
 from turnstile.evaluation.report import ReportData, with_heldout, write_report
+from turnstile.evaluation.sections import Alert
 from turnstile.rollout.record import read_record
-from turnstile.tracking.jsonl import read_metrics
+from turnstile.tracking.jsonl import read_messages, read_metrics
 from turnstile.types import Task
 
 NAMES = {
@@ -24,6 +25,8 @@ NAMES = {
     WARM: "after warm start",
     FINAL: "after RL",
 }
+PAIRS = ((WARM, FINAL), (UNTOUCHED, FINAL))
+"""Evaluations (before, after) whose paired difference is shown where a run has both."""
 SHOWN = 4
 """Episodes to read, before and after."""
 
@@ -31,12 +34,12 @@ SHOWN = 4
 def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
     """Writes report.html and curves.png into the run folder and returns the report's path."""
     results = read_results(run)
-    stages = {NAMES.get(name, name): results[name] for name in sorted(results, key=_order)}
+    stages = named_stages(results)
+    metrics = read_metrics(run)
     resolved = read_resolved(run)
     before, after = _episodes(run)
     kinds = Counter(str(task.data.get("kind", "")) for task in train_tasks)
     costs = read_costs(run)
-    pairs = [("after warm start", "after RL"), ("untouched model", "after RL")]
     data = ReportData(
         name=recipe.name,
         subtitle=", ".join(
@@ -48,8 +51,10 @@ def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
             )
         ),
         stages=stages,
-        pairs=[pair for pair in pairs if set(pair) <= set(stages)],
-        metrics=read_metrics(run),
+        pairs=named_pairs(results),
+        metrics=metrics,
+        alerts=_alerts(run),
+        missing=_missing(recipe, bool(metrics), bool(results)),
         heldout={step: NAMES.get(name, name) for step, name in _held_out_at(recipe, results).items()},
         before=before,
         after=after,
@@ -64,6 +69,35 @@ def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
     if data.metrics:
         (run / "curves.png").write_bytes(curves(one_run(with_heldout(data))))
     return write_report(run, data)
+
+
+def named_stages(results: Mapping[str, Sequence[EpisodeResult]]) -> dict[str, Sequence[EpisodeResult]]:
+    """A run's evaluations in the order they are shown, under the names that a reader knows."""
+    return {NAMES.get(name, name): results[name] for name in sorted(results, key=_order)}
+
+
+def named_pairs(results: Mapping[str, Sequence[EpisodeResult]]) -> list[tuple[str, str]]:
+    """The pairs of `PAIRS` that a run has, under those names."""
+    return [(NAMES[before], NAMES[after]) for before, after in PAIRS if {before, after} <= results.keys()]
+
+
+def _alerts(run: Path) -> list[Alert]:
+    said = [message for message in read_messages(run) if message["level"] != "info"]
+    return [Alert(level=str(message["level"]), line=str(message["message"])) for message in said]
+
+
+def _missing(recipe: Recipe, trained: bool, evaluated: bool) -> list[str]:
+    """Why a report has no curves or no results, and how to get them."""
+    found = []
+    if not trained and recipe.train.steps == 0:
+        found.append("No learning curves: train.steps is 0, so no step was trained.")
+    elif not trained:
+        found.append("No learning curves: no step was finished; the same command goes on with the run.")
+    if not evaluated and not recipe.tasks.heldout:
+        found.append("No results: no tasks were held out; name a file of them in tasks.heldout.")
+    elif not evaluated:
+        found.append("No results: no evaluation was finished; the same command goes on with the run.")
+    return found
 
 
 def _order(name: str) -> tuple[int, str]:

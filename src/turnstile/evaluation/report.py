@@ -16,7 +16,7 @@ from turnstile.evaluation.markup import anchor, paragraph, picture, section, tex
 from turnstile.evaluation.metrics import to_metrics
 from turnstile.evaluation.plots import Rows, Runs, curves, one_run
 from turnstile.evaluation.replay import Shown, episodes
-from turnstile.evaluation.sections import cards, costs, gains, reproduce
+from turnstile.evaluation.sections import Alert, alerts, cards, costs, gains, reproduce
 from turnstile.evaluation.table import Stages, make_table, to_html
 
 
@@ -29,7 +29,8 @@ class ReportData:
     which stage was evaluated after which step of `metrics`, to be marked in the curves.
     `before`, `after`: episodes to read side by side. `training_kinds`: how often each bug kind occurs among the
     training tasks. `recipe`: nested mappings. `timings`: seconds by phase, `memory`: peak MB by phase. `notes`:
-    what a reader must know to read the figures rightly, one sentence or more each.
+    what a reader must know to read the figures rightly, one sentence or more each. `alerts`: the run's warnings and
+    alarms, oldest first; they come before everything else. `missing`: why results or curves are not there.
     """
 
     name: str
@@ -46,6 +47,8 @@ class ReportData:
     timings: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    alerts: Sequence[Alert] = ()
+    missing: Sequence[str] = ()
     command: str = ""
     subtitle: str = ""
 
@@ -62,8 +65,11 @@ def write_report(run: Path, data: ReportData) -> Path:
 
 def render(data: ReportData) -> str:
     """The page."""
+    results = [cards(data.stages, data.pairs), wide(to_html(make_table(data.stages, data.pairs))), _list(data.notes)]
     sections = {
-        "Results": [cards(data.stages, data.pairs), wide(to_html(make_table(data.stages, data.pairs))), _notes(data)],
+        "Alarms and warnings": alerts(data.alerts),
+        "Not in this report": [_list(data.missing)],
+        "Results": results if data.stages else [],
         "Learning curves": [_curves(data)],
         "Where the gain is": gains(data.stages, data.pairs, data.training_kinds),
         "Time and memory": costs(data.timings, data.memory, data.metrics),
@@ -98,5 +104,5 @@ def with_heldout(data: ReportData) -> Rows:
     return [*data.metrics, *marks]
 
 
-def _notes(data: ReportData) -> str:
-    return f"<ul class='notes'>{''.join(f'<li>{text(note)}</li>' for note in data.notes)}</ul>" if data.notes else ""
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul class='notes'>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>" if lines else ""

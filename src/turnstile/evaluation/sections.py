@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite, isnan
 from typing import Any
 
@@ -15,6 +16,27 @@ from turnstile.evaluation.table import Stages, bounds, number
 
 HEADLINE: tuple[RateName, ...] = ("completion", "modification", "resolution")
 Pairs = Sequence[tuple[str, str]]
+LISTED = 20
+"""Alarms and warnings that a report lists."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alert:
+    """A line that warns a person; `level` is "warning" or "alarm"."""
+
+    level: str
+    line: str
+
+
+def alerts(found: Sequence[Alert]) -> list[str]:
+    """Lists a run's alarms, then its warnings, each line once; at most `LISTED` of them, then a count."""
+    lines = sorted(dict.fromkeys(found), key=lambda alert: alert.level != "alarm")  # stable: oldest first in a level
+    items = "".join(
+        f"<li class='{text(alert.level)}'><b>{text(alert.level)}</b> {text(alert.line)}</li>"
+        for alert in lines[:LISTED]
+    )
+    more = f"{len(lines) - LISTED} more are in messages.jsonl." if len(lines) > LISTED else ""
+    return [f"<ul class='alerts'>{items}</ul>{paragraph(more, 'note')}"] if lines else []
 
 
 def cards(stages: Stages, pairs: Pairs) -> str:

@@ -66,6 +66,12 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return [{key: _NUMBERS.get(value, value) for key, value in step.items()} for _, step in _whole(path)]
 
 
+def read_messages(run: Path) -> list[dict[str, Any]]:
+    """The messages logged in a run's folder (`time`, `level`, `message`), oldest first; a damaged end is left out."""
+    path = Path(run) / "messages.jsonl"
+    return [body for _, body in _whole(path)] if path.exists() else []
+
+
 _log = logging.getLogger(__name__)
 _NUMBERS: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
