@@ -13,6 +13,8 @@ import argparse
 import random
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from turnstile.rollout.audit import Declared, audit
 from turnstile.rollout.books import Books
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.ledger import FILE, Fate, Ledger, State
-from turnstile.types import Completion, Message, Sampling, Stop, Task, ToolCall, Trajectory, Turn
+from turnstile.types import Completion, Message, Sampling, Stage, Stop, Task, ToolCall, Trajectory, Turn
 
 SHOWN, SAMPLED, TURNS = 200, 100, 20
 A_STEP, TASKS = 1000, 5000
@@ -53,7 +55,8 @@ def turns(run: Path, attempts: int) -> tuple[float, float, float]:
         watch.begins(_attempt(each))
         for number, turn in enumerate(each.turns):
             started = time.perf_counter()
-            watch.turned(_attempt(each), number, turn)
+            for stage in _stages(turn):
+                watch.turned(_attempt(each), number, stage)
             took.append(1000 * (time.perf_counter() - started))
         watch.ended(each, again=False)
     whole = 1000 * (time.perf_counter() - began)
@@ -85,6 +88,13 @@ def rows(run: Path, count: int) -> tuple[float, float, float]:
 
 def _attempt(trajectory: Trajectory) -> Attempt:
     return Attempt(group=trajectory.group, number=trajectory.attempt, seed=0)
+
+
+def _stages(turn: Turn) -> Iterator[Turn]:
+    bare = replace(turn, observation=(), stage=Stage.SAMPLED)
+    yield bare
+    yield replace(bare, stage=Stage.DELIVERED)
+    yield turn
 
 
 def _trajectory(rng: np.random.Generator, number: int) -> Trajectory:

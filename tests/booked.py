@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from episodes import stages
 from made_groups import attempt, group_of, score
 from turnstile.rollout.books import Books
 from turnstile.rollout.episode import Attempt
@@ -35,7 +36,8 @@ def booked_run(run: Path, steps: int = 2) -> Path:
             for trajectory in group.trajectories:
                 watch.begins(Attempt(group=group.id, number=trajectory.attempt, seed=0))
                 for number, turn in enumerate(trajectory.turns):
-                    watch.turned(Attempt(group=group.id, number=trajectory.attempt, seed=0), number, turn)
+                    for stage in stages(turn):
+                        watch.turned(Attempt(group=group.id, number=trajectory.attempt, seed=0), number, stage)
                 watch.ended(trajectory, again=False)
             recorder.write(step, "train", group, own)
         trained = [t.key for t in played[0].trajectories]

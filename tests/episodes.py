@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
+from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stage, Stop, Task, Trajectory, Turn
 
 
 def i32(*values: int) -> I32:
@@ -29,6 +30,14 @@ def turn(context: I32, sampled: I32, *, temperature: float = 0.7, version: int =
         seconds=0.0,
     )
     return Turn(context_ids=context, completion=completion, message=Message(role="assistant"), **more)
+
+
+def stages(turn: Turn) -> Iterator[Turn]:
+    """A completed turn as it was at each stage."""
+    bare = replace(turn, observation=(), rewards={}, signals={}, state_key="", seconds=0.0, stage=Stage.SAMPLED)
+    yield bare
+    yield replace(bare, state_key=turn.state_key, stage=Stage.DELIVERED)
+    yield turn
 
 
 def trajectory(*turns: Turn, group: str = "g", attempt: int = 0, stop: Stop = Stop.DONE, **more: Any) -> Trajectory:

@@ -26,7 +26,7 @@ from typing import Any
 
 POINTS = {
     "rollout": 30,
-    "turn written": 40,
+    "turn written": 100,
     "before training": 1,
     "optimizer": 4,
     "record": 2,

@@ -8,7 +8,7 @@ n new (sampled) tokens of a turn, c context tokens of a turn, L tokens of a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -125,6 +125,15 @@ class Completion:
                 raise ValueError(f"completion of {n} tokens has {len(values)} {name}")
 
 
+class Stage(StrEnum):
+    """How far a turn came. The last one of an episode may not be completed: the clock ran out, or infrastructure
+    failed, while the environment acted."""
+
+    SAMPLED = "sampled"  # its tokens are there
+    DELIVERED = "delivered"  # and the environment was given the action
+    COMPLETED = "completed"  # and has answered
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
     """One turn: what was shown since the last one, what was sampled, and what came back.
@@ -144,7 +153,8 @@ class Turn:
     state_key: str = ""
     agent: str = "agent"
     trainable: bool = True
-    seconds: float = 0.0  # spent in the environment
+    seconds: float = 0.0  # spent in the environment, where it answered
+    stage: Stage = Stage.COMPLETED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +178,13 @@ class Trajectory:
     @property
     def key(self) -> tuple[str, int]:
         return (self.group, self.attempt)
+
+    @property
+    def answered(self) -> Trajectory:
+        """The same without a last turn that the environment did not answer: what it says of turns, it says of these."""
+        if not self.turns or self.turns[-1].stage is Stage.COMPLETED:
+            return self
+        return replace(self, turns=self.turns[:-1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

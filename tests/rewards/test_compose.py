@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,8 @@ from turnstile.credit.samples import sample_trajectory
 from turnstile.errors import ConfigError
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.compose import direct, gated
-from turnstile.types import Stop, Task, Trajectory
+from turnstile.rewards.shaping import potential, self_correction
+from turnstile.types import Stage, Stop, Task, Trajectory
 
 TASK = Task(id="t", env="swe")
 TRAJECTORY = sample_trajectory([1, 2, 1])
@@ -132,6 +135,24 @@ def test_infrastructure_failures_have_no_reward(compose) -> None:  # type: ignor
         assert not score.in_gradient
         assert len(score.turn) == len(trajectory.turns)
         assert np.isnan(score.outcome_of())
+
+
+def test_a_turn_that_the_environment_did_not_answer_has_no_step_reward() -> None:
+    """It recorded nothing, so terms of turns judge those before it, and terms of the episode all of it."""
+    seen = [{"passing": 0.25, "tests_passed": False}, {"passing": 0.5, "tests_passed": True}, {}]
+    played = sample_trajectory([2, 2, 2], stop=Stop.TIMEOUT, turn_signals=seen)
+    played = replace(played, turns=(*played.turns[:2], replace(played.turns[2], stage=Stage.DELIVERED)))
+    shaped = Term(
+        name="shaped", function=lambda task, one: potential(task, one, signal="passing"), scope="turn", level=1
+    )
+    length = Term(name="length", function=lambda task, one: float(len(one.turns)), scope="episode", level=2)
+    score = gated([shaped, length], TASK, played)
+    two = gated([shaped, length], TASK, replace(played, turns=played.turns[:2]))
+    assert score.outcome == {"agent": 3.0}
+    assert score.turn.tolist() == [*two.turn.tolist(), 0.0]
+    assert self_correction(TASK, played) == 1.0
+    first = replace(played, turns=played.turns[2:])
+    assert gated([shaped, length], TASK, first).turn.tolist() == [0.0]
 
 
 def _nan(task: Task, trajectory: Trajectory) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.config import make_recipe
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.errors import ConfigError
+from turnstile.rewards.base import Term
 from turnstile.rewards.probabilities import AnswerProbabilities
 from turnstile.rewards.shaping import information_gain
-from turnstile.types import Group, Stop
+from turnstile.types import Group, Stage, Stop
 
 ASKED = replace(TASK, data={"answer": 42})
 
@@ -62,6 +64,19 @@ async def test_the_answer_is_asked_for_before_the_first_turn_and_after_each(byte
         assert gained == pytest.approx(np.diff(found), abs=1e-7)
         assert np.unique(np.log(found)).size > 1
     assert engine._sessions == {}
+
+
+async def test_nobody_asks_behind_a_turn_that_was_not_answered(bytes_: Any) -> None:
+    engine = tiny_engine(bytes_)
+    group = await played(engine)
+    one = group.trajectories[0]
+    cut = replace(one, turns=(*one.turns[:-1], replace(one.turns[-1], observation=(), stage=Stage.DELIVERED)))
+    whole, without = await examiner(engine, bytes_).examine([group, replace(group, trajectories=(cut,))], 1)
+    probabilities = whole.trajectories[0].signals["answer_probabilities"]
+    (seen,) = without.trajectories
+    assert seen.signals["answer_probabilities"] == pytest.approx(probabilities[:-1], abs=1e-6)
+    term = Term(name="gain", function=partial(information_gain, last=True), scope="turn", level=0)
+    assert term.values(ASKED, seen) == pytest.approx([*np.diff(probabilities)[:-1], 0.0], abs=1e-6)
 
 
 async def test_the_sum_and_another_form(bytes_: Any) -> None:

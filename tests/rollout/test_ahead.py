@@ -117,7 +117,7 @@ def test_nothing_is_left_behind(run: Path) -> None:
 
 
 def in_a_process(script: Path, inputs: Path, run: Path) -> subprocess.CompletedProcess[str]:
-    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent)))
+    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent), *sys.path))
     return subprocess.run(
         [sys.executable, str(script), str(inputs), str(run)],
         env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True, check=False, timeout=400,
@@ -127,7 +127,7 @@ def in_a_process(script: Path, inputs: Path, run: Path) -> subprocess.CompletedP
 def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     script = f"from test_ahead import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
-    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent)))
+    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent), *sys.path))
     training = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": folders})
     while not (run / "checkpoints/step-000001").exists():
         assert training.poll() is None

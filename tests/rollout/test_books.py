@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from episodes import stages
 from made_groups import attempt, score
-from plays import FakeEnv, once_then, player, says, tasks
+from plays import FakeEnv, hang, once_then, player, says, tasks
 from turnstile.errors import SandboxError
 from turnstile.rollout.books import Books
 from turnstile.rollout.codec import encode
-from turnstile.rollout.episode import Attempt
+from turnstile.rollout.episode import Attempt, Limits
 from turnstile.rollout.ledger import open_ledger
-from turnstile.types import Stop, Task
+from turnstile.types import Stage, Stop, Task
 
 
 def rows(run: Path, *columns: str) -> list[tuple[Any, ...]]:
@@ -87,6 +88,34 @@ async def test_failures_are_booked_and_what_was_given_up_is_played_again(tmp_pat
     books.close()
 
 
+async def test_the_action_that_meets_the_deadline_is_booked_and_read_back(tmp_path: Path) -> None:
+    """Its 5 tokens count, and the attempt is not played again when the run goes on."""
+    books = Books(tmp_path)
+    slow = player(lambda: FakeEnv({"step": hang}), says("look"), limits=Limits(turns=3, seconds=0.05))
+    (group,) = await slow.groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
+    (one,) = group.trajectories
+    assert (one.stop, [turn.stage for turn in one.turns]) == (Stop.TIMEOUT, [Stage.DELIVERED])
+    assert rows(tmp_path, "state", "turns", "tokens") == [("finished", 1, 5)]
+    books.settle(1, [group], [[score(1.0)]], [[one.key]])
+    assert rows(tmp_path, "state", "turns", "tokens") == [("admitted", 1, 5)]
+    books.close()
+    books = Books(tmp_path)
+    books.ledger.resume_at(0)
+    (again,) = await slow.groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
+    assert encode(again) == encode(group)
+    books.close()
+
+
+async def test_the_action_in_which_infrastructure_failed_is_booked(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), says("look"), retries=0)
+    await broken.groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
+    assert rows(tmp_path, "state", "turns", "tokens") == [("given_up", 1, 5)]
+    ((_, end),) = books.journal.finished(1).items()
+    assert (end.stop, [turn.stage for turn in end.turns]) == (Stop.ERROR, [Stage.DELIVERED])
+    books.close()
+
+
 async def test_why_attempts_were_kept_out(tmp_path: Path) -> None:
     books = Books(tmp_path)
     some = player(FakeEnv, says("look"))
@@ -121,7 +150,8 @@ def test_several_threads_book_at_once(tmp_path: Path) -> None:
                 watches[step - 1].issued([(Task(id="t", env="e"), of)])
                 watches[step - 1].begins(of)
                 for place, turn in enumerate(played.turns):
-                    watches[step - 1].turned(of, place, turn)
+                    for stage in stages(turn):
+                        watches[step - 1].turned(of, place, stage)
                 watches[step - 1].ended(played, again=False)
         except BaseException as fault:
             faults.append(fault)

@@ -15,7 +15,7 @@ from turnstile.batching.rows import rows_of
 from turnstile.envs.base import Step
 from turnstile.errors import EngineError, SandboxError, VerifierError
 from turnstile.rollout.episode import Attempt, Limits, play
-from turnstile.types import I32, Completion, Message, Sampling, Stop, Trajectory
+from turnstile.types import I32, Completion, Message, Sampling, Stage, Stop, Trajectory, Turn
 
 ATTEMPT = Attempt(group="train/1/0/t", number=2, seed=7)
 LOOK = [*b"look\n"]
@@ -81,8 +81,8 @@ async def test_the_environment_is_measured_once_and_not_closed() -> None:
         ({}, Limits(turns=9, tokens=10), ("look",), Stop.TOKENS, 2),
         ({}, Limits(turns=9, context=28 + 5 + 3 + 5), ("look",), Stop.CONTEXT, 2),
         ({}, Limits(turns=9, context=28), ("look",), Stop.CONTEXT, 0),
-        ({"step": hang}, Limits(turns=9, seconds=0.05), ("look",), Stop.TIMEOUT, 0),
-        ({"step": SandboxError("it died")}, Limits(turns=9), ("look",), Stop.ERROR, 0),
+        ({"step": hang}, Limits(turns=9, seconds=0.05), ("look",), Stop.TIMEOUT, 1),
+        ({"step": SandboxError("it died")}, Limits(turns=9), ("look",), Stop.ERROR, 1),
     ],
 )
 async def test_every_end(env: dict[str, Any], limits: Limits, lines: tuple[str, ...], stop: Stop, turns: int) -> None:
@@ -165,7 +165,58 @@ async def test_a_failure_after_two_turns() -> None:
             raise SandboxError("killed")
 
     found = await played(FakeEnv({"step": dies}), limits=Limits(turns=9))
-    assert (found.stop, len(found.turns), found.signals) == (Stop.ERROR, 2, {})
+    assert (found.stop, len(found.turns), found.signals) == (Stop.ERROR, 3, {})
+    assert [turn.stage for turn in found.turns] == [Stage.COMPLETED, Stage.COMPLETED, Stage.DELIVERED]
+
+
+async def test_the_action_that_meets_the_deadline_is_in_the_trajectory() -> None:
+    """Its tokens stand at the end of the row, and get the credit that they are given."""
+    steps = 0
+
+    async def stuck(env: FakeEnv) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 2:
+            await hang(env)
+
+    found = await played(FakeEnv({"step": stuck}), "look", "submit", limits=Limits(turns=9, seconds=0.1))
+    assert (found.stop, found.signals) == (Stop.TIMEOUT, {"steps": 2})
+    first, last = found.turns
+    assert (first.stage, last.stage) == (Stage.COMPLETED, Stage.DELIVERED)
+    assert (read(last.completion.token_ids), last.state_key) == ("submit\n", "after 1")
+    assert (last.observation, last.rewards, last.signals) == ((), {}, {})
+    (row,) = rows_of(found, [np.ones(5, np.float32), np.full(7, -2.0, np.float32)])
+    assert read(row.token_ids) == "Go.\nCommands: look | submit\nlook\nok\nsubmit\n"
+    assert row.loss_mask[-7:].all()
+    assert row.advantages[-7:].tolist() == [-2.0] * 7
+
+
+async def test_each_stage_of_a_turn_is_told_when_it_is_reached() -> None:
+    env, heard = FakeEnv(), []
+
+    def turned(number: int, turn: Turn) -> None:
+        heard.append((number, turn.stage, turn.state_key, len(turn.observation), env.did.count("step")))
+
+    engine = scripted(says("look", "submit"))
+    await play(
+        TASK,
+        ATTEMPT,
+        env=env,
+        engine=engine,
+        session=engine.open("g"),
+        scaffold=SCAFFOLD,
+        sampling=Sampling(max_tokens=16),
+        limits=Limits(),
+        turned=turned,
+    )
+    assert heard == [
+        (0, Stage.SAMPLED, "", 0, 0),
+        (0, Stage.DELIVERED, "after 0", 0, 0),
+        (0, Stage.COMPLETED, "after 0", 1, 1),
+        (1, Stage.SAMPLED, "", 0, 1),
+        (1, Stage.DELIVERED, "after 1", 0, 1),
+        (1, Stage.COMPLETED, "after 1", 1, 2),
+    ]
 
 
 async def test_an_engine_that_fails() -> None:

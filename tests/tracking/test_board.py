@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from episodes import stages
 from made_groups import attempt
 from turnstile.tracking.board import Board, Place
 from turnstile.types import Stop
@@ -35,7 +36,8 @@ def test_ends_are_told_apart_and_failures_counted_by_kind() -> None:
     assert counted(board) == {"waiting": 2, "finished": 1, "failed": 1}
     assert board.failures == {"SandboxError": 2}
     for turn in played.turns:
-        board.turned(turn)
+        for stage in stages(turn):
+            board.turned(stage)
     assert board.tokens == 5
 
 

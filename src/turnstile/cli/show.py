@@ -17,7 +17,7 @@ from turnstile.agents.base import Tokenizer
 from turnstile.cli.episodes import Episode
 from turnstile.rewards.resolver import resolve_turn
 from turnstile.rollout.record import AGAIN, LOGPROB, WEIGHT, Entry
-from turnstile.types import F32, I32, Turn
+from turnstile.types import F32, I32, Stage, Turn
 
 PROMPT_CHARS = 2000
 """Of a prompt, so much of its end is shown."""
@@ -34,6 +34,8 @@ def show_episode(console: Console, episode: Episode, tokenizer: Tokenizer | None
         console.print(Text(action.rstrip("\n") or "(nothing)", style="bold green"))
         for message in turn.observation:
             console.print(Text(message.content.rstrip("\n"), style="" if message.content.strip() else "dim"))
+        if turn.stage is not Stage.COMPLETED:
+            _line(console, "answer", "none: the episode ended while the environment acted")
         _line(console, "rewards", _rewards(episode, k))
         _line(console, "signals", _values(turn.signals))
         _line(console, "advantage", _spread(_advantages(episode, k)))

@@ -52,9 +52,11 @@ class Term:
     def values(self, task: Task, trajectory: Trajectory) -> NDArray[np.float64] | None:
         """The reward before weighting, f64[1] for an episode term, f64[K] for a turn term; None without a verdict.
 
-        Raises ConfigError when the function gives something else, or a number that is not finite.
+        A turn term judges the turns that the environment answered: one that it did not has the reward 0. Raises
+        ConfigError when the function gives something else, or a number that is not finite.
         """
-        raw = self.function(task, trajectory)
+        judged = trajectory.answered if self.scope == "turn" else trajectory
+        raw = self.function(task, judged)
         if raw is None:
             return None
         where = f"reward term {self.name!r}, task {task.id!r}, attempt {trajectory.attempt}"
@@ -62,10 +64,11 @@ class Term:
             values = np.atleast_1d(np.asarray(raw, dtype=np.float64))
         except (TypeError, ValueError):
             raise ConfigError(f"{where}: gave {type(raw).__name__}, not a number or a number for each turn") from None
-        expected = (1,) if self.scope == "episode" else (len(trajectory.turns),)
+        expected = (1,) if self.scope == "episode" else (len(judged.turns),)
         if values.shape != expected or (self.scope == "turn" and np.ndim(raw) == 0):
             wanted = "one number" if self.scope == "episode" else f"{expected[0]} numbers, one for each turn"
             raise ConfigError(f"{where}: gave {values.size} numbers but scope {self.scope!r} wants {wanted}")
         if not np.isfinite(values).all():
             raise ConfigError(f"{where}: gave {raw!r}; a reward must be finite (None means: no verdict)")
-        return values
+        unanswered = len(trajectory.turns) - len(judged.turns)
+        return np.concatenate([values, np.zeros(unanswered)]) if unanswered else values

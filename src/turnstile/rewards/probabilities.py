@@ -29,8 +29,9 @@ class AnswerProbabilities(Stateless):
     model's own, at temperature 1. An answer costs as many tokens of decoding as it has, K + 1 times an episode.
 
     A p_t whose question and answer reach past the model's window is None, as after an episode that filled it. None in
-    place of all of them for an episode without turns, and where no model plays. Raises ConfigError for a task
-    without an answer, for a `form` without its place, and where the engine cannot tell.
+    place of all of them for an episode without turns, and where no model plays. K counts the turns that the
+    environment answered. Raises ConfigError for a task without an answer, for a `form` without its place, and where
+    the engine cannot tell.
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class AnswerProbabilities(Stateless):
     ) -> list[float | None] | None:
         if trajectory.stop is Stop.ERROR or not trajectory.turns:
             return None
-        prompts = [*ids_before(trajectory), self._behind(trajectory)]
+        prompts = ids_before(trajectory)
+        if trajectory.answered is trajectory:  # else nobody knows what stands behind the last turn
+            prompts.append(self._behind(trajectory))
         jobs = [self._one(engine, trajectory.group, np.concatenate([prompt, lead]), answer) for prompt in prompts]
         found = list(await asyncio.gather(*jobs))
         return None if all(value is None for value in found) else found

@@ -112,9 +112,9 @@ def self_correction(task: Task, trajectory: Trajectory, *, signal: str = "tests_
     """`bonus` where the agent's first verdict in the episode was wrong and its last one right, -`bonus` where it was
     the reverse, else 0 (SCoRe, arXiv 2409.12917).
 
-    A verdict is a turn's `signal`, true or false; turns without one (None) are passed over. Raises ConfigError where
-    a turn did not record it.
+    A verdict is a turn's `signal`, true or false; turns without one (None) are passed over, and so is a last one that
+    the environment did not answer. Raises ConfigError where another did not record it.
     """
-    recorded = [turn_signal(turn, signal, "self_correction") for turn in trajectory.turns]
+    recorded = [turn_signal(turn, signal, "self_correction") for turn in trajectory.answered.turns]
     verdicts = [value for value in recorded if value is not None]
     return bonus * (float(bool(verdicts[-1])) - float(bool(verdicts[0]))) if verdicts else 0.0

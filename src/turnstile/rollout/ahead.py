@@ -56,7 +56,7 @@ class _Batch:
             self.turns[key] = []
             self.watch.begins(told.attempt)
         elif isinstance(told, Turned):
-            self.turns[key].append(told.turn)
+            self.turns[key][told.number :] = [told.turn]
             self.watch.turned(told.attempt, told.number, told.turn)
         else:
             trajectory = replace(told.trajectory, turns=tuple(self.turns.pop(key)))

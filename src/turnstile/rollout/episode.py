@@ -19,7 +19,7 @@ from turnstile.engines.base import Engine, Remote
 from turnstile.envs.base import Env, Step
 from turnstile.errors import EngineError, InfrastructureError, SandboxError
 from turnstile.tracking.board import Place
-from turnstile.types import JSON, Message, Sampling, Stop, Task, ToolSpec, Trajectory, Turn
+from turnstile.types import JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -65,7 +65,9 @@ async def play(
     moved: Callable[[Place], None] = lambda place: None,
 ) -> Trajectory:
     """Plays one episode to its end and measures it; closes neither the session nor the environment. `turned` is told
-    of each turn as it ends, numbered from 0, `moved` where the episode is.
+    of each turn, numbered from 0, at every `Stage` that it reaches, `moved` where the episode is.
+
+    A turn counts from the moment it is sampled, whether or not the environment answers it before the end.
 
     An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's
     text; every other exception is a fault of the program and propagates.
@@ -152,23 +154,9 @@ class _Episode:
                 completion = await self._timed("generate", self.engine.generate(held, sampling, self.session))
             self.away = None
             message = parser.parse(renderer.text(completion.token_ids), start.tools)
-            state_key = self.env.state_key()
-            began = time.monotonic()
-            step = await self._timed("environment", self.env.step(message))
-            self.turns.append(
-                Turn(
-                    context_ids=added,
-                    completion=completion,
-                    message=message,
-                    observation=step.messages,
-                    fresh=fresh,
-                    rewards=step.rewards,
-                    signals=step.signals,
-                    state_key=state_key,
-                    seconds=time.monotonic() - began,
-                )
+            step = await self._act(
+                Turn(context_ids=added, completion=completion, message=message, fresh=fresh, stage=Stage.SAMPLED)
             )
-            self.turned(len(self.turns) - 1, self.turns[-1])
             sampled += len(completion.token_ids)
             unparsed = 0 if message.tool_calls else unparsed + 1
             stop = self._ended(step, unparsed)
@@ -179,6 +167,26 @@ class _Episode:
             history.extend(step.messages)
             added, fresh = context.ids, context.fresh
             held = added if fresh else np.concatenate([held, completion.token_ids, added])
+
+    async def _act(self, turn: Turn) -> Step:
+        """Has the environment take the turn's action. The turn is there before, and completed with the answer."""
+        number = len(self.turns)
+        self.turns.append(turn)
+        self.turned(number, turn)
+        self.turns[number] = turn = replace(turn, state_key=self.env.state_key(), stage=Stage.DELIVERED)
+        self.turned(number, turn)
+        began = time.monotonic()
+        step = await self._timed("environment", self.env.step(turn.message))
+        self.turns[number] = turn = replace(
+            turn,
+            observation=step.messages,
+            rewards=step.rewards,
+            signals=step.signals,
+            seconds=time.monotonic() - began,
+            stage=Stage.COMPLETED,
+        )
+        self.turned(number, turn)
+        return step
 
     async def check_engine(self) -> None:
         """Raises EngineError where the clock ended a request that the engine was not answering."""

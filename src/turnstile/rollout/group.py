@@ -39,7 +39,7 @@ class Watch:
         """It is played from its start."""
 
     def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
-        """A turn ended; they are numbered from 0."""
+        """A turn reached its stage; they are numbered from 0."""
 
     def ended(self, trajectory: Trajectory, *, again: bool) -> None:
         """It came to an end; `again` says that infrastructure failed and it is played once more."""

@@ -54,7 +54,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """From the worker: a turn of an attempt ended."""
+    """From the worker: a turn of an attempt reached its stage."""
 
     attempt: Attempt
     number: int

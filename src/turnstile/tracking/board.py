@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from turnstile.types import Stop, Trajectory, Turn
+from turnstile.types import Stage, Stop, Trajectory, Turn
 
 Key = tuple[str, int]
 """(group, attempt)"""
@@ -37,7 +37,7 @@ class Board:
         self.elsewhere: Mapping[Place, int] = {}
         """Episodes that another process plays, as it told last."""
         self.tokens = 0
-        """Sampled in turns that have ended."""
+        """Sampled so far."""
         self.failures: dict[str, int] = {}
         """Failures of infrastructure by kind, also of attempts that were played again then."""
         self._places: dict[Key, Place] = {}
@@ -47,7 +47,9 @@ class Board:
             self._places[key] = place
 
     def turned(self, turn: Turn) -> None:
-        self.tokens += len(turn.completion.token_ids)
+        """A turn reached its stage."""
+        if turn.stage is Stage.SAMPLED:
+            self.tokens += len(turn.completion.token_ids)
 
     def ended(self, trajectory: Trajectory, *, again: bool) -> None:
         """An attempt came to an end; `again` says that it is played once more."""
