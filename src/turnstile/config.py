@@ -107,6 +107,7 @@ class EpisodeConfig(Section):
     tokens: int = Field(0, ge=0)  # sampled tokens an episode may spend (0: no limit)
     context: int = Field(0, ge=0)  # tokens an episode may hold (0: the model's own window)
     seconds: float = Field(300.0, gt=0)  # wall clock
+    measure_seconds: float = Field(3600.0, gt=0)  # for measuring it at the end; past them it counts as failed
     unparsed: int = Field(0, ge=0)  # stop after so many unreadable turns in a row (0: never)
     retries: int = Field(2, ge=0)  # after infrastructure errors
     concurrent: int = Field(64, ge=1)  # episodes at once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -153,6 +154,23 @@ def test_seeds_depend_on_run_task_attempt_and_turn_alone() -> None:
 async def test_infrastructure_failures_keep_the_turns_so_far(broken: dict[str, Any], turns: int, text: str) -> None:
     found = await played(FakeEnv(broken), limits=Limits(turns=3, seconds=0.05 if "reset" in broken else 60))
     assert (found.stop, found.error, len(found.turns)) == (Stop.ERROR, text, turns)
+
+
+async def test_a_grader_that_hangs_is_an_infrastructure_failure() -> None:
+    found = await played(FakeEnv({"measure": hang}), limits=Limits(turns=3, measure_seconds=0.05))
+    assert (found.stop, len(found.turns), found.signals) == (Stop.ERROR, 3, {})
+    assert found.error is not None
+    assert found.error.startswith("VerifierError: the environment did not measure the episode within 0.05 s")
+    assert "episode.measure_seconds" in found.error
+    assert "measure" in found.times  # so that it is no part of what the turns took
+
+
+async def test_measuring_has_no_part_in_the_clock_of_the_turns() -> None:
+    async def slow(_: FakeEnv) -> None:
+        await asyncio.sleep(0.2)
+
+    found = await played(FakeEnv({"measure": slow}), limits=Limits(turns=3, seconds=0.1, measure_seconds=60))
+    assert (found.stop, found.signals) == (Stop.TURNS, {"steps": 3})
 
 
 async def test_a_failure_after_two_turns() -> None:

@@ -18,6 +18,7 @@ from plays import LOOKS, FakeEnv, hang, once_then, player, says, scripted, tasks
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.errors import ConfigError, EngineError, SandboxError
 from turnstile.rewards.examine import Stateless
+from turnstile.rollout import group as rollout
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Limits
 from turnstile.tracking.board import Board, Place
@@ -91,6 +92,15 @@ async def test_a_board_is_empty_again_when_a_fault_stops_the_episodes() -> None:
     with pytest.raises(KeyError):
         await some.groups(tasks(3), 2, label="x", seed=0)
     assert not any(some.board.counts().values())
+
+
+async def test_an_environment_that_does_not_close_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rollout, "CLOSING", 0.05)
+    (found,) = await player(lambda: FakeEnv({"close": hang})).groups(tasks(1), 2, label="x", seed=0)
+    assert [one.stop for one in found.trajectories] == [Stop.TURNS] * 2
+    assert caplog.text.count("was not closed within 0.05 s") == 2
 
 
 DETERMINISTIC = pytest.mark.parametrize("deterministic", [False, True])

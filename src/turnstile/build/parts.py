@@ -242,6 +242,7 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
             tokens=episode.tokens,
             context=context,
             seconds=episode.seconds,
+            measure_seconds=episode.measure_seconds,
             unparsed=episode.unparsed,
         ),
         retries=episode.retries,

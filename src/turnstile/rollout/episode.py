@@ -17,7 +17,7 @@ from turnstile.agents.history import hinted
 from turnstile.engines.away import Away, hearing
 from turnstile.engines.base import Engine, Remote
 from turnstile.envs.base import Env, Step
-from turnstile.errors import EngineError, InfrastructureError, SandboxError
+from turnstile.errors import EngineError, InfrastructureError, SandboxError, VerifierError
 from turnstile.tracking.board import Place
 from turnstile.types import JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
 
@@ -32,6 +32,7 @@ class Limits:
     tokens: int = 0  # sampled in the whole episode
     context: int = 0  # held at once: prompt, observations and sampled tokens
     seconds: float = 300.0  # wall clock, of the turns; not of measuring at the end, nor while the engine is away
+    measure_seconds: float = 3600.0  # of measuring; twice what the longest suite of tests here may take (1800 s)
     unparsed: int = 0  # turns in a row in which no action could be read
 
 
@@ -88,10 +89,8 @@ async def play(
                 raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
             await episode.check_engine()
             stop = Stop.TIMEOUT
-        measuring = time.monotonic()
         moved(Place.GRADING)
-        signals = await env.measure()
-        episode.times["measure"] = time.monotonic() - measuring
+        signals = await episode.measure()
     except InfrastructureError as failure:
         stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
     return Trajectory(
@@ -187,6 +186,23 @@ class _Episode:
         )
         self.turned(number, turn)
         return step
+
+    async def measure(self) -> Mapping[str, JSON]:
+        """What came of it. Raises VerifierError where that takes longer than the limit."""
+        began = time.monotonic()
+        clock = asyncio.timeout(self.limits.measure_seconds or None)
+        try:
+            async with clock:
+                return await self.env.measure()
+        except TimeoutError:
+            if not clock.expired():
+                raise  # the environment's own, and a fault
+            raise VerifierError(
+                f"the environment did not measure the episode within {self.limits.measure_seconds:g} s; give its "
+                "grader a time limit of its own, or raise episode.measure_seconds"
+            ) from None
+        finally:
+            self.times["measure"] = time.monotonic() - began
 
     async def check_engine(self) -> None:
         """Raises EngineError where the clock ended a request that the engine was not answering."""

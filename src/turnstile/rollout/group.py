@@ -23,6 +23,9 @@ from turnstile.tracking.board import Board, Place
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
+CLOSING = 600.0
+"""Seconds that an environment is given to put away what it holds: removing a container takes seconds, also on a machine
+that is short of everything."""
 Job = tuple[Task, Attempt]
 One = Callable[[Job, str], Coroutine[Any, Any, None]]
 """Plays a job in a session."""
@@ -221,7 +224,13 @@ async def examined(
 
 async def _close(env: Env) -> None:
     """What an episode came to stands, also when its environment cannot be put away."""
+    clock = asyncio.timeout(CLOSING)
     try:
-        await env.close()
+        async with clock:
+            await env.close()
     except InfrastructureError as error:
         _log.warning("an environment could not be closed: %s", error)
+    except TimeoutError:
+        if not clock.expired():
+            raise  # the environment's own, and a fault
+        _log.warning("an environment was not closed within %g s, and what it holds may be left behind", CLOSING)
