@@ -203,14 +203,17 @@ def test_cut_at_every_byte_of_its_last_entry(tmp_path: Path, caplog: pytest.LogC
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert [entry.group.id for entry in read_record(tmp_path)] == ["a"]
-        assert f"entry 2 is torn ({kept} bytes)" in caplog.text
+        assert f"left out 1 damaged or torn entry of {kept} bytes (at byte {before}); 1 are whole" in caplog.text
 
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             Recorder(tmp_path).write(1, "train", group("c"), scores())
             assert [entry.group.id for entry in read_record(tmp_path)] == ["a", "c"]
-        (record,) = caplog.records  # when it was cut off; reading finds nothing more
-        assert f"cut off a torn entry of {kept} bytes" in record.getMessage()
+        (record,) = caplog.records  # when it was moved; reading finds nothing more
+        assert f"moved 1 damaged or torn entry of {kept} bytes to {file.name}.damaged" in record.getMessage()
+        aside = file.with_name(f"{file.name}.damaged")
+        assert aside.read_bytes() == whole[before : before + kept]
+        aside.unlink()
 
 
 def test_an_entry_with_a_changed_byte_is_no_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -223,7 +226,7 @@ def test_an_entry_with_a_changed_byte_is_no_entry(tmp_path: Path, caplog: pytest
     for place in range(before + 10, len(whole), 7):  # behind the header, which holds nothing
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         assert [entry.group.id for entry in read_record(tmp_path)] == ["a"], place
-    assert "is torn" in caplog.text
+    assert "1 damaged or torn entry" in caplog.text
 
 
 def test_files_are_gzip_with_one_line_of_json_an_entry(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_torn_last_line_is_cut_off_on_opening(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
-@pytest.mark.parametrize("end", [b'{"step": 3, "x"', b"\0" * 40, b'\0\0\0x": 3}\n', b'\xff\xfe\n{"step": 4}\n', b"3\n"])
+@pytest.mark.parametrize("end", [b'{"step": 3, "x"', b"\0" * 40, b'\0\0\0x": 3}\n', b"\xff\xfe\n", b"3\n"])
 def test_what_a_stopped_machine_left_is_dropped_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, end: bytes
 ) -> None:
@@ -80,6 +80,25 @@ def test_what_a_stopped_machine_left_is_dropped_and_said(
     tracker.log(2, {"x": 2})
     tracker.close()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+def test_a_damaged_line_costs_no_later_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = JsonlTracker(tmp_path)
+    for step in range(1, 6):
+        tracker.log(step, {"loss": 1.0})
+    tracker.close()
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = b"[" + lines[1][1:]
+    path.write_bytes(b"".join(lines))
+    with caplog.at_level(logging.WARNING):
+        tracker = JsonlTracker(tmp_path)
+    assert f"left out {len(lines[1])} bytes between whole lines" in caplog.text
+    tracker.log(6, {"loss": 1.0})
+    assert [step["step"] for step in read_metrics(tmp_path)] == [1, 3, 4, 5, 6]
+    tracker.resume_at(5)
+    tracker.close()
+    assert path.read_bytes() == b"".join([lines[0], *lines[2:]])
 
 
 def test_a_file_in_order_is_said_nothing_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

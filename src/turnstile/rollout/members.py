@@ -1,7 +1,8 @@
-"""Files of gzip members, only ever appended to: each member holds one line of JSON and is whole or torn.
+"""Files of gzip members, only ever appended to: each member holds one line of JSON and is whole or damaged.
 
-A member ends with gzip's own checksum, so that a damaged one is found out, `zcat` reads a file, and a process killed
-in the middle of a write costs that member and no other.
+A member ends with gzip's own checksum, so that a damaged one is found out, and `zcat` reads a file. Whatever is damaged
+costs the members that it is in and no others: reading goes on at the next header. What a process that was killed has
+left half-written at the end is moved to `NAME.damaged` before the next member is written.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _GZIP = 31  # zlib's window size for "expect a gzip header"
-_PIECE = 2**16  # bytes read at once
+_HEADER = b"\x1f\x8b\x08"  # gzip, deflated
+_WRITTEN = _HEADER + bytes(5)  # as it is written here: no flags, no time
+_PIECE = 2**12  # bytes unpacked first, of a long member then more and more at once
 _log = logging.getLogger(__name__)
 
 
@@ -30,10 +34,10 @@ class Appender:
         self._unsynced: set[Path] = set()
 
     def append(self, path: Path, body: Any) -> None:
-        """Writes one more member, of `body` as JSON. One that cannot be written whole (the disk is full) is cut off
+        """Writes one more member, of `body` as JSON. One that cannot be written whole (the disk is full) is moved aside
         before the next."""
         if path not in self._whole:
-            _cut_torn_end(path)
+            _move_torn_end(path)
         packer = zlib.compressobj(self._level, wbits=_GZIP)
         line = json.dumps(body, ensure_ascii=False) + "\n"
         data = packer.compress(line.encode("utf-8", "surrogatepass")) + packer.flush()
@@ -48,6 +52,7 @@ class Appender:
     def remove(self, path: Path) -> None:
         """Takes a file away, if it is there."""
         path.unlink(missing_ok=True)
+        _aside(path).unlink(missing_ok=True)
         self._whole.discard(path)
         self._unsynced.discard(path)
 
@@ -60,12 +65,22 @@ class Appender:
         self._unsynced.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes of a file that are no whole member."""
+
+    begin: int
+    end: int
+    entries: int  # that are lost in them, at least
+
+
 def read_members(path: Path) -> Iterator[Any]:
-    """What the whole members of a file hold, in their order; a torn one ends it, with one warning in the log."""
-    members, torn = _members(path)
-    if torn:
-        _log.warning("%s: entry %d is torn (%d bytes) and was left out", path, len(members) + 1, torn)
-    return (json.loads(text.decode("utf-8", "surrogatepass")) for text, _ in members)
+    """What the whole members of a file hold, in their order; damaged ones are left out, with one warning in the log."""
+    members, damages = _members(path.read_bytes())
+    if damages:
+        where = ", ".join(str(each.begin) for each in damages)
+        _log.warning("%s: left out %s (at byte %s); %d are whole", path, _said(damages), where, len(members))
+    return (json.loads(text.decode("utf-8", "surrogatepass")) for text in members)
 
 
 def flush(path: Path) -> None:
@@ -77,32 +92,67 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _members(path: Path) -> tuple[list[tuple[bytes, int]], int]:
-    """The whole members of a file with the offset each ends at, and how many bytes of a torn one follow."""
-    members: list[tuple[bytes, int]] = []
-    with path.open("rb") as file:
-        ahead, read, end = b"", 0, 0  # `ahead` was read and is of the next member
-        while True:
-            unpacker, text = zlib.decompressobj(wbits=_GZIP), bytearray()
-            while not unpacker.eof and (piece := ahead or file.read(_PIECE)):
-                read += 0 if ahead else len(piece)
-                try:
-                    text += unpacker.decompress(piece)
-                except zlib.error:  # a damaged member: where the next one begins cannot be known
-                    return members, path.stat().st_size - end
-                ahead = b""
-            if not unpacker.eof:
-                return members, path.stat().st_size - end
-            ahead = unpacker.unused_data
-            end = read - len(ahead)
-            members.append((bytes(text), end))
+def _members(data: bytes) -> tuple[list[bytes], list[Damage]]:
+    """The whole members, and what lies between them."""
+    members: list[bytes] = []
+    damages: list[Damage] = []
+    place = 0
+    while place < len(data):
+        found = _member(data, place)
+        if found is None:
+            begin, place = place, _next(data, place + 1)
+            damages.append(Damage(begin, place, max(1, data.count(_WRITTEN, begin, place))))
+        else:
+            text, place = found
+            members.append(text)
+    return members, damages
 
 
-def _cut_torn_end(path: Path) -> None:
-    """Members written behind a torn one could not be found again, so it goes first."""
-    if path.exists():
-        members, torn = _members(path)
-        if torn:
-            _log.warning("%s: cut off a torn entry of %d bytes", path, torn)
-            with path.open("r+b") as file:
-                file.truncate(members[-1][1] if members else 0)
+def _member(data: bytes, begin: int) -> tuple[bytes, int] | None:
+    """What the member at `begin` holds, and where it ends; None where none begins there that is whole."""
+    unpacker, text, place, size = zlib.decompressobj(wbits=_GZIP), bytearray(), begin, _PIECE
+    try:
+        while not unpacker.eof:
+            piece = data[place : place + size]
+            if not piece:
+                return None
+            text += unpacker.decompress(piece)
+            place, size = place + len(piece), 2 * size
+    except zlib.error:
+        return None
+    return bytes(text), place - len(unpacker.unused_data)
+
+
+def _next(data: bytes, begin: int) -> int:
+    """Where the next whole member begins; the end of the data where there is none."""
+    while (begin := data.find(_HEADER, begin)) >= 0:
+        if _member(data, begin) is not None:
+            return begin
+        begin += 1
+    return len(data)
+
+
+def _move_torn_end(path: Path) -> None:
+    """Moves what lies behind the last whole member to a file beside this one, so that the next begins where it ends."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    _, damages = _members(data)
+    if not damages or damages[-1].end < len(data):
+        return
+    torn = damages[-1]
+    with _aside(path).open("ab") as file:
+        file.write(data[torn.begin :])
+    flush(_aside(path))
+    with path.open("r+b") as file:
+        file.truncate(torn.begin)
+    _log.warning("%s: moved %s to %s", path, _said((torn,)), _aside(path).name)
+
+
+def _said(damages: Sequence[Damage]) -> str:
+    lost, size = sum(each.entries for each in damages), sum(each.end - each.begin for each in damages)
+    return f"{lost} damaged or torn {'entry' if lost == 1 else 'entries'} of {size} bytes"
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.damaged")

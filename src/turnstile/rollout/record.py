@@ -122,8 +122,8 @@ def read_record(
     """The entries of a run by step, each group of a step, phase and label once; None takes all. `label` may be
     the name of an evaluation too.
 
-    A torn entry (the writer was killed) is left out with one warning in the log. Raises TurnstileError when
-    the run has no record.
+    Damaged entries (the writer was killed, a byte was changed) are left out with a warning for each file in the log.
+    Raises TurnstileError when the run has no record.
     """
     folder = Path(run) / "record"
     if not folder.is_dir():

@@ -18,8 +18,8 @@ class JsonlTracker:
 
     A line is in its file when the call returns, and outlives a machine that stops after the next `sync`. A damaged
     end (the process was killed, the machine stopped) is cut off with a warning in the log when the file is opened
-    again. Numbers that are not finite become the strings "NaN", "Infinity" and "-Infinity",
-    which `float` reads, so that every line is plain JSON.
+    again, and damaged lines before it are left out. Numbers that are not finite become the strings "NaN", "Infinity"
+    and "-Infinity", which `float` reads, so that every line is plain JSON.
     """
 
     def __init__(self, run: Path) -> None:
@@ -42,7 +42,7 @@ class JsonlTracker:
         self._metrics.close()
         scratch = self._path.with_name(self._path.name + ".new")
         with scratch.open("wb") as file:
-            file.writelines(line for line, body in _whole(self._path) if body["step"] <= step)
+            file.writelines(line for line, body in _whole(self._path)[0] if body["step"] <= step)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, self._path)
@@ -59,11 +59,11 @@ class JsonlTracker:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The steps logged in a run's folder, oldest first; a damaged end is left out."""
+    """The steps logged in a run's folder, oldest first; damaged lines are left out."""
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
-    return [{key: _NUMBERS.get(value, value) for key, value in step.items()} for _, step in _whole(path)]
+    return [{key: _NUMBERS.get(value, value) for key, value in step.items()} for _, step in _whole(path)[0]]
 
 
 def read_messages(run: Path) -> list[dict[str, Any]]:
@@ -79,26 +79,30 @@ _NUMBERS: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": 
 def _open(path: Path) -> TextIO:
     """The file, ready to append, without a damaged end."""
     if path.exists():
-        whole, size = sum(len(line) for line, _ in _whole(path)), path.stat().st_size
-        if whole < size:
-            _log.warning("%s: cut off its last %d bytes, which are damaged", path, size - whole)
-            os.truncate(path, whole)
+        lines, end = _whole(path)
+        within, behind = end - sum(len(line) for line, _ in lines), path.stat().st_size - end
+        if within:
+            _log.warning("%s: left out %d bytes between whole lines, which are damaged", path, within)
+        if behind:
+            _log.warning("%s: cut off its last %d bytes, which are damaged", path, behind)
+            os.truncate(path, end)
     return path.open("a", encoding="utf-8")
 
 
-def _whole(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """The lines of a file and what each holds, up to the first that is torn or no JSON object: a machine that
-    stopped may have left zeros."""
-    lines = []
+def _whole(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
+    """The lines of a file and what each holds, less those that are torn or no JSON object (a machine that stopped may
+    have left zeros); and how many bytes there are up to the end of the last one."""
+    lines, place, end = [], 0, 0
     for line in path.read_bytes().splitlines(keepends=True):
+        place += len(line)
         try:
             body = json.loads(line)
         except ValueError:
-            break
-        if not line.endswith(b"\n") or not isinstance(body, dict):
-            break
-        lines.append((line, body))
-    return lines
+            continue
+        if line.endswith(b"\n") and isinstance(body, dict):
+            lines.append((line, body))
+            end = place
+    return lines, end
 
 
 def _sync_folder(folder: Path) -> None:
