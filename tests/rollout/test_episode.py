@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +18,8 @@ from turnstile.agents.renderer import LinesRenderer
 from turnstile.batching.rows import rows_of
 from turnstile.envs.base import Step
 from turnstile.errors import EngineError, SandboxError, VerifierError
-from turnstile.rollout.episode import Attempt, Limits, play
-from turnstile.types import I32, Completion, Message, Sampling, Stage, Stop, Trajectory, Turn
+from turnstile.rollout.episode import Attempt, Limits, Seeds, play
+from turnstile.types import I32, Completion, Message, Sampling, Stage, Stop, Task, Trajectory, Turn
 
 ATTEMPT = Attempt(group="train/1/0/t", number=2, seed=7)
 LOOK = [*b"look\n"]
@@ -131,16 +134,57 @@ async def test_requests_carry_what_was_asked_for() -> None:
     assert len({each.seed for each in asked}) == 3
 
 
-def test_seeds_depend_on_run_task_attempt_and_turn_alone() -> None:
+IDS = np.array([3, 1, 2**31 - 1], np.int32)
+
+
+def seed(attempt: Attempt = ATTEMPT, task: Task = TASK, ids: I32 = IDS, before: Sequence[I32] = ()) -> int:
+    """Of a request with that prompt, after those with others."""
+    seeds = Seeds(task, attempt)
+    for each in before:
+        seeds.draw(each)
+    return seeds.draw(ids)
+
+
+def test_seeds_depend_on_run_task_attempt_and_what_is_asked() -> None:
     others = [replace(ATTEMPT, group="train/2/0/t"), replace(ATTEMPT, number=3), replace(ATTEMPT, seed=8)]
-    seeds = [ATTEMPT.turn_seed(TASK, 0), ATTEMPT.turn_seed(TASK, 1), ATTEMPT.turn_seed(replace(TASK, id="u"), 0)]
-    seeds += [other.turn_seed(TASK, 0) for other in others]
-    assert len(set(seeds)) == 6
-    assert ATTEMPT.turn_seed(TASK, 0) == Attempt(group="train/1/0/t", number=2, seed=7).turn_seed(TASK, 0)
-    assert all(0 <= seed < 2**56 for seed in seeds)
-    shared = [replace(ATTEMPT, group=name, stream="s") for name in ("eval/a/0/t", "eval/b/7/t")]
-    assert shared[0].turn_seed(TASK, 0) == shared[1].turn_seed(TASK, 0)
-    assert shared[0].turn_seed(TASK, 0) not in seeds
+    found = [seed(), *(seed(other) for other in others), seed(task=replace(TASK, id="u"))]
+    found += [seed(ids=IDS[:2]), seed(ids=IDS[::-1]), seed(before=[IDS]), seed(before=[IDS, IDS])]
+    assert len(set(found)) == 9
+    assert all(0 <= each < 2**56 for each in found)
+    assert seed() == seed(Attempt(group="train/1/0/t", number=2, seed=7, hint="is in the prompt"))
+    shared = [seed(replace(ATTEMPT, group=name, stream="s")) for name in ("eval/a/0/t", "eval/b/7/t")]
+    assert shared[0] == shared[1]
+    assert shared[0] not in found
+
+
+def test_seeds_do_not_depend_on_the_order_of_other_requests() -> None:
+    """As of parallel requests and of branches: another prompt in between changes nothing."""
+    other = np.array([9], np.int32)
+    assert seed(before=[other, other]) == seed()
+    assert seed(before=[IDS, other]) == seed(before=[other, IDS]) == seed(before=[IDS])
+
+
+def test_seeds_are_the_same_bits_on_every_platform() -> None:
+    """The digest is of little-endian 32-bit numbers, whatever the machine has them in."""
+    ids = struct.pack("<3i", 3, 1, 2**31 - 1)
+    prompt = hashlib.blake2b(ids, digest_size=16).hexdigest()
+    wanted = hashlib.blake2b(f"7/t/train/1/0/t/2/{prompt}/0".encode(), digest_size=7).hexdigest()
+    assert seed() == int(wanted, 16) == 13954534893091800
+    assert seed(ids=IDS.astype(">i4")) == seed(ids=IDS.astype(np.int64)) == seed(ids=np.repeat(IDS, 2)[::2]) == seed()
+
+
+async def test_an_episode_that_asks_the_same_again_has_another_seed() -> None:
+    """The context is rewritten to what it was in the first turn."""
+
+    class Forgets(LinesRenderer):
+        def observation(self, history: Any, new: Any, tools: Any, sampled: I32) -> Context:
+            return Context(ids=self.prompt([Message(role="user", content="Go.")], tools), fresh=True)
+
+    scaffold = Scaffold(Forgets(SCAFFOLD.renderer.tokenizer), SCAFFOLD.parser)
+    found = await played(FakeEnv(), scaffold=scaffold)
+    prompt, seeds = found.turns[0].context_ids, Seeds(TASK, ATTEMPT)
+    assert [turn.context_ids.tolist() for turn in found.turns] == [prompt.tolist()] * 3
+    assert [turn.completion.sampling.seed for turn in found.turns] == [seeds.draw(prompt) for _ in range(3)]
 
 
 @pytest.mark.parametrize(

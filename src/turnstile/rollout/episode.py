@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -19,7 +20,7 @@ from turnstile.engines.base import Engine, Remote
 from turnstile.envs.base import Env, Step
 from turnstile.errors import EngineError, InfrastructureError, SandboxError, VerifierError
 from turnstile.tracking.board import Place
-from turnstile.types import JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
+from turnstile.types import I32, JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -39,7 +40,8 @@ class Limits:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     """Which episode this is. Its random numbers depend on the task, `seed`, `number` and `stream` (where that is
-    empty: `group`), and on nothing else. `hint` stands in its prompt besides what the environment begins with."""
+    empty: `group`), on what is asked (`Seeds`), and on nothing else. `hint` stands in its prompt besides what the
+    environment begins with."""
 
     group: str
     number: int
@@ -47,8 +49,21 @@ class Attempt:
     stream: str = ""
     hint: str = ""
 
-    def turn_seed(self, task: Task, turn: int) -> int:
-        text = f"{self.seed}/{task.id}/{self.stream or self.group}/{self.number}/{turn}"
+
+class Seeds:
+    """Gives each request of an attempt its seed, which depends on the attempt, the prompt's ids, and how often the
+    attempt has asked with that prompt before. So requests that are made side by side, or on branches, have seeds of
+    their own, whatever their order and the platform."""
+
+    def __init__(self, task: Task, attempt: Attempt) -> None:
+        self._attempt = f"{attempt.seed}/{task.id}/{attempt.stream or attempt.group}/{attempt.number}"
+        self._asked: Counter[str] = Counter()
+
+    def draw(self, prompt_ids: I32) -> int:
+        """The seed of the next request with this prompt, in [0, 2^56)."""
+        prompt = hashlib.blake2b(prompt_ids.astype("<i4").tobytes(), digest_size=16).hexdigest()
+        text = f"{self._attempt}/{prompt}/{self._asked[prompt]}"
+        self._asked[prompt] += 1
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
@@ -127,6 +142,7 @@ class _Episode:
         self.turned, self.moved = turned, moved
         self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
+        self.seeds = Seeds(task, attempt)
         self.opened = False
         self.away: Away | None = None  # of the request that is being made
         self.cut = ""  # why the engine was away when the clock ended the episode
@@ -147,8 +163,7 @@ class _Episode:
             room = self._room(len(held), sampled)
             if isinstance(room, Stop):
                 return room
-            seed = self.attempt.turn_seed(self.task, len(self.turns))
-            sampling = replace(self.sampling, max_tokens=room, stop=renderer.stop, seed=seed)
+            sampling = replace(self.sampling, max_tokens=room, stop=renderer.stop, seed=self.seeds.draw(held))
             with hearing(functools.partial(self._lost, clock)) as self.away:
                 completion = await self._timed("generate", self.engine.generate(held, sampling, self.session))
             self.away = None
