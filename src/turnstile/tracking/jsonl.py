@@ -67,9 +67,9 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_messages(run: Path) -> list[dict[str, Any]]:
-    """The messages logged in a run's folder (`time`, `level`, `message`), oldest first; a damaged end is left out."""
+    """The messages logged in a run's folder (`time`, `level`, `message`), oldest first; damaged lines are left out."""
     path = Path(run) / "messages.jsonl"
-    return [body for _, body in _whole(path)] if path.exists() else []
+    return [body for _, body in _whole(path)[0]] if path.exists() else []
 
 
 _log = logging.getLogger(__name__)
