@@ -116,6 +116,7 @@ class EpisodeConfig(Section):
 class RolloutConfig(Section):
     ahead: int = Field(0, ge=0)  # steps that episodes are played ahead of training, in another process (0: in turn)
     slack: float = Field(0.0, ge=0)  # stop an episode at so many times its task's longest so far (0: never)
+    max_failures: int = Field(10, ge=0)  # attempts given up for faults in an environment's code before one is raised
 
 
 class EndsConfig(Section):

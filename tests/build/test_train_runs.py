@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,13 @@ from ends import said
 from turnstile.batching.batch import Batch
 from turnstile.build.dry_run import dry_run
 from turnstile.build.session import read_costs
+from turnstile.build.train import train
 from turnstile.config import Kind, Recipe, make_recipe
 from turnstile.envs.base import Start, Step
 from turnstile.envs.guess import GuessEnv, guess_tasks
 from turnstile.errors import ConfigError, SandboxError, TrainingError
 from turnstile.losses.base import Metrics, needs
+from turnstile.rollout.ledger import open_ledger
 from turnstile.rollout.record import read_record
 from turnstile.tracking.jsonl import read_metrics
 from turnstile.types import Message, Task, Trajectory
@@ -52,6 +55,32 @@ def brevity(task: Task, trajectory: Trajectory) -> float:
 def test_a_step_of_nothing_but_failures_ends_the_run(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"8 of 8 episodes: SandboxError 8 \(.*\); the first: SandboxError: the"):
         turnstile.train(recipe, env=Broken, run=tmp_path / "run")
+
+
+class FaultyOnce(GuessEnv):
+    """A world with a mistake in it that few episodes meet."""
+
+    left = 0
+
+    async def step(self, message: Message) -> Step:
+        if FaultyOnce.left:
+            FaultyOnce.left -= 1
+            raise IndexError("a mistake")
+        return await super().step(message)
+
+
+def test_a_fault_in_one_environment_costs_its_attempt_and_not_the_run(recipe: Recipe, tmp_path: Path) -> None:
+    plain = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"before": False})})
+    FaultyOnce.left = 1
+    turnstile.train(plain, env=FaultyOnce, run=tmp_path / "run")
+    fates = Counter(state for (state,) in open_ledger(tmp_path / "run").execute("SELECT state FROM attempts"))
+    assert (fates["given_up"], fates.total()) == (1, 8)
+    messages = [json.loads(line) for line in (tmp_path / "run" / "messages.jsonl").read_text().splitlines()]
+    assert any("no verdict on 1 of 8 episodes: IndexError 1 (" in each["message"] for each in messages)
+
+    FaultyOnce.left = 1
+    with pytest.raises(IndexError, match="a mistake"):
+        train(plain, env=FaultyOnce, run=tmp_path / "strict", strict=True)
 
 
 class Late(GuessEnv):

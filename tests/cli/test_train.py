@@ -36,6 +36,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
+def test_strict_is_passed_on(cli: Cli, recipe: str, asked: dict[str, Any]) -> None:
+    assert cli("train", recipe).code == 0
+    assert asked["strict"] is False
+    assert cli("train", recipe, "--strict").code == 0
+    assert asked["strict"] is True
+
+
 def test_a_recipe_goes_into_a_run_of_its_name(cli: Cli, recipe: str, asked: dict[str, Any]) -> None:
     done = cli("train", recipe)
     assert done.code == 0

@@ -213,9 +213,11 @@ def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path, strict: bool) -> None:
     with pytest.raises(KeyError, match="no such tool") as raised:
-        train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty)
+        train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty, strict=strict)
+    assert any("10 attempts had failed so before it" in note for note in raised.value.__notes__) is not strict
     (note,) = [note for note in raised.value.__notes__ if note.startswith("in the process that plays episodes")]
     assert 'raise KeyError("no such tool")' in note
 

@@ -21,6 +21,7 @@ from turnstile.rewards.examine import Stateless
 from turnstile.rollout import group as rollout
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Limits
+from turnstile.rollout.failures import Failures
 from turnstile.tracking.board import Board, Place
 from turnstile.types import Group, Stop, Trajectory
 
@@ -240,6 +241,84 @@ async def test_a_fault_says_where_it_was(deterministic: bool) -> None:
     text = "".join(traceback.format_exception(caught.value))
     assert "in task 't1', attempt 0 of group 'x/1/t1'" in text
     assert ", in step\n" in text
+
+
+class Faults:
+    """Makes environments; the first `bad` of them have a fault where `what` is done."""
+
+    def __init__(self, bad: int, what: str = "step", fault: Exception | None = None) -> None:
+        self.bad, self.what, self.fault = bad, what, fault or ZeroDivisionError("a mistake")
+        self.made = 0
+
+    def __call__(self) -> FakeEnv:
+        self.made += 1
+        return FakeEnv({self.what: self.fault} if self.made <= self.bad else {})
+
+
+@DETERMINISTIC
+@pytest.mark.parametrize("what", ["reset", "step", "measure"])
+async def test_faults_are_counted_told_and_passed_over_up_to_a_limit(
+    deterministic: bool, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The attempt is given up and not played again, the others go on, and the log has the fault's traceback."""
+    make, failures, board, engine = Faults(2, what), Failures(2), Board(), Counting()
+    some = player(make, engine=engine, failures=failures, board=board, deterministic=deterministic, concurrent=2)
+    found = await some.groups(tasks(3), 2, label="x", seed=0)
+    played = [trajectory for group in found for trajectory in group.trajectories]
+    assert sorted(one.stop for one in played) == [Stop.ERROR] * 2 + [Stop.TURNS] * 4
+    assert {one.error for one in played} == {None, "ZeroDivisionError: a mistake"}
+    assert (make.made, failures.count, board.failures) == (6, 2, {"ZeroDivisionError": 2})
+    assert engine.open_now == set()
+    first, second = caplog.records
+    assert first.getMessage().endswith(
+        ": ZeroDivisionError: a mistake; this attempt is given up, the others go on "
+        "(1 of at most 2, rollout.max_failures)"
+    )
+    assert first.exc_info is not None
+    assert "(2 of at most 2" in second.getMessage()
+
+
+@DETERMINISTIC
+async def test_one_fault_more_than_the_limit_is_raised(deterministic: bool) -> None:
+    """Counted over all calls of the player, and of players that are made from it."""
+    failures, engine = Failures(2), Counting()
+    some = player(Faults(3), engine=engine, failures=failures, deterministic=deterministic, concurrent=1)
+    await some.groups(tasks(2), 1, label="x", seed=0)
+    with pytest.raises(ZeroDivisionError, match="a mistake") as caught:
+        await replace(some, retries=0).groups(tasks(1), 1, label="y", seed=0)
+    assert caught.value.__notes__ == [
+        "in task 't0', attempt 0 of group 'y/0/t0'; 2 attempts had failed so before it (rollout.max_failures)"
+    ]
+    assert engine.open_now == set()
+
+
+async def test_an_environment_that_closes_with_a_fault_keeps_what_it_came_to() -> None:
+    failures = Failures(1)
+    (found,) = await player(Faults(1, "close"), failures=failures).groups(tasks(1), 1, label="x", seed=0)
+    assert (found.trajectories[0].stop, failures.count) == (Stop.TURNS, 1)
+    with pytest.raises(ZeroDivisionError):
+        await player(Faults(1, "close"), failures=failures).groups(tasks(1), 1, label="x", seed=0)
+
+
+async def test_an_environment_that_fails_with_infrastructure_is_no_fault() -> None:
+    failures = Failures(1)
+    make = Faults(2, "step", SandboxError("gone"))
+    (found,) = await player(make, failures=failures).groups(tasks(1), 1, label="x", seed=0)
+    assert (found.trajectories[0].stop, make.made, failures.count) == (Stop.TURNS, 3, 0)
+
+
+async def test_errors_raised_on_purpose_and_faults_of_the_engine_are_never_passed_over() -> None:
+    class Broken(Counting):
+        async def generate(self, *arguments: Any) -> Any:
+            raise IndexError("out of range")
+
+    failures = Failures(9)
+    make = Faults(1, "step", ConfigError("no such tool"))
+    with pytest.raises(ConfigError, match="no such tool"):
+        await player(make, failures=failures).groups(tasks(1), 1, label="x", seed=0)
+    with pytest.raises(IndexError, match="out of range"):
+        await player(FakeEnv, engine=Broken(), failures=failures).groups(tasks(1), 1, label="x", seed=0)
+    assert failures.count == 0
 
 
 async def test_a_fault_that_many_episodes_share_is_of_none_of_them(bytes_: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import resource
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from turnstile.config import Recipe
 from turnstile.errors import EngineError
 from turnstile.rewards.compose import failed
 from turnstile.rollout.episode import Attempt
+from turnstile.rollout.failures import Failures
 from turnstile.rollout.workers import LOG, Ended, Play, Worker
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Task
@@ -101,6 +103,7 @@ async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]
     world = make_world(recipe, examiners=make_examiners(recipe, None, agent))
     try:
         player = make_player(recipe, world, agent.scaffold, agent.engine, agent.context)
+        player = replace(player, failures=Failures())
         began = time.monotonic()
         (group,) = await player.groups([task], recipe.train.attempts, label="dry", seed=recipe.seed)
         return group, time.monotonic() - began

@@ -38,6 +38,7 @@ from turnstile.rewards.ends import Ends
 from turnstile.rewards.examine import Examiner
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Limits
+from turnstile.rollout.failures import Failures
 from turnstile.rollout.group import Player
 from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
@@ -252,6 +253,7 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
         examiners=tuple(world.examiners.values()),
         hint=make_hint(recipe),
         board=world.board,
+        failures=Failures(recipe.rollout.max_failures),
     )
 
 

@@ -15,6 +15,7 @@ from turnstile.build.run_folder import FINAL, UNTOUCHED, WARM
 from turnstile.config import Kind, Recipe
 from turnstile.engines.scripted import ScriptedEngine
 from turnstile.errors import ConfigError, TaskError
+from turnstile.rollout.failures import Failures
 from turnstile.rollout.record import label_of
 from turnstile.types import Group, Message, Stop, Task, ToolSpec, Trajectory
 
@@ -115,7 +116,7 @@ async def play_scripts(
 
     engine = ScriptedEngine(scaffold.renderer, speak)
     player = make_player(recipe, world, scaffold, engine, recipe.episode.context)
-    player = replace(player, retries=0)  # a script that was read cannot be read again
+    player = replace(player, retries=0, failures=Failures())  # a script that was read cannot be read again
     return await player.groups(tasks, 1, label=label, seed=recipe.seed, done=done)
 
 

@@ -49,8 +49,10 @@ async def group_source(
         )
         return
     files = _files(run, kept)
+    rollout = recipe.rollout.model_copy(update={"max_failures": run.player.failures.most})
+    setup = Setup(recipe=recipe.model_copy(update={"rollout": rollout}), env=env)
     source = Ahead(
-        start=lambda hear: Worker(Setup(recipe=recipe, env=env), log=run.folder / LOG, hear=hear),
+        start=lambda hear: Worker(setup, log=run.folder / LOG, hear=hear),
         write=files.write,
         engine=run.engine,
         books=run.books,

@@ -41,6 +41,7 @@ from turnstile.credit.base import Estimator
 from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
 from turnstile.errors import ConfigError, ReplayError
+from turnstile.rollout.failures import Failures
 from turnstile.rollout.record import Recorder
 from turnstile.rollout.source import GroupSource, Replay
 from turnstile.tasks.conversations.conversation import Conversation
@@ -65,14 +66,16 @@ def train(
     heldout: Sequence[Task] | None = None,
     replay: Path | None = None,
     plain: bool = False,
+    strict: bool = False,
 ) -> dict[str, Any]:
     """Runs a recipe in the folder `run`, going on where an earlier call stopped.
 
     `overfit` trains and evaluates on that one task. `env` and `reward` take the place of the recipe's: any
     callable that makes an environment, any function `(task, trajectory) -> float`; `tasks` and `heldout` that of
     its task files. `replay` is a run of the same recipe that is trained again from its record, without an environment
-    and without evaluations. `plain` has the console print lines and draw nothing. Returns the run's summary:
-    `results` (evaluation name -> list of EpisodeResult), `report` (path), `run`, `step`.
+    and without evaluations. `plain` has the console print lines and draw nothing. With `strict` the first fault in an
+    environment's code ends the run, whatever `rollout.max_failures`. Returns the run's summary: `results` (evaluation
+    name -> list of EpisodeResult), `report` (path), `run`, `step`.
     """
     pair = _tasks(recipe, overfit, tasks, heldout)
     refuse_failed(recipe, *pair)
@@ -86,7 +89,7 @@ def train(
     given = {name: getattr(part, "__qualname__", str(part)) for name, part in parts.items() if part is not None}
     stopping = Stopping()
     with room_for(run):
-        return stopping.run(_train(recipe, run, fresh, given, pair, env, reward, replay, plain, stopping))
+        return stopping.run(_train(recipe, run, fresh, given, pair, env, reward, replay, plain, strict, stopping))
 
 
 async def _train(
@@ -99,6 +102,7 @@ async def _train(
     reward: Callable[..., Any] | None,
     replay: Path | None,
     plain: bool,
+    strict: bool,
     stopping: Stopping,
 ) -> dict[str, Any]:
     """Everything a recipe can get wrong is found before the model is loaded."""
@@ -128,13 +132,14 @@ async def _train(
             stack.push_async_callback(examiner.close)
         world = replace(world, examiners=examiners)
         engine, context = await stack.enter_async_context(sampler(recipe, folder, agent, replay=replay is not None))
+        player = make_player(recipe, world, agent.scaffold, engine, context)
         run = Run(
             recipe=recipe,
             folder=folder,
             world=world,
             agent=agent,
             engine=engine,
-            player=make_player(recipe, world, agent.scaffold, engine, context),
+            player=replace(player, failures=Failures()) if strict else player,
             scorer=scorer,
             tracker=tracker,
             recorder=Recorder(folder),

@@ -32,6 +32,7 @@ from turnstile.errors import ConfigError, ReplayError
 )
 @click.option("--replay", metavar="RUN", help="Train RUN again from its record; give no RECIPE.")
 @click.option("--plain", is_flag=True, help="Print lines, and draw no screen on a terminal.")
+@click.option("--strict", is_flag=True, help="End the run at the first fault in an environment's code.")
 @click.option("--dry-run", "dry", is_flag=True, help="Estimate time and memory, and train nothing.")
 def train(
     recipe: str | None,
@@ -42,6 +43,7 @@ def train(
     overfit: str | None,
     replay: str | None,
     plain: bool,
+    strict: bool,
     dry: bool,
 ) -> None:
     """Trains as RECIPE (a TOML file) says. KEY=VALUE changes one key of it, like train.steps=4.
@@ -65,7 +67,7 @@ def train(
     if overfit is not None and name is None and out is None:
         name = f"{loaded.name}-overfit"
     folder = run_folder(name, out, loaded)
-    summary = train_run(loaded, run=folder, fresh=fresh, overfit=overfit, plain=plain)
+    summary = train_run(loaded, run=folder, fresh=fresh, overfit=overfit, plain=plain, strict=strict)
     print_results(summary["results"])
     click.echo(f"run: {folder}; read an episode with: turnstile rollout show {folder} --best")
 

@@ -79,6 +79,7 @@ async def play(
     limits: Limits,
     turned: Callable[[int, Turn], None] = lambda number, turn: None,
     moved: Callable[[Place], None] = lambda place: None,
+    forgives: Callable[[Exception], bool] = lambda fault: False,
 ) -> Trajectory:
     """Plays one episode to its end and measures it; closes neither the session nor the environment. `turned` is told
     of each turn, numbered from 0, at every `Stage` that it reaches, `moved` where the episode is.
@@ -86,7 +87,8 @@ async def play(
     A turn counts from the moment it is sampled, whether or not the environment answers it before the end.
 
     An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's
-    text; every other exception is a fault of the program and propagates.
+    text; every other exception is a fault of the program and propagates, unless it is not the engine's and `forgives`
+    says that it is to be taken in the same way.
     """
     episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, turned, moved)
     started = time.monotonic()
@@ -108,6 +110,10 @@ async def play(
         signals = await episode.measure()
     except InfrastructureError as failure:
         stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
+    except Exception as fault:
+        if episode.away is not None or not forgives(fault):  # one in the engine, which other episodes share
+            raise
+        stop, error = Stop.ERROR, f"{type(fault).__name__}: {fault}"
     return Trajectory(
         task_id=task.id,
         group=attempt.group,

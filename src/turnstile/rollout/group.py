@@ -17,6 +17,7 @@ from turnstile.errors import InfrastructureError
 from turnstile.rewards.examine import Examiner
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Attempt, Limits, play
+from turnstile.rollout.failures import Failures
 from turnstile.rollout.hints import Hint, hint_of
 from turnstile.rollout.journal import Key
 from turnstile.tracking.board import Board, Place
@@ -52,10 +53,11 @@ class Watch:
 class Player:
     """Everything an episode needs but its task.
 
-    `retries` is how often an attempt is played again after an infrastructure failure; `concurrent` how many
-    episodes go on at once. With `deterministic` they go in fixed waves of that many, all opened before the
-    first begins, so that which requests meet in the engine does not depend on time. `examiners` look at the groups
-    when all are played, one after the other. `board` shows where the episodes are while they are played.
+    `retries` is how often an attempt is played again after an infrastructure failure; `failures` how many may be lost
+    to faults of the program before one is raised (default: none); `concurrent` how many episodes go on at once. With
+    `deterministic` they go in fixed waves of that many, all opened before the first begins, so that which requests
+    meet in the engine does not depend on time. `examiners` look at the groups when all are played, one after the
+    other. `board` shows where the episodes are while they are played.
     """
 
     make_env: Callable[[], Env]
@@ -71,6 +73,7 @@ class Player:
     hint: Hint | None = None  # what training's prompts show besides the task
     places: asyncio.Semaphore | None = None  # of several calls together, in place of `concurrent` for each
     board: Board = field(default_factory=Board)
+    failures: Failures = field(default_factory=Failures)
 
     async def groups(
         self,
@@ -87,8 +90,9 @@ class Player:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
         `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels. `step`
         is that of training, for hints and examiners. `done` is told of each episode as it ends, `watch` of all that
-        happens; what that knows to have finished is not played. A fault of the program in one episode stops them all
-        and is raised, with a note that says in which it was (one that many share says so itself)."""
+        happens; what that knows to have finished is not played. A fault of the program in one episode that
+        `failures` does not forgive stops them all and is raised, with a note that says in which it was (one that many
+        share says so itself)."""
         ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
         jobs = [
             (
@@ -157,6 +161,13 @@ class Player:
     async def _attempt(self, task: Task, attempt: Attempt, session: str, watch: Watch) -> Trajectory:
         """One attempt, played again from its start for as long as infrastructure fails and retries are left."""
         key = (attempt.group, attempt.number)
+        where = f"in task {task.id!r}, attempt {attempt.number} of group {attempt.group!r}"
+        faulty = False
+
+        def forgives(fault: Exception) -> bool:
+            nonlocal faulty
+            faulty = self.failures.forgives(fault, where)
+            return faulty
 
         def turned(number: int, turn: Turn) -> None:
             self.board.turned(turn)
@@ -178,19 +189,20 @@ class Player:
                         limits=self._limits(task),
                         turned=turned,
                         moved=functools.partial(self.board.put, (key,)),
+                        forgives=forgives,
                     )
                 finally:
-                    await _close(env)
+                    await _close(env, lambda fault: self.failures.forgives(fault, where))
                 if self.deadlines is not None:
                     self.deadlines.note(trajectory)
-                again = trajectory.stop is Stop.ERROR and left > 0
+                again = trajectory.stop is Stop.ERROR and left > 0 and not faulty
                 self.board.ended(trajectory, again=again)
                 watch.ended(trajectory, again=again)
                 if not again:
                     break
         except Exception as fault:
             if not getattr(fault, "__notes__", None):  # else its place is said: the engine's reach many episodes
-                fault.add_note(f"in task {task.id!r}, attempt {attempt.number} of group {attempt.group!r}")
+                fault.add_note(f"{where}{self.failures.note()}")
             raise
         finally:
             self.engine.close(session)
@@ -222,7 +234,7 @@ async def examined(
     return found
 
 
-async def _close(env: Env) -> None:
+async def _close(env: Env, forgives: Callable[[Exception], bool]) -> None:
     """What an episode came to stands, also when its environment cannot be put away."""
     clock = asyncio.timeout(CLOSING)
     try:
@@ -230,7 +242,8 @@ async def _close(env: Env) -> None:
             await env.close()
     except InfrastructureError as error:
         _log.warning("an environment could not be closed: %s", error)
-    except TimeoutError:
-        if not clock.expired():
-            raise  # the environment's own, and a fault
-        _log.warning("an environment was not closed within %g s, and what it holds may be left behind", CLOSING)
+    except Exception as fault:
+        if clock.expired():
+            _log.warning("an environment was not closed within %g s, and what it holds may be left behind", CLOSING)
+        elif not forgives(fault):
+            raise

@@ -151,8 +151,8 @@ _NAMED = 3  # tasks that are named for each kind of failure
 
 
 def _tell_failures(parts: Parts, step: int, groups: list[Group]) -> None:
-    """Infrastructure failures are never silent, counted by kind and by task, so that neither a broken machine nor a
-    policy that kills its judge can hide; and a step of nothing else ends the run."""
+    """Failures of infrastructure and faults of the program are never silent, counted by kind and by task, so that
+    neither a broken machine nor a policy that kills its judge can hide; and a step of nothing else ends the run."""
     everything = [trajectory for group in groups for trajectory in group.trajectories]
     failed = [trajectory for trajectory in everything if trajectory.stop is Stop.ERROR]
     if not failed:
@@ -166,7 +166,7 @@ def _tell_failures(parts: Parts, step: int, groups: list[Group]) -> None:
         f"{', ...' if len(counts) > _NAMED else ''})"
         for kind, counts in tasks.items()
     )
-    line = f"step {step}: infrastructure failed in {len(failed)} of {len(everything)} episodes: {kinds}"
+    line = f"step {step}: no verdict on {len(failed)} of {len(everything)} episodes: {kinds}"
     line += f"; the first: {failed[0].error}"
     if len(failed) == len(everything):
         raise TrainingError(f"{line}; nothing is left to train on, mend it and run the same command again")
