@@ -73,11 +73,11 @@ def test_from_issued_to_admitted(tmp_path: Path) -> None:
         Fate(key=(GROUP, 0), state=State.GIVEN_UP, why="SandboxError: gone"),
         Fate(key=(GROUP, 1), state=State.ADMITTED, outcome=1.0),
         Fate(key=(GROUP, 2), state=State.GATED_OUT, why="its end: timeout", outcome=0.0),
-        Fate(key=(GROUP, 3), state=State.STALE),
+        Fate(key=(GROUP, 3), state=State.GATED_OUT, why="nothing in it to train"),
     ]
     ledger.settle(1, fates, [[(GROUP, 1)], [(GROUP, 1)]])
     assert seen == [{"issued"}, {"running"}, {"env_error"}, {"given_up", "finished"}]
-    assert list(states(tmp_path).values()) == ["given_up", "admitted", "gated_out", "stale"]
+    assert list(states(tmp_path).values()) == ["given_up", "admitted", "gated_out", "gated_out"]
     assert uses(tmp_path) == [(GROUP, 1, 1)] * 2
     ledger.close()
 
@@ -126,7 +126,7 @@ def count(statement):
     if statements == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 ledger._db.set_trace_callback(count)
-ledger.settle(2, [Fate(key=key, state=State.STALE) for key in keys], [keys])
+ledger.settle(2, [Fate(key=key, state=State.GATED_OUT) for key in keys], [keys])
 ledger.commit(2, "digest")
 """
 
@@ -137,7 +137,7 @@ def test_killed_in_a_booking_it_never_happened(tmp_path: Path, statement: int) -
     done = subprocess.run([sys.executable, "-c", BOOK, str(tmp_path), str(statement)], check=False)
     assert done.returncode == -signal.SIGKILL
     settled = statement > 2002  # BEGIN is the first
-    assert set(states(tmp_path).values()) == {"stale" if settled else "admitted"}
+    assert set(states(tmp_path).values()) == {"gated_out" if settled else "admitted"}
     assert len(uses(tmp_path)) == (2000 if settled else 1000)
     ledger = Ledger(tmp_path)
     assert ledger.committed() == {}

@@ -95,12 +95,12 @@ def _print_tasks(console: Console, tasks: Sequence[TaskBalance], *, everything: 
         console.print(f"and {len(ordered) - len(shown)} more tasks, which --all lists")
 
 
-COUNTS = ("issued", "admitted", "gated out", "given up", "stale", "open", "finished")
+COUNTS = ("issued", "admitted", "gated out", "given up", "open", "finished")
 
 
 def _counts(of: Balance) -> list[str]:
     """The cells of `COUNTS`; of those that are open some have finished."""
-    counts = (of.issued, of.admitted, of.gated_out, of.given_up, of.stale, of.open, of.finished)
+    counts = (of.issued, of.admitted, of.gated_out, of.given_up, of.open, of.finished)
     return [str(count) for count in counts]
 
 

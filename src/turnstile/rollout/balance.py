@@ -24,13 +24,12 @@ class Balance:
     admitted: int
     gated_out: int
     given_up: int
-    stale: int
     finished: int  # and waiting for their step to be trained
 
     @property
     def settled(self) -> int:
         """Those whose step is done."""
-        return self.admitted + self.gated_out + self.given_up + self.stale
+        return self.admitted + self.gated_out + self.given_up
 
     @property
     def open(self) -> int:
@@ -68,16 +67,16 @@ class Share:
     of_admitted: float
 
 
-_COUNTED = (State.ADMITTED, State.GATED_OUT, State.GIVEN_UP, State.STALE, State.FINISHED)
+_COUNTED = (State.ADMITTED, State.GATED_OUT, State.GIVEN_UP, State.FINISHED)
 _COUNTS = ", ".join(["COUNT(*)", *("SUM(state = ?)" for _ in _COUNTED)])
 """The fields of a `Balance`, in their order."""
 
 
 def by_task(db: sqlite3.Connection) -> list[TaskBalance]:
     """In the order of their names."""
-    played = (State.ADMITTED, State.GATED_OUT, State.STALE)
+    played = (State.ADMITTED, State.GATED_OUT)
     rows = db.execute(
-        f"SELECT {_COUNTS}, task, AVG(CASE WHEN state IN (?, ?, ?) THEN turns END), AVG(outcome) "
+        f"SELECT {_COUNTS}, task, AVG(CASE WHEN state IN (?, ?) THEN turns END), AVG(outcome) "
         "FROM attempts GROUP BY task ORDER BY task",
         (*_COUNTED, *played),
     )
@@ -90,7 +89,7 @@ def by_step(db: sqlite3.Connection) -> list[StepBalance]:
 
 
 def _balance(row: Sequence[Any]) -> dict[str, int]:
-    names = ("issued", "admitted", "gated_out", "given_up", "stale", "finished")
+    names = ("issued", "admitted", "gated_out", "given_up", "finished")
     return dict(zip(names, row, strict=False))
 
 

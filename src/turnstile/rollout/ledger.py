@@ -35,7 +35,6 @@ class State(StrEnum):
     FINISHED = "finished"  # played, and waits for its step to be trained
     ADMITTED = "admitted"  # trained on
     GATED_OUT = "gated_out"  # kept out of training, for the reason beside it
-    STALE = "stale"  # finished too late for the weights to be trained on
 
 
 OPEN = (State.ISSUED, State.RUNNING, State.ENV_ERROR, State.FINISHED)
@@ -44,7 +43,7 @@ OPEN = (State.ISSUED, State.RUNNING, State.ENV_ERROR, State.FINISHED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fate:
-    """What a step made of an attempt that was played: admitted, given up, gated out or stale, and why."""
+    """What a step made of an attempt that was played: admitted, given up or gated out, and why."""
 
     key: Key
     state: State
@@ -162,8 +161,8 @@ class Ledger:
             self._db.execute("DELETE FROM uses WHERE step > ?", (step,))
             self._db.execute(
                 "UPDATE attempts SET state = ?, why = '', outcome = NULL, settled = NULL "
-                "WHERE settled > ? AND state IN (?, ?, ?)",
-                (State.FINISHED, step, State.ADMITTED, State.GATED_OUT, State.STALE),
+                "WHERE settled > ? AND state IN (?, ?)",
+                (State.FINISHED, step, State.ADMITTED, State.GATED_OUT),
             )
             self._db.execute(
                 "UPDATE attempts SET state = ?, settled = NULL "
