@@ -47,7 +47,7 @@ def test_a_recipe_goes_into_a_run_of_its_name(cli: Cli, recipe: str, asked: dict
     done = cli("train", recipe)
     assert done.code == 0
     assert (asked["run"], asked["fresh"], asked["overfit"]) == (Path("runs/mine"), False, None)
-    assert "trained vs warmstart" in done.out
+    assert "after RL vs after warm start" in done.out
     assert "turnstile rollout show runs/mine --best" in done.out
 
 

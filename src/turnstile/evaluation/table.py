@@ -168,7 +168,7 @@ def _difference(before: Sequence[EpisodeResult], after: Sequence[EpisodeResult],
         *(_signed(part, detail=bounds(part)) for part in found),
         *(Cell(text="") for _ in ks),
         _signed(turns, digits=1),
-        Cell(text=str(turns.n_episodes), detail=f"({turns.n_tasks} pairs)" if turns.n_tasks else ""),
+        Cell(text=str(turns.n_episodes), detail=f"({turns.n_tasks} pair{'s' * (turns.n_tasks != 1)})" if turns.n_tasks else ""),
     )
 
 
