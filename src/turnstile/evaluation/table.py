@@ -164,11 +164,12 @@ def _policy(results: Sequence[EpisodeResult], ks: Sequence[int]) -> tuple[Cell, 
 def _difference(before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], ks: Sequence[int]) -> tuple[Cell, ...]:
     found = [paired_difference(before, after, field) for field in COLUMNS]
     turns = paired_difference(before, after, "turns")
+    pairs = f"({turns.n_tasks} pair{'s' * (turns.n_tasks != 1)})" if turns.n_tasks else ""
     return (
         *(_signed(part, detail=bounds(part)) for part in found),
         *(Cell(text="") for _ in ks),
         _signed(turns, digits=1),
-        Cell(text=str(turns.n_episodes), detail=f"({turns.n_tasks} pair{'s' * (turns.n_tasks != 1)})" if turns.n_tasks else ""),
+        Cell(text=str(turns.n_episodes), detail=pairs),
     )
 
 
