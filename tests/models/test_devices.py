@@ -1,5 +1,5 @@
-"""An accelerator computes what a plain pass in double precision on the CPU gives; where there is none, the CPU alone is
-held to it."""
+"""An accelerator computes what a plain pass in double precision on the CPU gives. Where there is none, the CPU is held
+to it, and so is a device that refuses what a GPU refuses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import standin
 from networks import distance, gradient, network, plain_logprobs, random_rows, stock, trained
 from turnstile.batching.weights import token as token_weights
 from turnstile.engines.transformers import TransformersEngine
@@ -23,6 +24,7 @@ from turnstile.types import Sampling
 
 DEVICES = [
     "cpu",
+    "standin",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")),
 ]
 OBJECTIVE = Objective(loss=reinforce, weigh=token_weights)
@@ -31,6 +33,10 @@ OBJECTIVE = Objective(loss=reinforce, weigh=token_weights)
 def wide() -> PreTrainedModel:
     """FlexAttention's kernels want heads of 16 numbers or more."""
     return network(hidden_size=64, max_position_embeddings=512)
+
+
+def put(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    return standin.put(model) if device == "standin" else model.to(device)  # type: ignore[arg-type]
 
 
 def exact(model: PreTrainedModel) -> PreTrainedModel:
@@ -47,7 +53,7 @@ def test_an_update_is_that_of_rows_one_by_one(device: str, share: bool) -> None:
     for row, w in zip(rows, weights, strict=True):
         (-trained(row, row.advantages * w).double() * plain_logprobs(plain, row)).sum().backward()
     expected = gradient(plain)
-    model = wide().to(device)
+    model = put(wide(), device)
     plan = Plan(lr=0.0, schedule=constant, warmup=0, total=1, clip=float("inf"), share=share)
     learner, found = Learner(model, list(model.parameters()), plan), dict[str, Tensor]()
     learner._step = lambda: found.update(gradient(model)) or {}  # type: ignore[method-assign,func-returns-value]
@@ -64,7 +70,7 @@ def test_an_update_is_that_of_rows_one_by_one(device: str, share: bool) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 async def test_sampled_tokens_are_as_likely_as_they_are(device: str, bytes_: Any) -> None:
     model = wide()
-    plain, engine = exact(model), TransformersEngine(model.to(device), bytes_)
+    plain, engine = exact(model), TransformersEngine(put(model, device), bytes_)
     prompt = np.arange(3, 30, dtype=np.int32)
     turns = [engine.generate(prompt, Sampling(max_tokens=40, seed=seed % 3), engine.open("group")) for seed in range(6)]
     for found in await asyncio.gather(*turns):
@@ -79,7 +85,7 @@ async def test_sampled_tokens_are_as_likely_as_they_are(device: str, bytes_: Any
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_update_changes_what_is_sampled_next(device: str, bytes_: Any) -> None:
     """The engine samples from the very weights that learn, once they are published."""
-    model = wide().to(device)
+    model = put(wide(), device)
     engine = TransformersEngine(model, bytes_)
     prompt, how = np.arange(3, 30, dtype=np.int32), Sampling(max_tokens=8, temperature=0.0)
     before = asyncio.run(engine.generate(prompt, how, engine.open("before")))

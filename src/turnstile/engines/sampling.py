@@ -55,7 +55,10 @@ def draw(
         left = cut[rows].masked_fill(~allowed, float("-inf")).softmax(dim=-1)
         tokens = _invert(left, torch.arange(len(rows), device=rows.device), draws)
     logprobs = (cut[rows, tokens] - norm[rows]).clamp_(max=0)  # also of what is allowed alone, and hardly likely
-    return list(zip(tokens.tolist(), logprobs.tolist(), entropy[rows].tolist(), strict=True))
+    drawn = torch.stack(
+        [tokens.double(), logprobs.double(), entropy[rows].double()]
+    ).tolist()  # a GPU is waited for once
+    return [(int(token), logprob, spread) for token, logprob, spread in zip(*drawn, strict=True)]
 
 
 def _norm_and_entropy(p: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -170,18 +170,18 @@ class Run(NamedTuple):
 
 def runs_of(subtree_end: Tensor) -> list[Run]:
     """The runs of a layout i64[T] from one leaf to the next; all tokens of one have the same ancestors before it."""
-    length = len(subtree_end)
-    index = torch.arange(length, device=subtree_end.device)
-    starts = [0, *(torch.nonzero(subtree_end[:-1] == index[1:])[:, 0] + 1).tolist()]
-    return [_run(subtree_end, b, e) for b, e in itertools.pairwise([*starts, length])]
+    ends, device = subtree_end.cpu(), subtree_end.device  # copied once: each look at what lies on a GPU waits for it
+    length = len(ends)
+    starts = [0, *(torch.nonzero(ends[:-1] == torch.arange(1, length))[:, 0] + 1).tolist()]
+    return [_run(ends, b, e, device) for b, e in itertools.pairwise([*starts, length])]
 
 
-def _run(ends: Tensor, begin: int, end: int) -> Run:
+def _run(ends: Tensor, begin: int, end: int, device: torch.device) -> Run:
     ancestors = torch.nonzero(ends[:begin] > begin)[:, 0]
     if len(ancestors) == 0:
         return Run(begin, end, None, None)
-    slots = torch.cat([ancestors, torch.arange(begin, end, device=ends.device)])
-    seen = torch.ones(end - begin, len(slots), dtype=torch.bool, device=ends.device).tril(len(ancestors))
+    slots = torch.cat([ancestors, torch.arange(begin, end)]).to(device)
+    seen = torch.ones(end - begin, len(slots), dtype=torch.bool, device=device).tril(len(ancestors))
     return Run(begin, end, slots, seen)
 
 

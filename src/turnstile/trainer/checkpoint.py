@@ -161,7 +161,7 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> None:
     With adapters, the layers below them are the frozen ones of the model the run started from. Raises
     CheckpointError when the checkpoint is of another architecture or of other trained parameters.
     """
-    state = torch.load(checkpoint.path / "optimizer.pt", map_location=learner.model.device, weights_only=True)
+    state = torch.load(checkpoint.path / "optimizer.pt", map_location="cpu", weights_only=True)
     adapter = adapter_state(learner.model)
     if adapter.keys() != state["adapter"].keys():
         raise CheckpointError(f"checkpoint {checkpoint.path.name} and the recipe do not train the same adapters")
@@ -190,7 +190,7 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
     """
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        weights.update(load_file(file, device=str(model.device)))
+        weights.update(load_file(file))
     missing, unexpected = model.load_state_dict(weights, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing = [name for name in missing if name not in tied]

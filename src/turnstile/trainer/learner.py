@@ -193,8 +193,12 @@ class Learner:
             loss, metrics = evaluate(logprobs, entropy, batch)
             total = (loss * batch.weights).sum()
         total.backward()
-        sums = {name: float((value * batch.weights).sum()) for name, value in metrics.items()}
-        return {"loss/total": float(total.detach()), **sums}, logprobs.detach().cpu()
+        sums = {
+            "loss/total": total.detach(),
+            **{name: (value * batch.weights).sum() for name, value in metrics.items()},
+        }
+        numbers = torch.stack([value.double() for value in sums.values()]).tolist()  # a GPU is waited for once
+        return dict(zip(sums, numbers, strict=True)), logprobs.detach().cpu()
 
     def _step(self) -> dict[str, float]:
         """Clips the gradient and steps, or skips a step whose gradient is not finite."""

@@ -98,7 +98,8 @@ class Reference(Annotator):
             if _step_of(file) > step:  # of a future that this run has gone back behind
                 file.unlink()
         if files := self._files():
-            self._values = torch.load(files[-1], map_location=learner.model.device, weights_only=True)
+            values = torch.load(files[-1], map_location="cpu", weights_only=True)
+            self._values = [value.to(learner.model.device) for value in values]
         elif step:
             raise CheckpointError(f"{folder} has no reference-*.pt, which the policy of step {step} was held to")
         else:
