@@ -97,7 +97,12 @@ async def test_only_folders_that_it_was_told_of_are_loaded(
     ("headers", "folder", "status", "line"),
     [
         ({"Content-Type": "text/plain"}, "", 400, "named in application/json"),
-        ({"Content-Type": "application/json", "Origin": "http://127.0.0.1"}, "", 403, "not from a web page"),
+        (
+            {"Content-Type": "application/json", "Origin": "http://127.0.0.1"},
+            "",
+            403,
+            "web pages are not served without a key",
+        ),
         ({"Content-Type": "application/json"}, "a\0b", 400, "is no folder"),
         ({"Content-Type": "application/json"}, "\ud800", 400, "is no folder"),
         ({"Content-Type": "application/json"}, "", 200, ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import aiohttp
 import pytest
 
 from modelserver import tiny_engine, tiny_server
+from turnstile.engines import server
+from turnstile.engines.endpoint import SESSION
 from turnstile.errors import ConfigError
 
 
@@ -102,3 +105,73 @@ async def test_an_address_that_is_taken() -> None:
         with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port}"):
             async with tiny_server().listening("127.0.0.1", port):
                 pass
+
+
+async def test_requests_without_a_seed_draw_one_each(client: Any) -> None:
+    asked = {"model": "tiny", "prompt": "Hello", "max_tokens": 12}
+    texts = {(await client("/completions", **asked))[1]["choices"][0]["text"] for _ in range(4)}
+    assert len(texts) == 4
+    same = {(await client("/completions", **asked, seed=0))[1]["choices"][0]["text"] for _ in range(2)}
+    assert len(same) == 1
+
+
+PATHS = ["/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/weights", "/health"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("headers", "line"),
+    [
+        ({"Origin": "http://evil.example"}, "web pages are not served without a key"),
+        ({"Origin": "null"}, "web pages are not served without a key"),
+        ({"Sec-Fetch-Site": "cross-site"}, "web pages are not served without a key"),
+        ({"Host": "evil.example:8000"}, "nothing is served by the name 'evil.example'"),
+        ({"Host": "127.0.0.1.evil.example"}, "nothing is served by the name '127.0.0.1.evil.example'"),
+    ],
+)
+async def test_web_pages_are_refused_everywhere(path: str, headers: dict[str, str], line: str) -> None:
+    async with tiny_server().listening("127.0.0.1", 0) as url, aiohttp.ClientSession() as http:
+        method = "GET" if path in ("/v1/models", "/health") else "POST"
+        async with http.request(method, url.removesuffix("/v1") + path, headers=headers, json={}) as answer:
+            assert (answer.status, line in await answer.text()) == (403, True)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8000", "10.1.2.3", socket.gethostname()])
+async def test_the_machines_own_names_are_served(host: str) -> None:
+    sent = {"Host": host, "Sec-Fetch-Site": "none"}
+    async with (
+        tiny_server().listening("127.0.0.1", 0) as url,
+        aiohttp.ClientSession() as http,
+        http.get(f"{url}/models", headers=sent) as answer,
+    ):
+        assert answer.status == 200
+
+
+async def test_with_a_key_it_matters_no_more_where_a_request_comes_from() -> None:
+    sent = {"Host": "gpu.example", "Origin": "http://a.example", "Authorization": "Bearer k"}
+    async with (
+        tiny_server(token="k").listening("127.0.0.1", 0) as url,
+        aiohttp.ClientSession() as http,
+        http.get(f"{url}/models", headers=sent) as answer,
+    ):
+        assert answer.status == 200
+
+
+async def test_few_sessions_are_remembered_and_none_for_long(bytes_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "GROUPS", 3)
+    monkeypatch.setattr(server, "KEPT", 0.2)
+    inner = tiny_engine(bytes_)
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 2, "seed": 1}
+    async with tiny_server(inner).listening("127.0.0.1", 0) as url, aiohttp.ClientSession() as http:
+
+        async def ask(session: str) -> str:
+            async with http.post(f"{url}/completions", json=body, headers={SESSION: session}) as answer:
+                return str((await answer.json())["choices"][0]["text"])
+
+        texts = [await ask(f"s{number}") for number in [*range(8), 0]]
+        assert len(inner._sessions) <= 3
+        assert len(set(texts)) == 1  # one that is forgotten is answered as ever
+        while inner._sessions:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert await ask("s0") == texts[0]
+    assert not inner._sessions

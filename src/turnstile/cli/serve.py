@@ -14,7 +14,7 @@ import click
 from turnstile.errors import ConfigError
 
 
-@click.command(short_help="Serve a model over OpenAI's protocol.")
+@click.command(short_help="Serve a model over a part of OpenAI's protocol.")
 @click.argument("model")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
@@ -44,11 +44,13 @@ def serve(
     """Serves MODEL, a hub id, a folder or a packaged name, until it is interrupted or terminated.
 
     Others reach it at http://HOST:PORT/v1: /models, /completions (texts or token ids; ids and log-probabilities of what
-    was sampled come back where a request wants them) and /chat/completions. KEY=VALUE changes a key of the recipe that
-    the engine is made from, like engine.max_batch=32. With --weights-from runs it takes the weights that
-    `turnstile train` hands out in a run below that folder, and is trained over. Clients need the key in the environment
-    variable TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. What goes over the
-    network is not encrypted: put TLS or an SSH tunnel in front.
+    was sampled come back where a request wants them) and /chat/completions. That is a part of OpenAI's protocol: tools,
+    stream, n above 1 and messages of the role "tool" are refused. KEY=VALUE changes a key of the recipe that the engine
+    is made from, like engine.max_batch=32. With --weights-from runs it takes the weights that `turnstile train` hands
+    out in a run below that folder, and is trained over. Clients need the key in the environment variable
+    TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. Without it requests of web pages
+    are refused, and those to a name that is not this machine's. What goes over the network is not encrypted: put TLS or
+    an SSH tunnel in front.
     """
     module = importlib.import_module("turnstile.engines.server")  # needs an extra
     token = os.environ.get(module.TOKEN, "")

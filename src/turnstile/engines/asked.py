@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,12 +22,6 @@ class NotServedError(RefusedError):
     """A request for what is not served here at all."""
 
     status = 404
-
-
-class NotAllowedError(RefusedError):
-    """A request that may not be made from where it comes."""
-
-    status = 403
 
 
 def as_object(data: bytes) -> dict[str, Any]:
@@ -52,7 +47,7 @@ def read_message(item: object) -> Message:
 
 
 def read_sampling(asked: Mapping[str, Any], stop: tuple[str, ...]) -> Sampling:
-    """What a request says of how tokens are drawn."""
+    """What a request says of how tokens are drawn; one without a seed gets a seed of its own."""
     own = asked.get("stop")
     rules = asked.get("structured_outputs")
     rules = rules if isinstance(rules, Mapping) else {}
@@ -64,7 +59,7 @@ def read_sampling(asked: Mapping[str, Any], stop: tuple[str, ...]) -> Sampling:
         min_p=_number(asked, "min_p", 0.0, 0.0, 1.0),
         max_tokens=int(_number({"max_tokens": most}, "max_tokens", DEFAULT_TOKENS, 1, 2**31)),
         stop=stop + ((own,) if isinstance(own, str) else tuple(str(item) for item in own or ())),
-        seed=int(_number(asked, "seed", 0, -(2**63), 2**63)),
+        seed=int(_number(asked, "seed", secrets.randbits(56), -(2**63), 2**63)),
         regex=str(rules.get("regex") or ""),
         grammar=str(rules.get("grammar") or ""),
     )

@@ -1,23 +1,28 @@
-"""Any engine behind an OpenAI-compatible address: `turnstile serve`.
+"""Any engine behind an address that speaks a part of OpenAI's protocol: `turnstile serve`.
 
 /v1/models, /v1/completions (a text, or token ids; the ids of what was sampled with `return_token_ids` and by which
 weights, their log-probabilities and entropies with `logprobs`), /v1/chat/completions, /v1/weights and /health. What a
-request does not say is off, as in `types.Sampling`; one whose client goes away is ended.
+request does not say is off, as in `types.Sampling`, but for the seed, which is drawn; one whose client goes away is
+ended. Refused are `tools`, `stream`, `n` above 1 and messages of the role `tool`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import ipaddress
 import itertools
+import socket
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from turnstile.engines.asked import (
-    NotAllowedError,
     NotServedError,
     RefusedError,
     as_object,
@@ -39,6 +44,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOKEN = "TURNSTILE_SERVE_TOKEN"
 """The environment variable that holds the key which clients must have."""
 KEPT = 60.0  # seconds that what a session's requests have in common is kept after the last one
+GROUPS = 256  # sessions of which it is kept; those asked for least recently go first
 MOST = 64 << 20  # bytes of a request
 
 
@@ -62,8 +68,8 @@ class Letters(Protocol):
 
 class EngineServer:
     """Serves `engine` under the name `model`. `words` lays out conversations, `tokenizer` reads texts; `context` is how
-    many tokens a prompt and its answer may have. With a `token` requests must carry it as their bearer. With `reload`
-    clients may give it other weights, as training does."""
+    many tokens a prompt and its answer may have. With a `token` requests must carry it as their bearer; without one
+    those of web pages are refused. With `reload` clients may give it other weights, as training does."""
 
     def __init__(
         self,
@@ -84,7 +90,9 @@ class EngineServer:
         self._token = f"Bearer {token}".encode() if token else b""
         self._numbers = itertools.count()
         self._reload = reload
-        self._groups: dict[str, tuple[str, float]] = {}  # name -> a session that keeps it, and when it was last used
+        self._groups: OrderedDict[str, tuple[str, float]] = OrderedDict()  # name -> what keeps it, and when last used
+        self._forgetting: asyncio.TimerHandle | None = None
+        self._names = {"localhost", socket.gethostname().lower()}  # that requests may be made to
         self.app = web.Application(client_max_size=MOST, middlewares=[self._guard])
         self.app.add_routes(
             [
@@ -99,6 +107,7 @@ class EngineServer:
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
         """Serve at an address, which this gives (port 0: a free one). Raises ConfigError where that cannot be had."""
+        self._names.add(host.lower())
         runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         try:
             await runner.setup()
@@ -111,12 +120,15 @@ class EngineServer:
             yield f"http://{name}:{found[1]}/v1"
         finally:
             await runner.cleanup()
+            self._forget(everything=True)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if self._token and request.path != "/health" and not hmac.compare_digest(given, self._token):
             return _refused(401, "the key is missing or wrong")
+        if not self._token and (why := self._suspicious(request)):
+            return _refused(403, why)
         try:
             return await handler(request)
         except RefusedError as error:
@@ -125,6 +137,16 @@ class EngineServer:
             return _refused(400, str(error))
         except EngineError as error:
             return _refused(503, str(error))
+
+    def _suspicious(self, request: web.Request) -> str:
+        """Why a request may come from a web page that somebody looks at on this machine, if it may: by what browsers
+        add to it, or by a name that a page's own server could have given this machine's address."""
+        if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
+            return f"web pages are not served without a key; start the server with one in {TOKEN}"
+        name = (urlsplit(f"//{request.host}").hostname or "").lower()
+        if name in self._names or _is_address(name):
+            return ""
+        return f"without a key nothing is served by the name {name!r}; use an IP address, or a key in {TOKEN}"
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return web.Response()
@@ -174,9 +196,6 @@ class EngineServer:
             raise NotServedError(
                 "this server keeps its weights; it takes others where it is started with --weights-from"
             )
-        # a web page that somebody looks at on this machine can send a request too, though not one of this type unasked
-        if "Origin" in request.headers:
-            raise NotAllowedError("weights are taken from a trainer, and not from a web page")
         if request.content_type != "application/json":
             raise RefusedError(f"weights are named in application/json, and not in {request.content_type}")
         asked = as_object(await request.read())
@@ -216,14 +235,23 @@ class EngineServer:
 
     def _keep(self, group: str) -> str:
         """Keeps what the requests of a group have in common until nobody has asked for a while."""
-        now, share = time.monotonic(), f"group/{group}"
-        for name, (session, last) in list(self._groups.items()):
-            if now - last > KEPT:
-                del self._groups[name]
-                self._engine.close(session)
-        held = self._groups[group][0] if group in self._groups else self._engine.open(share)
-        self._groups[group] = held, now
+        share = f"group/{group}"
+        held = self._groups.pop(group)[0] if group in self._groups else self._engine.open(share)
+        self._groups[group] = held, time.monotonic()
+        self._forget()
         return share
+
+    def _forget(self, *, everything: bool = False) -> None:
+        """Lets go of groups that nobody asked for in a while, and of those beyond the most; comes again while some are
+        left."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            self._forgetting = None
+        old = time.monotonic() - KEPT
+        while self._groups and (everything or len(self._groups) > GROUPS or next(iter(self._groups.values()))[1] < old):
+            self._engine.close(self._groups.popitem(last=False)[1][0])
+        if self._groups:
+            self._forgetting = asyncio.get_running_loop().call_later(KEPT, self._forget)
 
     def _decoded(self, ids: I32) -> str:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
@@ -239,6 +267,14 @@ class EngineServer:
             "usage": {**used, "total_tokens": sum(used.values())},
         }
         return web.json_response(body)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _refused(status: int, why: str) -> web.StreamResponse:
