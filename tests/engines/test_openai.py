@@ -150,6 +150,26 @@ async def test_a_server_that_does_not_say_which_weights_sampled_is_refused_for_t
 
 
 @pytest.mark.parametrize(
+    ("labels", "line"),
+    [(None, "does not say of each token"), ("us/1/1", "sampled with weights 'us/1/1', which it was")],
+)
+async def test_tokens_of_weights_that_nobody_gave_are_not_trained_on(
+    connect: Make, labels: str | None, line: str
+) -> None:
+    """The first answer, to which a server is judged, says of which weights its tokens are; a later one does not."""
+    first = always(choice(weight_versions=[{"version": "default", "start": 0, "end": 2}]))
+    later = always(choice(weight_versions=labels and [{"version": labels, "start": 0, "end": 2}]))
+    for training in (True, False):
+        async with bare_server(completions(first, later)) as url:
+            engine = connect(url, training=training)
+            if training:
+                with pytest.raises(EngineError, match=line):
+                    await once(engine)
+            else:
+                assert (await once(engine)).versions.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
     ("bad", "line"),
     [
         (choice(token_ids=[1] * 9, logprobs={"token_logprobs": [0.0] * 9}), "did not return 1 to 4 token ids"),

@@ -214,7 +214,8 @@ class OpenAIEngine:
         finish, n = _finish(found.finish, where), len(found.ids)
         logprobs = found.logprobs if sampling.temperature else [0.0] * n  # certain, whatever the logits are
         try:
-            versions = [0] * n if loaded is None else versions_of(found.labels, n, loaded, where)
+            known = self._training or loaded is not None
+            versions = versions_of(found.labels, n, loaded, where) if known else [0] * n
         except WeightsLostError:
             self.loaded = None if self.loaded is loaded else self.loaded
             raise

@@ -68,11 +68,12 @@ def put_away(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def versions_of(labels: Sequence[str] | None, count: int, since: Weights, where: str) -> list[int]:
-    """The version of each of `count` tokens that were asked for when a server had the weights `since`.
+def versions_of(labels: Sequence[str] | None, count: int, since: Weights | None, where: str) -> list[int]:
+    """The version of each of `count` tokens that were asked for when a server had the weights `since` (None: those that
+    it started with, which are version 0).
 
     Raises WeightsLostError where it has gone back to those it started with, ConfigError where somebody else has given
-    it others, and EngineError where it does not say.
+    it others, and EngineError where it does not say, or has others than it started with and was given none.
     """
     if labels is None or len(labels) != count:
         raise EngineError(f"{where} does not say of each token which weights it is of")
@@ -80,7 +81,11 @@ def versions_of(labels: Sequence[str] | None, count: int, since: Weights, where:
     return [found[label] for label in labels]
 
 
-def _version(label: str, since: Weights, where: str) -> int:
+def _version(label: str, since: Weights | None, where: str) -> int:
+    if since is None:
+        if label not in AS_IT_CAME:
+            raise EngineError(f"{where} sampled with weights {label!r}, which it was not given for this request")
+        return 0
     if label in AS_IT_CAME:
         raise WeightsLostError(f"{where} was started again and has lost the weights that it was given")
     owner, _, rest = label.partition("/")
