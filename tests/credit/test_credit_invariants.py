@@ -38,6 +38,15 @@ def _finds_turns_by_reward(groups, scores, aux, state):  # type: ignore[no-untyp
     ], state
 
 
+def _over_all_tokens(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+    """Takes the mean over all that was sampled off, also over what is not trained."""
+    plain, _ = resolve("credit", "grpo")(groups, scores, aux, state)
+    flat = [each for group_scores in scores for each in group_scores]
+    counted = [v for turns, own in zip(plain, flat, strict=True) if own.in_baseline for v in turns]
+    mean = np.concatenate(counted).mean()
+    return [[(v - mean) * own.in_gradient for v in turns] for turns, own in zip(plain, flat, strict=True)], state
+
+
 def _context_counts(groups, scores, aux, state):  # type: ignore[no-untyped-def]
     """Looks at observations, at the order of the group, and loses the terminal reward."""
     out: Advantages = []
@@ -76,6 +85,11 @@ def test_the_checker_wants_one_array_for_each_turn() -> None:
         (_context_counts, 5, "the advantage of the last action is 6 at the outcome -10, and 6 at 10"),
         (_uncentred_std, 4, "an attempt that failed, without a reward, gets the advantage 0.1"),
         (_uncentred_std, 7, "the advantage of turn 0 of attempt 0 of g0 is -1 where all 3 outcomes are 0.1"),
+        (
+            _over_all_tokens,
+            4,
+            "with 5 more tokens in turn 1 of attempt 0 of g0, which is not trained, the advantage of",
+        ),
         (_finds_turns_by_reward, 6, "turn 0 of attempt 0 of g0 gets no advantage"),
     ],
 )

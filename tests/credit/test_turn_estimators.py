@@ -19,6 +19,7 @@ from turnstile.credit.random_step_group import random_step_group
 from turnstile.credit.reinforce_pp import reinforce_pp, token_returns
 from turnstile.credit.rlvmr import rlvmr
 from turnstile.credit.salt import salt
+from turnstile.credit.samples import with_untrained
 from turnstile.credit.segments import segments
 from turnstile.credit.turn_return import turn_return
 from turnstile.credit.turns import states_shared, turns_of
@@ -61,6 +62,15 @@ def test_a_turn_without_tokens_is_no_step_of_discount() -> None:
     g = group_of(attempt(0, [1, 0, 0, 1]))
     step = turns_of([g], [[score(1.0, [0, 0, 0, 0])]])
     assert [own.tolist() for own in token_returns(step, 0.5)] == [[0.5], [], [], [1.0]]
+
+
+def test_reinforce_pp_passes_over_turns_that_are_not_trained() -> None:
+    # A: 1 token, 5 that are not trained, 1 token; R = 4, gamma 1/2: 2 and 4 along the trained ones. B: 1 token, R = 0.
+    shown = with_untrained(attempt(0, [1, 2, 1]), 1, extra=3)
+    g = group_of(shown, attempt(1, [1]))
+    found = nested(reinforce_pp([g], [[score(4.0, [0, 0, 0]), score(0.0)]], {}, {}, gamma=0.5, eps=0.0)[0])
+    mean, std = 2.0, math.sqrt(8 / 3)
+    assert [found[0][0], found[0][2], found[1][0]] == [pytest.approx([(x - mean) / std]) for x in (2.0, 4.0, 0.0)]
 
 
 def test_reinforce_pp_group_baseline() -> None:

@@ -48,9 +48,9 @@ def serve(
     stream, n above 1 and messages of the role "tool" are refused. KEY=VALUE changes a key of the recipe that the engine
     is made from, like engine.max_batch=32. With --weights-from runs it takes the weights that `turnstile train` hands
     out in a run below that folder, and is trained over. Clients need the key in the environment variable
-    TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. Without it requests of web pages
-    are refused, and those to a name that is not this machine's. What goes over the network is not encrypted: put TLS or
-    an SSH tunnel in front.
+    TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. Without it, requests of web
+    pages are refused, and those to a name that is not this machine's. What goes over the network is not encrypted: put
+    TLS or an SSH tunnel in front.
     """
     module = importlib.import_module("turnstile.engines.server")  # needs an extra
     token = os.environ.get(module.TOKEN, "")

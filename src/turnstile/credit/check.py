@@ -17,7 +17,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Estimator, Scores
 from turnstile.credit.invariants import Declaration, Finding, Part, broken, examine, goes
-from turnstile.credit.samples import sample_aux, sample_group, sample_score, with_observations
+from turnstile.credit.samples import sample_aux, sample_group, sample_score, with_observations, with_untrained
 from turnstile.types import F32, Group, Score, Stop, Trajectory
 
 _WHOLE_STEP = "statistics of the whole step: all its groups must be given in one call, as the trainer does"
@@ -144,7 +144,11 @@ def examine_estimator(
         1: [lambda: _observation(run, groups, scores)],
         2: [lambda: _permutation(run, groups, scores)],
         3: [lambda: _splitting(run, groups, scores)],
-        4: [lambda: _failure(run, groups, scores), lambda: _masked(run, groups, scores)],
+        4: [
+            lambda: _failure(run, groups, scores),
+            lambda: _masked(run, groups, scores),
+            lambda: _untrained(run, groups, scores),
+        ],
         5: [lambda: _terminal(run, groups, scores)],
         6: [lambda: _zero_turn(run, groups, scores)],
         7: [lambda: _all_equal(run, groups, scores)],
@@ -211,6 +215,21 @@ def _masked(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
         return f"an attempt that counts but is not to be learned from gets the advantage {its_own[0]:.3g}"
     expected = [[np.zeros_like(values) for values in result[0]], *run(groups, scores)[1:]]
     return _differ("where attempt 0 of g0 counts but is not to be learned from", groups, expected, result)
+
+
+def _untrained(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
+    """Tokens of a turn that is not trained are like observed ones: how many there are changes nothing of the others."""
+    place = 1
+
+    def found(extra: int) -> Advantages:
+        first = with_untrained(groups[0].trajectories[0], place, extra)
+        shown = replace(groups[0], trajectories=(first, *groups[0].trajectories[1:]))
+        result = run([shown, *groups[1:]], scores)
+        result[0] = [*result[0][:place], np.zeros(0, dtype=np.float32), *result[0][place + 1 :]]
+        return result
+
+    what = f"with 5 more tokens in turn {place} of attempt 0 of g0, which is not trained"
+    return _differ(what, groups, found(0), found(5))
 
 
 def _terminal(run: Run, groups: Sequence[Group], scores: Scores, where: str = "") -> str | None:

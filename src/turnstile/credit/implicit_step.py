@@ -27,7 +27,7 @@ def implicit_step(
 ) -> tuple[Advantages, State]:
     """A_{i,t} = R_i - mean_{j != i} R_j + omega sum_{k >= t} gamma^(k-t) (rho_{i,k} - mean_{j != i} rho_j), rho_{i,k} =
     beta log(phi / reference) summed over the tokens of turn k, rho_j its mean over the turns of attempt j (PRIME, arXiv
-    2502.01456, by turns instead of tokens).
+    2502.01456, by turns instead of tokens). Turns that are not trained take no part.
 
     phi is a language model whose log-ratio is trained to tell good attempts from bad; then the log-ratio of a turn is
     a reward for that turn, of which nobody wrote a label. With `gamma = 0` each turn has its own reward alone, as in
@@ -47,7 +47,7 @@ def implicit_step(
     rewards = np.array([own.sum() for own in step.learned("implicit_step", aux, "implicit")], dtype=np.float64)
     result = np.zeros_like(rewards)
     for group in range(len(groups)):
-        turns = step.group == group
+        turns = (step.group == group) & step.valued
         result[turns] = _above_others(rewards[turns], step.trajectory[turns], step.counted[turns])
     credit = step.to_tokens(omega * step.sums_to_go(result, gamma))
     return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(whole, credit, strict=True)], state

@@ -24,13 +24,13 @@ def reinforce_pp(
     baseline: Literal["none", "group"] = "none",
     eps: float = 1e-8,
 ) -> tuple[Advantages, State]:
-    """A_n = (G_n - mean) / (std + eps) over all sampled tokens n of the step (REINFORCE++, arXiv 2501.03262).
+    """A_n = (G_n - mean) / (std + eps) over all trained tokens n of the step (REINFORCE++, arXiv 2501.03262).
 
-    G_n = r + gamma G_{n+1} along the sampled tokens alone: a step reward falls on the last token of its turn, the
-    outcome on the last token of all, and what is observed between turns takes no part. `baseline = "group"` first
-    takes the group's mean reward off every outcome (the paper's REINFORCE++-baseline, for tasks of unlike
-    difficulty). The paper puts the KL to a reference into the reward; here
-    it is a regulariser (`losses/kl.py`).
+    G_n = r + gamma G_{n+1} along the trained tokens alone: a step reward falls on the last token of its turn, the
+    outcome on the last token of all, and neither what is observed between turns nor a turn that is not trained takes
+    part. `baseline = "group"` first takes the group's mean reward off every outcome (the paper's REINFORCE++-baseline,
+    for tasks of unlike difficulty). The paper puts the KL to a reference into the reward; here it is a regulariser
+    (`losses/kl.py`).
 
     Mean and deviation (ddof 0) in float64 over the tokens of trajectories in the baseline; returns within 1e-8 give
     exactly 0. Raises TrainingError for a reward that is not finite.
@@ -41,22 +41,27 @@ def reinforce_pp(
     if baseline == "group":
         step = replace(step, outcomes=step.outcomes - _means(groups, scores)[step.group])
     returns = token_returns(step, gamma)
-    return step.split(step.over_tokens(returns, "std", eps)), state
+    return step.split(step.over_tokens(returns, "std", eps, among=step.valued)), state
 
 
 def token_returns(step: Turns, gamma: float) -> list[F64]:
-    """The discounted return of every sampled token, turn by turn: [T] -> f64[n]."""
+    """The discounted return of every trained token, turn by turn: [T] -> f64[n]; for those of a turn that is not
+    trained, the return of its end."""
     found: list[F64] = []
     ahead = 0.0
+    trained = step.valued
     for place in range(len(step.turns) - 1, -1, -1):
         n = len(step.turns[place].completion.token_ids)
         if step.last[place]:
             ahead = step.outcomes[place]
-        elif n:
+        elif trained[place]:
             ahead *= gamma
         ahead += step.rewards[place]  # on the last token of the turn
+        if not trained[place]:
+            found.append(np.full(n, ahead))
+            continue
         found.append(ahead * gamma ** np.arange(n - 1, -1, -1, dtype=np.float64))
-        ahead *= gamma ** max(n - 1, 0)
+        ahead *= gamma ** (n - 1)
     return found[::-1]
 
 

@@ -131,3 +131,22 @@ def with_observations(trajectory: Trajectory, extra: int) -> Trajectory:
             for turn in trajectory.turns
         ),
     )
+
+
+def with_untrained(trajectory: Trajectory, place: int, extra: int = 0) -> Trajectory:
+    """The same trajectory, of which turn `place` is not trainable and has `extra` more sampled tokens."""
+    turn = trajectory.turns[place]
+    completion = turn.completion
+
+    def longer(array: Any, value: float) -> Any:
+        return None if array is None else np.concatenate([array, np.full(extra, value, dtype=array.dtype)])
+
+    completion = replace(
+        completion,
+        token_ids=longer(completion.token_ids, 5),
+        logprobs=longer(completion.logprobs, -3.0),
+        versions=longer(completion.versions, 0),
+        entropies=longer(completion.entropies, 3.0),
+    )
+    changed = replace(turn, completion=completion, trainable=False)
+    return replace(trajectory, turns=(*trajectory.turns[:place], changed, *trajectory.turns[place + 1 :]))
