@@ -25,7 +25,8 @@ from turnstile.rollout.record import read_record
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    return guess_run.recipe(tmp_path_factory.mktemp("inputs"))
+    """With the factor that training over servers has anyhow."""
+    return guess_run.recipe(tmp_path_factory.mktemp("inputs"), sections={"factors": [{"kind": "tis"}]})
 
 
 @pytest.fixture(scope="module")

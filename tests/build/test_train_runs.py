@@ -17,6 +17,7 @@ import turnstile
 from ends import said
 from turnstile.batching.batch import Batch
 from turnstile.build.dry_run import dry_run
+from turnstile.build.parts import make_objective
 from turnstile.build.session import read_costs
 from turnstile.build.train import train
 from turnstile.config import Kind, Recipe, make_recipe
@@ -196,6 +197,29 @@ def test_a_recipe_names_losses_factors_and_a_teacher(recipe: Recipe, tmp_path: P
     assert abs(second["loss/kl_teacher"]) > 1e-6
     assert 0.4 < first["loss/learns"] <= 0.75
     assert first["loss/outside"] == 0  # there was no step before
+
+
+AWAY = {"kind": "openai", "url": "http://127.0.0.1:8000/v1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "corrects"),
+    [
+        ({}, False),
+        ({"engine": AWAY}, True),
+        ({"rollout": {"ahead": 1}}, True),
+        ({"buffer": {"size": 8}}, True),
+        ({"engine": AWAY, "factors": ["high_entropy_only"]}, False),
+        ({"engine": AWAY, "loss": "decoupled_ppo"}, True),
+    ],
+)
+def test_what_somebody_else_sampled_is_corrected_for(
+    recipe: Recipe, changes: dict[str, object], corrects: bool
+) -> None:
+    """Another engine's numbers are a little different on the same weights; older weights' are as well."""
+    data = recipe.model_dump() | {"regularizers": [], "engine": {"kind": "transformers"}}
+    asked = make_objective(make_recipe(data | changes)).needs.extras
+    assert ("proximal_logprobs" in asked) == corrects
 
 
 @pytest.mark.parametrize(

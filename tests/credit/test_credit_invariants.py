@@ -39,12 +39,14 @@ def _finds_turns_by_reward(groups, scores, aux, state):  # type: ignore[no-untyp
 
 
 def _over_all_tokens(groups, scores, aux, state):  # type: ignore[no-untyped-def]
-    """Takes the mean over all that was sampled off, also over what is not trained."""
-    plain, _ = resolve("credit", "grpo")(groups, scores, aux, state)
-    flat = [each for group_scores in scores for each in group_scores]
-    counted = [v for turns, own in zip(plain, flat, strict=True) if own.in_baseline for v in turns]
-    mean = np.concatenate(counted).mean()
-    return [[(v - mean) * own.in_gradient for v in turns] for turns, own in zip(plain, flat, strict=True)], state
+    """Takes the mean over all sampled tokens off, also over those that are not trained."""
+    out: Advantages = []
+    for group, group_scores in zip(groups, scores, strict=True):
+        sizes = [sum(len(turn.completion.token_ids) for turn in t.turns) for t in group.trajectories]
+        totals, weights = np.array([s.total for s in group_scores]), np.array([s.in_baseline for s in group_scores])
+        learning = np.array([s.in_gradient for s in group_scores])
+        out += to_tokens(group, (totals - np.average(totals, weights=weights * sizes)) * learning)
+    return out, state
 
 
 def _context_counts(groups, scores, aux, state):  # type: ignore[no-untyped-def]

@@ -305,7 +305,8 @@ def make_objective(recipe: Recipe) -> Objective:
     loss = bind("loss", recipe.loss, given=("logprobs", "batch"))
     kinds = recipe.factors
     older = recipe.rollout.ahead or recipe.buffer.size  # what was played ahead, or is trained on again
-    if older and not kinds and PROXIMAL not in needs_of(loss).extras:
+    elsewhere = not recipe.engine.in_process  # another program's kernels and rounding gave the log-probabilities
+    if (older or elsewhere) and not kinds and PROXIMAL not in needs_of(loss).extras:
         kinds = (Kind(kind="tis"),)
     factors = [bind("factor", kind, given=("batch",)) for kind in kinds]
     objective = Objective(
