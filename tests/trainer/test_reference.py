@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from turnstile.batching.weights import token as token_weights
 from turnstile.errors import ConfigError
 from turnstile.losses.kl import kl
 from turnstile.losses.ppo import ppo
+from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import choose_trainable
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
@@ -116,3 +118,20 @@ def test_the_past_is_the_mean_entropy_of_the_steps_before() -> None:
     again.restore(learner.state())
     for row in Past(again).annotate(rows, Sampling()):
         np.testing.assert_allclose(row.extras["entropy_past"], np.full(len(row.token_ids), np.mean(seen)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_without_an_update_ratios_are_one(train: Literal["all", "lora"], dtype: torch.dtype) -> None:
+    """The same weights give the same log-probabilities with gradients and without."""
+    model = network(dtype=dtype)
+    chosen = choose_trainable(model, train, top_layers=0, lora_rank=3)
+    if train == "lora":
+        for parameter in chosen:
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    learner = Learner(model, chosen, Plan(lr=0.0, schedule=constant, warmup=0, total=1))
+    rows = Proximal(learner).annotate(random_rows(), Sampling())
+    _, _, trained = learner.update(rows, Objective(loss=reinforce, weigh=token_weights))
+    for row, new in zip(rows, trained, strict=True):
+        ratios = np.exp(new - row.extras["proximal_logprobs"])
+        np.testing.assert_allclose(ratios, 1.0, rtol=0, atol=0 if dtype == torch.bfloat16 else 1e-5)
