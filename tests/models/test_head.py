@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from networks import network
 from turnstile.errors import ConfigError
-from turnstile.models.head import ChunkedHead, check_projection, project
+from turnstile.models.head import SLICE, ChunkedHead, check_projection, project
 
 SCALED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -50,6 +51,36 @@ def test_projection_is_at_least_single_precision() -> None:
     model = network(dtype=torch.bfloat16)
     with torch.no_grad():
         assert project(model, torch.randn(2, 32).bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("family", "knobs"), [*SCALED, ("phi", {})])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocabulary", [40, 2 * SLICE + 1])
+def test_logits_of_half_precision_are_not_rounded_to_it(
+    family: str, knobs: dict[str, Any], dtype: torch.dtype, vocabulary: int
+) -> None:
+    """The numbers that are multiplied are what they are; their products and sums are single precision."""
+    model = network(family, dtype=dtype, vocab_size=vocabulary, **knobs)
+    exact = copy.deepcopy(model).double()
+    hidden = (4 * states(6)).detach().to(dtype)
+    for found in (project(model, hidden), ChunkedHead(model).logits(hidden)):
+        torch.testing.assert_close(found.double(), project(exact, hidden.double()), rtol=1e-5, atol=1e-5)
+    rounded = model.get_output_embeddings()(hidden)
+    assert (rounded.double() - exact.get_output_embeddings()(hidden.double())).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("family", "knobs"), [*SCALED, ("phi", {})])
+def test_gradients_of_half_precision_are_as_exact_as_it_is(family: str, knobs: dict[str, Any]) -> None:
+    model = network(family, dtype=torch.bfloat16, **knobs)
+    exact = copy.deepcopy(model).double()
+    hidden = states(6).detach().bfloat16().requires_grad_()
+    slopes = []
+    for each, own in ((model, hidden), (exact, hidden.detach().double().requires_grad_())):
+        inputs = [own, *each.get_output_embeddings().parameters()]
+        slopes.append(torch.autograd.grad(chunked(each, own).sum(), inputs))
+        torch.testing.assert_close(slopes[-1], torch.autograd.grad(whole(each, own).sum(), inputs), rtol=2e-2, atol=0.1)
+    for found, wanted in zip(*slopes, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-2 * float(wanted.abs().max()))
 
 
 class Made(TorchDispatchMode):

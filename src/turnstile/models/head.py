@@ -30,7 +30,11 @@ def logits_at_once(model: PreTrainedModel) -> int:
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Logits [N, V] of last hidden states [N, H], in at least float32, with the family's own scaling."""
-    return _scaled(model, model.get_output_embeddings()(hidden))
+    head = model.get_output_embeddings()
+    if hidden.dtype.itemsize < torch.float32.itemsize and _is_linear(head):
+        wide: Tensor = _Wide.apply(hidden, head.weight, head.bias)  # type: ignore[no-untyped-call]
+        return _scaled(model, wide)
+    return _scaled(model, head(hidden))
 
 
 def _scaled(model: PreTrainedModel, logits: Tensor) -> Tensor:
@@ -47,6 +51,29 @@ def _scaled(model: PreTrainedModel, logits: Tensor) -> Tensor:
     if cap is not None:  # Gemma 2
         logits = torch.tanh(logits / cap) * cap
     return logits
+
+
+SLICE = 4096
+"""Rows of a matrix in less than float32 that are multiplied in float32 at once, where no kernel does it by itself."""
+
+
+def wide(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """hidden [N, H] times weight [V, H], and a bias [V], -> [N, V] in at least float32.
+
+    A product of bfloat16 that is bfloat16 itself is off by up to 0.06 at a logit of 16, and so are log-probabilities,
+    though it was summed up in float32: it is not rounded here.
+    """
+    if hidden.dtype.itemsize >= torch.float32.itemsize:
+        return linear(hidden, weight, bias)
+    if hidden.is_cuda:
+        out = torch.mm(hidden, weight.T, out_dtype=torch.float32)
+    else:
+        rows = hidden.float()
+        out = torch.empty(len(hidden), len(weight), dtype=torch.float32, device=hidden.device)
+        for begin in range(0, len(weight), SLICE):
+            part = slice(begin, begin + SLICE)
+            torch.mm(rows, weight[part].T.float(), out=out[:, part])
+    return out if bias is None else out.add_(bias)
 
 
 PROBES = 8
@@ -104,10 +131,35 @@ class ChunkedHead:
         return one, other
 
 
-def _is_a_matrix(head: nn.Module) -> bool:
+def _is_linear(head: nn.Module) -> bool:
     """Whether a head is a linear layer, and nothing else is done with what goes in or comes out."""
     led = "forward" in vars(head) or head._forward_hooks or head._forward_pre_hooks
-    return type(head) is nn.Linear and head.bias is None and not led
+    return type(head) is nn.Linear and not led
+
+
+def _is_a_matrix(head: nn.Module) -> bool:
+    """Whether a head is a linear layer without a bias."""
+    return _is_linear(head) and head.bias is None
+
+
+class _Wide(torch.autograd.Function):
+    """(hidden [N, H], weight [V, H], bias [V] or None) -> logits [N, V], as `wide`. The pass back is in their type."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return wide(hidden, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        low, wanted = slope.to(weight.dtype), ctx.needs_input_grad
+        return (
+            low @ weight if wanted[0] else None,
+            low.T @ hidden if wanted[1] else None,
+            slope.sum(dim=0).to(weight.dtype) if wanted[2] else None,
+        )
 
 
 class _Gathered(torch.autograd.Function):
@@ -132,12 +184,13 @@ class _Part(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, slope: list[Tensor]) -> Tensor:
         ctx.save_for_backward(hidden, weight)
         ctx.slope = slope
-        return linear(hidden, weight)
+        return wide(hidden, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
+        slope = slope.to(weight.dtype)
         if ctx.slope:
             ctx.slope[0].addmm_(slope.T, hidden)
         else:
