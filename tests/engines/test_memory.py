@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 import torch
+from torch import Tensor
 
 from networks import network
+from turnstile.engines import memory as engine_memory
 from turnstile.engines.memory import Memory, Row, Shape, shape_of
 from turnstile.errors import ConfigError
+from turnstile.models.memory import zeros
 
 SHAPE = Shape(layers=2, kv_heads=1, head_dim=4, hidden=3, dtype=torch.float32, device=torch.device("cpu"))
 LIMIT = 12_000 * SHAPE.bytes_per_token
@@ -45,9 +49,30 @@ def test_values_of_another_width_than_keys_are_refused() -> None:
         shape_of(model)
 
 
+@pytest.fixture
+def most(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of all shelves' tensors that are there at once: now, and at the most."""
+    held = [0, 0]
+
+    def counted(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        made = zeros(shape, dtype, device)
+        held[0] += made.nbytes
+        held[1] = max(held)
+        weakref.finalize(made, gone, made.nbytes)
+        return made
+
+    def gone(size: int) -> None:
+        held[0] -= size
+
+    monkeypatch.setattr(engine_memory, "zeros", counted)
+    return held
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_that_grow(seed: int) -> None:
+def test_rows_that_grow(seed: int, most: list[int]) -> None:
+    """Within the limit also while they are copied, and with most of it in use."""
     chance, memory = random.Random(seed), Memory(SHAPE, LIMIT)
+    used = []
     rows: list[Row] = []
     for clock in range(150):
         if len(rows) < 8:
@@ -58,9 +83,34 @@ def test_rows_that_grow(seed: int) -> None:
             put(row, len(row.tokens), count)
             row.use(clock)
         rows = [row for row in rows if row.shelf is not None]
-        assert memory.bytes <= LIMIT
+        assert most[0] == memory.bytes <= most[1] <= LIMIT
+        used.append(sum(shelf.occupied * shelf.row_bytes for shelf in memory._shelves))
         assert all(is_whole(row) for row in rows)
     assert memory.take_dropped() > 0
+    assert max(used) > 0.7 * LIMIT
+
+
+@pytest.mark.parametrize("tokens", [100, 700, 3000])
+def test_nearly_all_memory_is_for_rows_of_one_size(tokens: int, most: list[int]) -> None:
+    memory, rows = Memory(SHAPE, LIMIT), [Row([]) for _ in range(100)]
+    fit = 0
+    for row in rows:
+        if memory.hold(row, tokens, rows, must=False):
+            put(row, 0, tokens)
+            fit += 1
+    assert all(is_whole(row) for row in rows[:fit])
+    row_bytes = rows[0].shelf.row_bytes  # type: ignore[union-attr]
+    assert fit == min(100, LIMIT // row_bytes)
+    assert most[1] <= LIMIT
+
+
+def test_what_must_be_held_is_held() -> None:
+    memory, row = Memory(SHAPE, 200 * SHAPE.bytes_per_token), Row([])
+    assert not memory.hold(row, 300, {row}, must=False)
+    assert memory.hold(row, 300, {row}, must=True)
+    put(row, 0, 300)
+    assert memory.hold(row, 600, {row}, must=True)
+    assert is_whole(row)
 
 
 def test_a_shelf_is_made_for_those_that_will_follow() -> None:

@@ -53,9 +53,9 @@ class Span:
 def lay_out(spans: Sequence[Span]) -> list[Span]:
     """The spans in the order in which they are computed, with their places in it: short ones first, by shelf."""
 
-    def order(span: Span) -> tuple[bool, int, int]:
+    def order(span: Span) -> tuple[bool, int, int, int]:
         assert span.row.shelf is not None
-        return not span.few, span.row.shelf.capacity, span.row.place
+        return not span.few, span.row.shelf.capacity, span.row.shelf.number, span.row.place
 
     ordered, at = sorted(spans, key=order), 0
     for span in ordered:

@@ -2,11 +2,13 @@
 
 A row is one run of tokens after one history. A row may lean on another one: then its history begins with the first
 `begin` tokens of that, which lie there once for all that lean. A shelf holds rows of one capacity side by side, so
-that many are attended to in one operation.
+that many are attended to in one operation. A shelf that grows or shrinks is copied, and both copies count for as long
+as they are there; so that there is room for that, a large part of all memory is several shelves.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -103,9 +105,10 @@ class Shelf:
     What nobody has written is zero, so that what is masked is finite.
     """
 
-    def __init__(self, shape: Shape, capacity: int) -> None:
+    def __init__(self, shape: Shape, capacity: int, number: int = 0) -> None:
         self._shape = shape
         self.capacity = capacity
+        self.number = number  # in the order in which they were made
         self.rows: list[Row | None] = []
         self.kv = self._room(0)
         self.hidden = self._states(0)
@@ -113,6 +116,10 @@ class Shelf:
     @property
     def row_bytes(self) -> int:
         return self.capacity * self._shape.bytes_per_token
+
+    @property
+    def bytes(self) -> int:
+        return len(self.rows) * self.row_bytes
 
     @property
     def vacancies(self) -> int:
@@ -156,9 +163,21 @@ PLENTY = 0.25
 """The share of all memory within which rows that grow take more room than they need."""
 
 
+PART = 0.25
+"""The share of all memory that one shelf of several rows takes at most."""
+
+
 def _neighbours(row: Row) -> int:
     """The rows on the shelf that a row outgrows, itself among them: they grow like it, as a rule."""
     return 0 if row.shelf is None else row.shelf.occupied
+
+
+def _capacity(tokens: int, factor: int) -> int:
+    """The least that holds so many tokens and is LEAST times a power of `factor`."""
+    capacity = LEAST
+    while capacity < tokens:
+        capacity *= factor
+    return capacity
 
 
 class Memory:
@@ -168,11 +187,12 @@ class Memory:
         self.shape = shape
         self._dropped = 0
         self._limit = limit
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: list[Shelf] = []
+        self._numbers = itertools.count()
 
     @property
     def bytes(self) -> int:
-        return sum(len(shelf.rows) * shelf.row_bytes for shelf in self._shelves.values())
+        return sum(shelf.bytes for shelf in self._shelves)
 
     def hold(self, row: Row, tokens: int, needed: Collection[Row], *, must: bool) -> bool:
         """Sees to it that `row` has room for `tokens` of its own, if need be by dropping rows that are not `needed`.
@@ -181,13 +201,14 @@ class Memory:
         """
         if row.shelf is not None and row.shelf.capacity >= tokens:
             return True
-        shelf = self._shelf_for(row, tokens)
-        if not self._vacate(shelf, {*needed, row}) and not must:
-            return False
-        if not shelf.vacancies:
-            spare = (self._limit - self.bytes) // shelf.row_bytes
-            following = min(_neighbours(row), spare // 2)
-            shelf.resize(len(shelf.rows) + max(1, following, min(len(shelf.rows), spare)))
+        capacity = self._capacity_for(row, tokens)
+        while (shelf := self._vacant(capacity) or self._grown(capacity, _neighbours(row))) is None:
+            if self._tidied() or self._dropped_one({*needed, row}):
+                continue
+            if not must:
+                return False
+            shelf = self._made(capacity, 1)
+            break
         place = shelf.rows.index(None)
         if row.shelf is not None:
             shelf.copy(place, row.shelf, row.place, row.computed - row.begin)
@@ -196,23 +217,80 @@ class Memory:
         row.shelf, row.place = shelf, place
         return True
 
-    def _shelf_for(self, row: Row, tokens: int) -> Shelf:
-        """Where a row goes that needs room for so many tokens: to the shortest rows that do; while memory is plentiful
-        a row that grows goes on to a power of four times LEAST, so that it moves half as often."""
-        least = self._shelf(tokens, 2)
+    def _capacity_for(self, row: Row, tokens: int) -> int:
+        """How long a row becomes that needs room for so many tokens: as short as does; while memory is plentiful a row
+        that grows goes on to a power of four times LEAST, so that it moves half as often."""
+        least = _capacity(tokens, 2)
         if row.shelf is None:
             return least
-        wide = self._shelf(tokens, 4)
-        taken = sum(shelf.occupied * shelf.row_bytes for shelf in self._shelves.values())
-        plentiful = taken + _neighbours(row) * wide.row_bytes <= PLENTY * self._limit
-        return wide if plentiful and (wide.vacancies or not least.vacancies) else least
+        wide = _capacity(tokens, 4)
+        taken = sum(shelf.occupied * shelf.row_bytes for shelf in self._shelves)
+        plentiful = taken + _neighbours(row) * wide * self.shape.bytes_per_token <= PLENTY * self._limit
+        return wide if plentiful and (self._vacant(wide) or not self._vacant(least)) else least
 
-    def _shelf(self, tokens: int, factor: int) -> Shelf:
-        """That of the shortest rows which hold so many tokens and whose capacity is LEAST times a power of `factor`."""
-        capacity = LEAST
-        while capacity < tokens:
-            capacity *= factor
-        return self._shelves.setdefault(capacity, Shelf(self.shape, capacity))
+    def _vacant(self, capacity: int) -> Shelf | None:
+        """The first shelf of such rows that has a place left."""
+        return next((shelf for shelf in self._shelves if shelf.capacity == capacity and shelf.vacancies), None)
+
+    def _grown(self, capacity: int, neighbours: int) -> Shelf | None:
+        """A shelf of such rows with places that were not there before: the last one made longer, or another one. None
+        where the limit leaves no room for one more place, and for what is copied meanwhile."""
+        row_bytes = capacity * self.shape.bytes_per_token
+        free = (self._limit - self.bytes) // row_bytes
+        if free < 1:
+            return None
+        alike = [shelf for shelf in self._shelves if shelf.capacity == capacity]
+        has = len(alike[-1].rows) if alike else 0
+        wanted = max(1, min(neighbours, free // 2), min(has, free))
+        longest = max(1, int(PART * self._limit) // row_bytes)
+        count = min(has + wanted, longest, free)  # the old places are there until these are
+        if count > has > 0:
+            alike[-1].resize(count)
+            return alike[-1]
+        return self._made(capacity, min(wanted, longest, free))
+
+    def _made(self, capacity: int, count: int) -> Shelf:
+        shelf = Shelf(self.shape, capacity, next(self._numbers))
+        shelf.resize(count)
+        self._shelves.append(shelf)
+        return shelf
+
+    def _tidied(self) -> bool:
+        """Gives back places that nobody is on, where that can be done; says whether any was."""
+        before = self.bytes
+        self._shelves = [shelf for shelf in self._shelves if shelf.occupied]
+        if self.bytes == before:
+            self._merge()
+        if self.bytes == before:
+            for shelf in self._shelves:
+                if shelf.vacancies and self.bytes + shelf.occupied * shelf.row_bytes <= self._limit:
+                    shelf.resize(shelf.occupied)
+                    break
+        return self.bytes < before
+
+    def _merge(self) -> None:
+        """Empties a shelf whose rows find places on others."""
+        for shelf in sorted(self._shelves, key=lambda shelf: shelf.occupied):
+            others = [other for other in self._shelves if other.capacity == shelf.capacity and other is not shelf]
+            if sum(other.vacancies for other in others) < shelf.occupied:
+                continue
+            for row in [row for row in shelf.rows if row is not None]:
+                other = next(other for other in others if other.vacancies)
+                place = other.rows.index(None)
+                other.copy(place, shelf, row.place, row.computed - row.begin)
+                other.rows[place] = row
+                row.shelf, row.place = other, place
+            self._shelves.remove(shelf)
+            return
+
+    def _dropped_one(self, needed: Collection[Row]) -> bool:
+        """Drops the row that was not used for longest, of those that nobody needs; says whether there was one."""
+        idle = [row for row in self._rows() if row not in needed and not row.leaning]
+        if not idle:
+            return False
+        self.drop(min(idle, key=lambda row: row.last_use))
+        self._dropped += 1
+        return True
 
     def take_dropped(self) -> int:
         """Rows dropped for want of room since the last call."""
@@ -246,25 +324,11 @@ class Memory:
         """Forgets everything; if they are to be kept the shelves stay, for what comes next."""
         for row in self._rows():
             row.shelf = None
-        for shelf in self._shelves.values():
+        for shelf in self._shelves:
             shelf.rows = [None] * len(shelf.rows)
         if not keep:
-            self._shelves = {}
-
-    def _vacate(self, shelf: Shelf, needed: Collection[Row]) -> bool:
-        """Makes room for one more row on a shelf; False when there is none and nothing more to drop."""
-        while not shelf.vacancies and self.bytes + shelf.row_bytes > self._limit:
-            others = [other for other in self._shelves.values() if other.vacancies]
-            if others:
-                others[0].resize(others[0].occupied)
-                continue
-            idle = [row for row in self._rows() if row not in needed and not row.leaning]
-            if not idle:
-                return False
-            self.drop(min(idle, key=lambda row: row.last_use))
-            self._dropped += 1
-        return True
+            self._shelves = []
 
     def _rows(self) -> Iterator[Row]:
-        for shelf in self._shelves.values():
+        for shelf in self._shelves:
             yield from (row for row in shelf.rows if row is not None)
