@@ -93,10 +93,16 @@ class EngineError(InfrastructureError):
 
 
 class EngineGoneError(EngineError):
-    """The server that samples does not answer, or is not able to. `pause`: for how many seconds it wants no request."""
+    """The server that samples cannot be reached, or does not say that it is there."""
 
-    def __init__(self, text: str, pause: float | None = None) -> None:
+
+class RequestFailedError(EngineError):
+    """A server was reached and could not answer one request. `again`: whether it may be able to when it is asked again;
+    `pause`: for how many seconds it wants no request."""
+
+    def __init__(self, text: str, *, again: bool, pause: float | None = None) -> None:
         super().__init__(text)
+        self.again = again
         self.pause = pause
 
 

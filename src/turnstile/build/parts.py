@@ -37,7 +37,7 @@ from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.ends import Ends
 from turnstile.rewards.examine import Examiner
 from turnstile.rollout.deadlines import Deadlines
-from turnstile.rollout.episode import Limits
+from turnstile.rollout.episode import AWAY, Limits
 from turnstile.rollout.failures import Failures
 from turnstile.rollout.group import Player
 from turnstile.tasks.base import load_tasks
@@ -244,6 +244,7 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
             context=context,
             seconds=episode.seconds,
             measure_seconds=episode.measure_seconds,
+            away=max(AWAY, 2 * recipe.engine.patience),
             unparsed=episode.unparsed,
         ),
         retries=episode.retries,

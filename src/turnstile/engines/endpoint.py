@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from turnstile.engines.away import losing, lost
-from turnstile.errors import ConfigError, EngineError, EngineGoneError, MissingExtraError
+from turnstile.errors import ConfigError, EngineError, EngineGoneError, MissingExtraError, RequestFailedError
 
 try:
     import aiohttp
@@ -33,9 +33,10 @@ class Endpoint:
     """The server at `url`, which ends in /v1 as a rule.
 
     The key is what stands in the environment variable `key`; servers without one ignore it. At most `concurrent`
-    requests are under way at once, each try for at most `timeout` seconds. One that a server could not answer is sent
-    again up to `retries` times, each time after twice the pause; a server that names a pause is given it. What is asked
-    for may be done twice without harm, and only the answer that came counts, so nothing is counted twice.
+    requests are under way at once, each try for at most `timeout` seconds. One that did not reach a server, or that the
+    server says it cannot answer now, is sent again up to `retries` times, each time after twice the pause; a server
+    that names a pause is given it. One that took too long would again, and is not. What is asked for may be done twice
+    without harm, and only the answer that came counts, so nothing is counted twice.
     """
 
     def __init__(
@@ -69,9 +70,9 @@ class Endpoint:
         """The JSON object that answers a request. A path at the `root` does not begin with the address's /v1; requests
         of one `session` have much in common.
 
-        Raises EngineGoneError where no answer comes, or none but that there is none now; ConfigError where the server
-        does not take the key or has no such path; EngineError where it refuses this request, and for an answer that is
-        no JSON object.
+        Raises EngineGoneError where the server cannot be reached; RequestFailedError where it takes too long, or says
+        that it cannot answer now; ConfigError where it does not take the key or has no such path; EngineError where it
+        refuses this request, and for an answer that is no JSON object.
         """
         async with self._places:
             address = f"{self._root if root else self.url}{path}"
@@ -102,10 +103,11 @@ class Endpoint:
             began = time.monotonic()
             try:
                 return await self._once(method, address, body, seconds, session)
-            except EngineGoneError as error:
-                if not left:
+            except (EngineGoneError, RequestFailedError) as error:
+                named = error.pause if isinstance(error, RequestFailedError) else None
+                if not left or (isinstance(error, RequestFailedError) and not error.again):
                     raise
-                wait = pause * random.uniform(0.75, 1.25) if error.pause is None else error.pause
+                wait = pause * random.uniform(0.75, 1.25) if named is None else named
                 why = str(error)
             lost(why, began)
             with losing(why):
@@ -122,10 +124,14 @@ class Endpoint:
                 method, address, json=body, headers=headers, timeout=limits, allow_redirects=False
             ) as answer:
                 data, status, named = await answer.read(), answer.status, answer.headers.get("Retry-After", "")
-        except TimeoutError:
-            raise EngineGoneError(
-                f"the server at {self.url} gave no answer within {seconds:g} s; is it busy? Give it more with "
-                "engine.timeout, or ask for less at once with engine.concurrent"
+        except TimeoutError as error:
+            if isinstance(error, aiohttp.ConnectionTimeoutError):
+                raise EngineGoneError(f"the server at {self.url} takes no connection within {CONNECT:g} s") from None
+            raise RequestFailedError(
+                f"the server at {self.url} did not answer a request within {seconds:g} s; give it more with "
+                "engine.timeout, or ask for less at once with engine.concurrent, or for shorter turns with "
+                "sampling.max_tokens",
+                again=False,
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise EngineGoneError(
@@ -154,7 +160,7 @@ class Endpoint:
         where = f"the server at {self.url}"
         if status in AGAIN:
             pause = float(named) if named.isdecimal() else None
-            raise EngineGoneError(f"{where} cannot answer now ({status}: {said})", pause)
+            raise RequestFailedError(f"{where} cannot answer now ({status}: {said})", again=True, pause=pause)
         if status in (401, 403):
             variable = f"what is in {self._key}" if self._key else "a request without a key"
             if status == 403:

@@ -42,8 +42,9 @@ class OpenAIEngine:
     token is, or whose log-probabilities are not of the distribution sampled from.
 
     Raises ConfigError, at the first request, for a server that does not know the model or cannot do what the mode
-    needs; EngineGoneError while it does not answer, WeightsLostError where it was started again and lost the weights
-    that it was given, and EngineError for an answer that cannot be used.
+    needs; EngineGoneError while it cannot be reached, RequestFailedError for what it cannot answer, WeightsLostError
+    where it was started again and lost the weights that it was given, and EngineError for an answer that cannot be
+    used.
     """
 
     def __init__(

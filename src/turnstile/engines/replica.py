@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from turnstile.engines.away import losing, lost
 from turnstile.engines.base import Engine
 from turnstile.engines.weights import Weights
-from turnstile.errors import ConfigError, EngineError, EngineGoneError, WeightsLostError
+from turnstile.errors import ConfigError, EngineError, EngineGoneError, RequestFailedError, WeightsLostError
 from turnstile.types import I32, Completion, Sampling
 
 _Answer = TypeVar("_Answer")
@@ -21,9 +21,10 @@ SILENT = 3  # health checks in a row without an answer, after which a server wit
 
 
 class Replica(Engine, Protocol):
-    """An engine that can be gone: `meet`, `load` and `generate` raise EngineGoneError then. `context` is how many
-    tokens it can hold, 0 where it does not say; `loaded` are the weights that it samples with, where it was given
-    some, and it is None again when they are lost; `stats` counts what was answered."""
+    """An engine that can be gone: `meet`, `load` and `generate` raise EngineGoneError then, and RequestFailedError
+    where it is there and could not answer. `context` is how many tokens it can hold, 0 where it does not say; `loaded`
+    are the weights that it samples with, where it was given some, and it is None again when they are lost; `stats`
+    counts what was answered."""
 
     url: str
     context: int
@@ -72,16 +73,20 @@ class Place:
         return self.wanted is not None and self.engine.loaded != self.wanted
 
     async def meet(self, prompt_ids: I32) -> None:
-        """Raises as `Replica.meet`; a server that does not answer is gone from then on."""
+        """Raises as `Replica.meet`; a server that is gone is so from then on."""
         self._prompt = prompt_ids
         try:
             await self.engine.meet(prompt_ids)
         except EngineGoneError as error:
             self.miss(error)
             raise
+        except RequestFailedError as error:
+            await self._look_after(error)
+            raise
 
     async def ask(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
-        """A completion by the weights that are wanted. Raises EngineGoneError where the server is gone, or goes."""
+        """A completion by the weights that are wanted. Raises EngineGoneError where the server is gone, or goes, and
+        RequestFailedError where it is there and could not answer this request: then others are none of its concern."""
         self._prompt = prompt_ids
         while True:
             if self.gone is not None:
@@ -100,6 +105,9 @@ class Place:
                 lost(str(error), began)
             except EngineGoneError as error:
                 self.miss(error)
+            except RequestFailedError as error:
+                await self._look_after(error)
+                raise
             else:
                 self._given = 0
                 return found
@@ -119,6 +127,14 @@ class Place:
             self.engine.renew()
             _log.warning("%s; its sessions go to others until it is back", error)
             self._looking = asyncio.ensure_future(self._look())
+
+    async def _look_after(self, error: RequestFailedError) -> None:
+        """Whether a server that could not answer is there at all. Raises EngineGoneError where it does not say so."""
+        if await self.engine.healthy():
+            return
+        self.miss(EngineGoneError(f"{error}, nor does it say that it is there"))
+        assert self.gone is not None
+        raise self.gone from None
 
     async def close(self) -> None:
         for task in (self._looking, self._loading, self._watching):

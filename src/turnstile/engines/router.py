@@ -16,6 +16,8 @@ from turnstile.engines.weights import Weights
 from turnstile.errors import ConfigError, EngineError, EngineGoneError
 from turnstile.types import I32, Completion, Sampling
 
+MOVES = 8
+"""How often one request is made anew because its server went, before that is held to be the request's own doing."""
 STATS = ("requests", "tokens_asked", "tokens_sampled")
 
 
@@ -33,7 +35,8 @@ class Router:
     share goes where the fewest sessions are. A request whose replica is gone is made at another one, whole, since a
     prompt always is. A replica is asked every `again` seconds whether it is there, while it is gone and while it has
     requests or loads weights. When all are gone one is waited for, up to `patience` seconds; then EngineGoneError is
-    raised.
+    raised, and also where a request has lost its server `MOVES` times. What a server that is there cannot answer is
+    asked of no other: RequestFailedError.
 
     After `publish` a replica samples with those weights and no others: it is given them before its next request, and
     again where it has lost them. One that does not take them is gone until it does.
@@ -78,14 +81,19 @@ class Router:
         if session not in self._sessions:
             raise EngineError(f"session {session!r} is not open")
         with self._under_way():
-            while True:
+            for moved in itertools.count(1):
                 held, began = self._sessions[session], time.monotonic()
                 try:
                     return await held.place.ask(prompt_ids, sampling, held.inner)
                 except EngineGoneError as error:
                     lost(str(error), began)
+                    if moved > MOVES:
+                        raise EngineGoneError(
+                            f"a request has lost its server {moved} times; the last: {error}"
+                        ) from None
                     with losing(str(error)):
                         await self._move(session, error)
+        raise AssertionError("a request ends with an answer or an error")
 
     async def _move(self, session: str, error: EngineGoneError) -> None:
         """A session whose server is gone goes to another, once there is one."""

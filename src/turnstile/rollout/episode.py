@@ -23,6 +23,7 @@ from turnstile.tracking.board import Place
 from turnstile.types import I32, JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
 
 T = TypeVar("T")
+AWAY = 1800.0  # seconds that an engine may be away under one episode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,7 @@ class Limits:
     context: int = 0  # held at once: prompt, observations and sampled tokens
     seconds: float = 300.0  # wall clock, of the turns; not of measuring at the end, nor while the engine is away
     measure_seconds: float = 3600.0  # of measuring; twice what the longest suite of tests here may take (1800 s)
+    away: float = AWAY  # of all that the engine is away, by which the clock is put forward at most
     unparsed: int = 0  # turns in a row in which no action could be read
 
 
@@ -226,21 +228,29 @@ class _Episode:
             self.times["measure"] = time.monotonic() - began
 
     async def check_engine(self) -> None:
-        """Raises EngineError where the clock ended a request that the engine was not answering."""
-        if self.away is None:
+        """Raises EngineError where the clock ended a request that the engine was not answering, or ended the episode
+        early because the engine had been away for too long."""
+        if self.away is None and not self.cut:
             return
-        if not self.cut and isinstance(self.engine, Remote) and not await self.engine.answers(self.session):
+        if (
+            self.away is not None
+            and not self.cut
+            and isinstance(self.engine, Remote)
+            and not await self.engine.answers(self.session)
+        ):
             self.cut = "the server does not say that it is there"
             self.times["away"] = self.times.get("away", 0.0) + self.away.rest()
         if self.cut:
             raise EngineError(f"episode.seconds were over while the model was away: {self.cut}")
 
     def _lost(self, clock: asyncio.Timeout, why: str, seconds: float) -> None:
-        self.times["away"] = self.times.get("away", 0.0) + seconds
-        if clock.expired():
+        before = self.times.get("away", 0.0)
+        self.times["away"] = before + seconds
+        granted = min(seconds, max(0.0, self.limits.away - before))
+        if clock.expired() or granted < seconds:
             self.cut = why
-        elif (when := clock.when()) is not None:
-            clock.reschedule(when + seconds)
+        if not clock.expired() and (when := clock.when()) is not None:
+            clock.reschedule(when + granted)
 
     def _room(self, held: int, sampled: int) -> int | Stop:
         """How many tokens the next turn may sample, or why there is no next turn."""
