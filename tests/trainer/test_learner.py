@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -282,3 +283,28 @@ def test_neither_checkpointing_nor_sharing_changes_an_update() -> None:
         for name, expected in found[0][0].items():
             torch.testing.assert_close(weights[name], expected, rtol=0, atol=1e-9)
     assert found[0][1] == found[1][1] < found[2][1]
+
+
+@pytest.mark.parametrize("train", ["all", "top", "lora"])
+def test_an_update_repeats_to_the_last_bit_in_two_threads(train: Literal["all", "top", "lora"]) -> None:
+    """Several tokens follow one hidden state, whose slope is their sum, which threads must not add up as they come."""
+    model = network(hidden_size=256, intermediate_size=512, vocab_size=2000, max_position_embeddings=512)
+    chosen = choose_trainable(model, train, top_layers=0 if train == "all" else 1, lora_rank=8)
+    rows = random_rows(24, trunk=60, private=80, vocabulary=2000)
+    learner = Learner(model, chosen, Plan(lr=0.0, schedule=constant, warmup=0, total=99, clip=float("inf")))
+    found = set()
+
+    def keep() -> dict[str, float]:
+        slopes = [parameter.grad.numpy() for parameter in chosen if parameter.grad is not None]
+        found.add(hashlib.sha256(b"".join(slope.tobytes() for slope in slopes)).hexdigest())
+        return {}
+
+    learner._step = keep  # type: ignore[method-assign]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(10):
+            learner.update(rows, PPO, learner.trunks())
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1

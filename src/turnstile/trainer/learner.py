@@ -231,7 +231,7 @@ def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen:
         hidden = forward_above(model, frozen, batch.trunk, batch.positions, ForestLayout(batch))
     return token_logprobs(
         model,
-        hidden[batch.source],
+        hidden.index_select(0, batch.source),
         batch.target,
         batch.temperature,
         objective.sampling,
