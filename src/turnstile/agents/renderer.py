@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnstile.agents.base import Context, Parser, Tokenizer
+from turnstile.agents.markers import Markers, special_marks
 from turnstile.agents.parsing.lines import LineParser
 from turnstile.agents.renderer_chat import ChatRenderer
 from turnstile.types import I32, Message, ToolSpec
@@ -28,6 +29,8 @@ class LinesRenderer:
         self.tokenizer = tokenizer
         self.parser: Parser = LineParser() if parser is None else parser
         self.prefix = prefix
+        special = special_marks(tokenizer)
+        self._markers = Markers(tokenizer, foreign=special, own=special)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
         """Every message as lines, the instructions before the agent's first; i32[L].
@@ -61,10 +64,10 @@ class LinesRenderer:
 
     def _line(self, message: Message, tools: Sequence[ToolSpec]) -> str:
         """A message as lines, ended by one newline; one that says nothing is nothing, unless it is an action."""
+        message = self._markers.message(message)
         if message.role == "assistant":
             return self.parser.write(message, tools).split("\n", 1)[0] + "\n"
         return message.content.rstrip("\n") + "\n" if message.content else ""
 
     def _encode(self, texts: Sequence[str]) -> I32:
-        ids = [index for text in texts if text for index in self.tokenizer.encode(text, add_special_tokens=False)]
-        return np.asarray(ids, dtype=np.int32)
+        return np.concatenate([np.zeros(0, np.int32), *(self._markers.encode(text) for text in texts)])

@@ -12,6 +12,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from turnstile.agents.base import Context, Parser, Tokenizer, instructed
+from turnstile.agents.markers import Markers, marks_of, special_marks
 from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.errors import ConfigError
 from turnstile.types import I32, Message, ToolCall, ToolSpec
@@ -43,7 +44,8 @@ class ChatRenderer:
     through the template where it shows them in a syntax that `parser` reads; elsewhere the parser's
     instructions stand in the first message and its text in the assistant's, and where the template has no
     tool messages these are user messages. Between two assistant messages, and after one that nothing
-    answered, stands an empty user message, since most templates demand that roles alternate.
+    answered, stands an empty user message, since most templates demand that roles alternate. What messages quote
+    writes no marks of the layout (`agents/markers.py`).
 
     Raises ConfigError for a tokenizer without a template, and for one whose turns have no end marker.
     """
@@ -64,8 +66,10 @@ class ChatRenderer:
         self._variables = dict(variables or {})
         self._knows_reasoning = self._knows_system = True
         self._native_calls = self._native_answers = True
+        self._markers = Markers(tokenizer)
         self._probe()
         self.end, self._end_id = self._find_end()
+        self._markers = self._find_markers()
         eos = tokenizer.eos_token
         self.stop: tuple[str, ...] = (self.end,) if eos in (None, self.end) else (self.end, str(eos))
 
@@ -125,15 +129,19 @@ class ChatRenderer:
 
     def completion(self, text: str) -> I32:
         """The ids of `text` and the end marker."""
-        return self._encode(text + self.end)
+        return self._encode(self._markers.quoted(text, own=True) + self.end)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, head: bool = True) -> str:
+        """The text of a conversation, in which names stand for the marks that its messages quote."""
+        messages = [self._markers.message(message) for message in messages]
         if not self._native_calls:
             messages = instructed(self.parser, messages, tools)
         dicts = self._alternating([self._as_dict(message, tools) for message in messages], head)
         text: str = self.tokenizer.apply_chat_template(
             dicts,
-            tools=[_as_function(tool) for tool in tools] if tools and self._native_calls else None,
+            tools=self._markers.within([_as_function(tool) for tool in tools])
+            if self._native_calls and tools
+            else None,
             chat_template=self._template,
             add_generation_prompt=head,
             tokenize=False,
@@ -210,27 +218,34 @@ class ChatRenderer:
         except TemplateError:
             return False
         text = whole.removeprefix(self._render([_USER], (_TOOL,)))
-        for token in self._markers():
+        for token in marks_of(self.tokenizer):
             if not token.startswith("<tool_call") and not token.startswith("</tool_call"):
                 text = text.partition(token)[0] if text.find(token) > text.find(_PROBE) else text
         return self.parser.parse(text, (_TOOL,)).tool_calls[:1] == (_CALL,)
 
-    def _markers(self) -> dict[str, int]:
-        """The tokenizer's tokens that stand for themselves, by text."""
-        return {str(token): int(index) for index, token in self.tokenizer.added_tokens_decoder.items()}
+    def _find_markers(self) -> Markers:
+        """What messages must not write: special tokens, and whatever other token of its own the template lays out with.
+        An assistant may write those in which the parser speaks."""
+        special = special_marks(self.tokenizer)
+        called = Message(role="assistant", content=_PROBE, reasoning=_THOUGHT, tool_calls=(_CALL,))
+        answer = Message(role="tool", content=_THOUGHT, tool_call_id=_CALL.id)
+        shown = self._render([_USER, called, answer], (_TOOL,), head=False)
+        laid_out = {mark for mark in marks_of(self.tokenizer) if mark.strip() and mark in shown}
+        spoken = self.parser.write(called, (_TOOL,)) + self.parser.instructions((_TOOL,))
+        return Markers(self.tokenizer, foreign=special | laid_out, own={mark for mark in special if mark not in spoken})
 
     def _find_end(self) -> tuple[str, int]:
         """The marker behind an assistant's text, and its id."""
         text = self._render([_USER, Message(role="assistant", content=_PROBE)], (), head=False)
         behind = text.rpartition(_PROBE)[2]
-        found = [(behind.find(token), -len(token), token, index) for token, index in self._markers().items()]
+        found = [(behind.find(token), -len(token), token, index) for token, index in marks_of(self.tokenizer).items()]
         places = sorted(item for item in found if item[0] >= 0)
         if not places:
             raise ConfigError("this chat template ends the assistant's turn with no token of its own; give `template`")
         return places[0][2], places[0][3]
 
     def _encode(self, text: str) -> I32:
-        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+        return self._markers.encode(text)
 
 
 def _blank(message: Message) -> Message:
