@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+import standin  # noqa: F401  (before any gradient is computed: torch counts its devices then, once)
 from dockerd import IMAGE, ULIMITS, Dockerd, dockerd, why_not
 from helpers import byte_tokenizer, tiny_tokenizer
 from instances import instance_image
@@ -17,7 +23,31 @@ from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.tasks.swe.formats.instance import Instance
 
+STARTED = pytest.StashKey[float]()
 torch.set_num_threads(1)  # networks of tests are so small that threads would mostly wait for each other
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--result", type=Path, help="a file for what came of the tests, as JSON")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[STARTED] = time.monotonic()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Writes how many tests passed, of which commit, when, and in how many seconds."""
+    file = config.getoption("--result")
+    if file is None:
+        return
+    counts = {name: len(terminalreporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True, cwd=config.rootpath
+    ).stdout.strip()
+    seconds = round(time.monotonic() - config.stash[STARTED])
+    found = {"commit": commit, "date": time.strftime("%Y-%m-%d", time.gmtime()), **counts, "seconds": seconds}
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as behind nohup: the commands that tests interrupt inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

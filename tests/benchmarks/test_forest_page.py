@@ -42,6 +42,7 @@ def test_a_plain_loop_takes_the_same_step() -> None:
         assert (before, after) == pytest.approx(losses[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_an_update_allocates_is_counted() -> None:
     """It grows with the tokens, and a plain loop takes no less than the learner."""
     short, long = (forest.Point(model=forest.SMALL, group=2, prompt=prompt, budget=2000) for prompt in (100, 500))

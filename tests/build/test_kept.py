@@ -37,6 +37,7 @@ def test_the_best_by_a_metric_stays(recipe: Recipe, tmp_path: Path) -> None:
     assert best < 5  # or this shows nothing
 
 
+@pytest.mark.slow
 def test_the_best_by_an_evaluation_stays(recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(changed(recipe, "heldout/total"), run=run)
@@ -52,6 +53,7 @@ def test_what_nothing_logs_is_refused(recipe: Recipe, tmp_path: Path) -> None:
         train(changed(recipe, "reward/totl"), run=tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_a_run_without_its_ledger_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     """Nobody could say what was trained on."""
     run = tmp_path / "run"

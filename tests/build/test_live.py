@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import guess_run
 import stopped
 from ends import metrics
@@ -17,6 +19,7 @@ from turnstile.cli.main import run as command
 STEPS = 6
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     sections = {
         "rollout": {"ahead": 1},

@@ -40,6 +40,7 @@ def test_the_same_weights_come_of_the_record(
     assert command(["audit", str(original)]) == 0
 
 
+@pytest.mark.slow
 def test_a_replay_that_parts_is_said(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The original's record is of another learning rate than its recipe says."""
     other = tmp_path / "other"

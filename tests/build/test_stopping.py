@@ -24,6 +24,7 @@ def logged(run: Path) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_stopped_between_two_steps(number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, run, undisturbed = guess_run.recipe_file(tmp_path), tmp_path / "run", tmp_path / "undisturbed"
     assert command(["train", str(recipe), "--out", str(undisturbed), *STEPS]) == 0

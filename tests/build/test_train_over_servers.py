@@ -88,6 +88,7 @@ def test_over_servers_it_is_the_same_run(recipe: Recipe, near: Path, urls: list[
 @pytest.mark.parametrize(
     "learns", [["model.train=lora", "model.lora_rank=4"], ["model.train=top", "model.top_layers=1"]]
 )
+@pytest.mark.slow
 def test_servers_sample_with_what_learns_whatever_it_is(
     recipe: Recipe, urls: list[str], tmp_path: Path, learns: list[str]
 ) -> None:
@@ -99,6 +100,7 @@ def test_servers_sample_with_what_learns_whatever_it_is(
     assert max(gaps) < 1e-5
 
 
+@pytest.mark.slow
 def test_ahead_of_training_over_servers(recipe: Recipe, urls: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     plain = ["engine.deterministic=false", "rollout.ahead=1", "regularizers=[]"]
@@ -114,6 +116,7 @@ def test_ahead_of_training_over_servers(recipe: Recipe, urls: list[str], tmp_pat
     assert not (run / "weights").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_train_is_one_line(recipe: Recipe, tmp_path: Path) -> None:
     choice = {"token_ids": None, "text": "x", "finish_reason": "stop"}
     answers = {"/v1/models": MODELS, "/v1/completions": always({"choices": [choice]})}

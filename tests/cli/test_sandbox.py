@@ -50,6 +50,7 @@ def test_a_container_needs_an_image_and_an_engine(cli: Cli) -> None:
     assert cli("sandbox", "prune", "--daemon", "unix:///there/is/none.sock").code == 2
 
 
+@pytest.mark.slow
 def test_what_is_served_elsewhere_is_checked_like_any_other(tmp_path: Path, cli: Cli) -> None:
     with served(tmp_path / "served", "local") as server:
         assert server.log.startswith("sandboxes of kind 'local' are served at http://127.0.0.1:")

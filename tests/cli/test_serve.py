@@ -15,6 +15,7 @@ from helpers import byte_tokenizer, tiny_llama
 from turnstile.cli.main import run
 
 
+@pytest.mark.slow
 def test_serves_a_folder_until_it_is_told_to_end(tmp_path: Path) -> None:
     words = byte_tokenizer()
     words.save_pretrained(tmp_path / "model")

@@ -74,6 +74,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_first_sample_of_the_readme_learns(elsewhere: Path) -> None:
     """Run as written: the packaged model answers far more questions in the last three steps than in the first three."""
     (sample,) = [text for page, text in blocks("python") if page.name == "README.md" and "turnstile.train(" in text]
@@ -83,6 +84,7 @@ def test_the_first_sample_of_the_readme_learns(elsewhere: Path) -> None:
     assert sum(solved[-3:]) / 3 > sum(solved[:3]) / 3 + 0.2
 
 
+@pytest.mark.slow
 def test_the_environment_of_ones_own_is_trained_in(elsewhere: Path, model: str, capsys: Any) -> None:
     example = run_example("own_environment.py", model)
     run = elsewhere / "runs" / "walk"
@@ -101,6 +103,7 @@ def test_the_environment_of_ones_own_keeps_its_promises() -> None:
     assert asyncio.run(check_env(example["Walk"], task, actions=[right, right])) == []
 
 
+@pytest.mark.slow
 def test_the_reward_of_ones_own_in_a_recipe(elsewhere: Path, model: str) -> None:
     done = run_command(
         ["train", str(EXAMPLES / "own_reward.toml"), f"model.id={model}", "warmstart.demos=4", "train.steps=1"]
@@ -113,6 +116,7 @@ def test_the_reward_of_ones_own_in_a_recipe(elsewhere: Path, model: str) -> None
     assert set(score.granted) == {"listened"}
 
 
+@pytest.mark.slow
 def test_the_reward_of_ones_own_from_python(elsewhere: Path, model: str) -> None:
     run_example(
         "own_reward.py", str(ROOT / "recipes" / "guess.toml"), f"model.id={model}", "warmstart.demos=4",

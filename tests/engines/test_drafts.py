@@ -261,6 +261,7 @@ async def doomed(engine: TransformersEngine, share: str, path: list[int], how: S
 
 
 @pytest.mark.parametrize("memory_mb", [64, 0])
+@pytest.mark.slow
 async def test_paths_that_run_through_anothers_guesses(bytes_: Any, memory_mb: int) -> None:
     """What one is asked next is what another is just guessing, for a while; and some who guess are cancelled."""
     engine, plain = (Counted(network(), bytes_, drafts=count, memory_mb=memory_mb) for count in (8, 0))

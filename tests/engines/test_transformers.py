@@ -131,6 +131,7 @@ HOW = [
 ]
 
 
+@pytest.mark.slow
 async def test_log_probabilities_are_those_of_a_stock_model(words):
     model = network()
     engine = TransformersEngine(model, words)
@@ -397,6 +398,7 @@ async def test_two_hundred_tokens_are_as_likely_as_the_trainer_finds_them(words,
     await assert_sampler_and_trainer_agree(engine, model, numbers(80, seed=3), attempts=8)
 
 
+@pytest.mark.slow
 async def test_the_same_of_a_real_model(smollm2):
     """With guesses, on packed and fused weights, where the machine has such kernels."""
     model = load_model("smollm2-135m", device="cpu", dtype="float32").requires_grad_(False)

@@ -19,6 +19,8 @@ from turnstile.build.train import train
 from turnstile.config import make_recipe
 from turnstile.rollout.record import read_record
 
+pytestmark = pytest.mark.slow
+
 SEED = 0
 
 

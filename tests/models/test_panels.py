@@ -141,6 +141,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @with_numba
 @pytest.mark.parametrize("features", [["avx512f", "avx"], ["avx"], []])
+@pytest.mark.slow
 def test_tiles_of_every_processor(features: list[str], tmp_path: Path) -> None:
     """Their numbers are the same, as sums are added up in one order."""
     script = f"""

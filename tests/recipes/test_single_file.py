@@ -137,6 +137,7 @@ def test_by_hand(page: Any) -> None:
     assert (game.consistent, game.over(), game.outcome()) == ([True, False, True], True, page.LOST)
 
 
+@pytest.mark.slow
 def test_it_learns_to_listen(page: Any) -> None:
     """Who does not listen wins 3 of 7 games at most. Seventy steps take seeds 0, 1 and 2 to .6 or more."""
     before, after = page.train(seed=0, steps=70)

@@ -124,6 +124,7 @@ def in_a_process(script: Path, inputs: Path, run: Path) -> subprocess.CompletedP
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     script = f"from test_ahead import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
@@ -155,6 +156,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
+@pytest.mark.slow
 def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(ahead(inputs, 2), run=run, env=played_ahead.Deadly)["step"] == 2
@@ -169,6 +171,7 @@ def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("env", [played_ahead.ToldToEnd, played_ahead.Interrupted])
+@pytest.mark.slow
 def test_one_that_is_told_to_end_ends_in_order_and_is_replaced(
     env: type[played_ahead.ToldToEnd], inputs: Path, tmp_path: Path
 ) -> None:
@@ -183,6 +186,7 @@ def test_one_that_is_told_to_end_ends_in_order_and_is_replaced(
     assert command(["audit", str(run), "--record"]) == 0
 
 
+@pytest.mark.slow
 def test_what_is_played_while_training_computes_is_written_down(inputs: Path, tmp_path: Path) -> None:
     """The update of step 1 computes until the ledger says that all of step 2 has finished, and is killed in it."""
     script = tmp_path / "computes.py"
@@ -207,6 +211,7 @@ def test_what_is_played_while_training_computes_is_written_down(inputs: Path, tm
 
 
 @pytest.mark.usefixtures("elsewhere")
+@pytest.mark.slow
 def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"was killed .SIGKILL.*and so did 3 one after another"):
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.AlwaysDeadly)
@@ -214,6 +219,7 @@ def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.slow
 def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path, strict: bool) -> None:
     with pytest.raises(KeyError, match="no such tool") as raised:
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty, strict=strict)
@@ -222,6 +228,7 @@ def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path, stric
     assert 'raise KeyError("no such tool")' in note
 
 
+@pytest.mark.slow
 async def test_a_fault_that_comes_while_training_computes_is_not_lost(inputs: Path, tmp_path: Path) -> None:
     """It is not among what is booked then, and is raised when training waits again."""
     worker = Worker(Setup(recipe=ahead(inputs, 2), env=played_ahead.no_env), log=tmp_path / LOG)
@@ -240,12 +247,14 @@ async def to_the_end(worker: Worker) -> None:
         await worker.receive()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_said(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be sent to another process .*rollout.ahead = 0"):
         train(ahead(inputs, 2), run=tmp_path / "run", env=lambda: GuessEnv())
 
 
 @pytest.mark.usefixtures("elsewhere")
+@pytest.mark.slow
 def test_what_only_the_script_knows_is_said_too(inputs: Path, tmp_path: Path) -> None:
     """It can be sent, and not be read there."""
     script = tmp_path / "own.py"
@@ -260,6 +269,7 @@ def test_what_only_the_script_knows_is_said_too(inputs: Path, tmp_path: Path) ->
     assert "'Own'" in done.stderr
 
 
+@pytest.mark.slow
 def test_training_may_be_faster_than_the_other_process_starts(inputs: Path, tmp_path: Path) -> None:
     """It was killed in step 4 and has no checkpoint since the first: three steps are in the journal, and the weights
     that are to be sampled with first are gone when they are looked for."""

@@ -190,6 +190,7 @@ def test_resume_drops_what_came_after(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_cut_at_every_byte_of_its_last_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """That entry is lost, no other, and writing goes on behind the whole ones."""
     recorder = Recorder(tmp_path)

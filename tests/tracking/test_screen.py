@@ -69,6 +69,7 @@ def test_no_line_is_lost_between_two_drawings() -> None:
     ("happens", "code"), [("raise", 1), ("interrupt", -signal.SIGINT), ("kill", -signal.SIGKILL), ("plain", 0)]
 )
 @pytest.mark.parametrize(("columns", "rows"), [(100, 40), (40, 8)])
+@pytest.mark.slow
 def test_a_terminal_is_left_as_it_was(happens: str, code: int, columns: int, rows: int) -> None:
     done = on_terminal([*COMMAND, happens], columns=columns, rows=rows)
     assert done.code == code
@@ -87,6 +88,7 @@ def assert_is_left_in_order(done: Ended) -> None:
     assert "\x1b[?1049h" not in done.written  # no second screen
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_plain_lines_whatever_is_forced() -> None:
     done = subprocess.run(
         COMMAND, capture_output=True, text=True, check=True, env={**os.environ, "FORCE_COLOR": "", "TERM": "xterm"}

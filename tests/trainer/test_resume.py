@@ -37,6 +37,7 @@ KILLS = [("rollout", 1, 24), ("before training", 2, 1), ("optimizer", 2, 3), ("c
 """(point, step, how often it is come by), one process after the other in one run."""
 
 
+@pytest.mark.slow
 def test_killed_five_times_and_the_same_to_the_last_bit(
     undisturbed: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +124,7 @@ def test_going_back_behind_an_evaluation_does_it_again(undisturbed: Path, inputs
         {"kind": "progress_attribution"},
     ],
 )
+@pytest.mark.slow
 def test_what_learns_beside_the_policy_goes_on_bit_by_bit(credit: Any, inputs: Path, tmp_path: Path) -> None:
     """The last checkpoint is torn, so that step 3 is made again from what step 2 kept."""
     more = {

@@ -266,6 +266,7 @@ async def test_what_a_killed_client_left_is_closed(own: Served, tmp_path: Path, 
     assert not home.exists()
 
 
+@pytest.mark.slow
 async def test_a_client_that_is_busy_stays(own: Served, template: Path) -> None:
     provider = own.client()
     sandbox = await provider.start(template)

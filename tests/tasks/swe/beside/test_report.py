@@ -331,6 +331,7 @@ def test_a_hook_that_passes_everything_passes_what_must_fail(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("named", ["conftest.py", "pytest.ini"])
+@pytest.mark.slow
 def test_a_plugin_of_the_package_that_the_change_brings_along_is_none(tmp_path: Path, named: str) -> None:
     files = dict(EARLY)
     if named == "pytest.ini":

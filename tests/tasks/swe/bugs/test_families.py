@@ -63,6 +63,7 @@ def test_each_family(kind: str, body: str, want: list[str]) -> None:
     assert made == want
 
 
+@pytest.mark.slow
 def test_all_that_is_made_of_a_real_module_is_python_and_has_an_id() -> None:
     text = Path(mutate.__file__).read_text(encoding="utf-8")
     mutants = families.larger_mutants(text, mutate.LARGER_KINDS)

@@ -78,6 +78,7 @@ async def test_every_task_checks_out_and_its_fix_repairs(made: Made, grader: Gra
         assert line.replace(bug.buggy, bug.fixed, 1) == pristine.split("\n")[bug.line - 1]
 
 
+@pytest.mark.slow
 async def test_the_number_of_workers_changes_nothing(made: Made, every: Any, reference: Any, tmp_path: Path) -> None:
     await make("pypi:tiny==1.0", tmp_path / "one.jsonl", 2, workers=1, **every)
     assert (tmp_path / "one.jsonl").read_bytes() == reference.head(2)
@@ -113,6 +114,7 @@ asyncio.run(make("pypi:tiny==1.0", sys.argv[1], 3, workers=1, per_function=99, g
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_stopped(made: Made, every: Any, reference: Any, tmp_path: Path) -> None:
     out = tmp_path / "killed.jsonl"
     process = subprocess.Popen(
@@ -175,6 +177,7 @@ def test_messages_do_not_depend_on_the_run() -> None:
     assert steady("no '/dev/shm/turnstile-sandboxes-x1/sandbox-0/work/src/a.py' in") == "no 'src/a.py' in"
 
 
+@pytest.mark.slow
 async def test_candidates_without_a_verdict_are_tried_again(
     source_of: Any, sandboxes: LocalSandboxes, grader: Grader, tmp_path: Path
 ) -> None:
@@ -220,6 +223,7 @@ def test_the_demo_filter_is_what_the_docs_say() -> None:
     assert (DEMO_FILTER.max_line, DEMO_FILTER.max_shown, DEMO_FILTER.unique) == (56, 12, True)
 
 
+@pytest.mark.slow
 async def test_larger_bugs_are_made_and_check_out(made: Made, grader: Grader, tmp_path: Path) -> None:
     found = await make(
         "pypi:tiny==1.0",

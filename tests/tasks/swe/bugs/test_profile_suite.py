@@ -65,6 +65,7 @@ async def test_a_test_that_passes_once_is_not_stable(bench: Bench, source_of: So
     assert "tests/test_flaky.py::test_first_time_only" not in measured.seconds
 
 
+@pytest.mark.slow
 async def test_a_suite_that_hangs_is_refused_and_leaves_no_process(
     bench: Bench, source_of: SourceOf, tmp_path: Path
 ) -> None:

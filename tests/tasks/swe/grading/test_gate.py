@@ -335,6 +335,7 @@ check_tasks(load_tasks(sys.argv[1]), repeats=1, probed=0, workers=1, done=lambda
 """
 
 
+@pytest.mark.slow
 def test_a_killed_check_goes_on_where_it_stopped(reference: Any, fresh: Path, tmp_path: Path) -> None:
     tasks = reference.made.tasks[:6]
     file = tmp_path / "t.jsonl"

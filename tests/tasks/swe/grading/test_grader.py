@@ -394,6 +394,7 @@ def test_nap():
 
 
 @pytest.mark.parametrize(("always", "seconds"), [(False, 5.0), (True, 2.0)])
+@pytest.mark.slow
 async def test_a_wait_that_outlasts_the_clock_is_tried_again_and_is_no_fact(
     sandboxes: LocalSandboxes, tmp_path: Path, always: bool, seconds: float
 ) -> None:

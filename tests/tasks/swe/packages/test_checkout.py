@@ -135,6 +135,7 @@ def test_what_files_say_outright_is_read() -> None:
     assert static_metadata({})["Dynamic"]
 
 
+@pytest.mark.slow
 async def test_tasks_of_a_commit_are_made_and_found_again(
     project: Path, git: Git, grader: Grader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

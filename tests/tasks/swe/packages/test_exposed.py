@@ -114,6 +114,7 @@ def test_what_a_virtual_environments_base_has_can_be_read(folder: str, tmp_path:
     assert json.loads(done.stdout) == {"src/tiny.py": str(there), "src/none.py": None}
 
 
+@pytest.mark.slow
 async def test_what_is_hidden_is_played(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNSTILE_CACHE", str(reference.cache))
     provider = BubblewrapSandboxes(preload=PRELOAD, spare=0, shelf=deps_home())

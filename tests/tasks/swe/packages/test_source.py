@@ -299,6 +299,7 @@ def wheel(folder: Path, name: str, *requires: str) -> None:
             packed.writestr(path, text)
 
 
+@pytest.mark.slow
 def test_a_package_is_not_among_its_own_dependencies(cache: Path, index: Callable[..., Path]) -> None:
     helper = "Requires-Dist: helper\n"
     about = f"Metadata-Version: 2.1\nName: wee\nVersion: 1.0\n{helper}"
