@@ -1,5 +1,5 @@
-"""Writes docs/configuration.md, docs/algorithms.md and docs/cli.md from the code, so that they cannot say something
-else.
+"""Writes docs/configuration.md, docs/algorithms.md, docs/cli.md and src/turnstile/knobs.json from the code, so that
+they cannot say something else.
 
 python docs/reference.py            # write them
 python docs/reference.py --check    # fail if they are not up to date
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from knob_table import knob_table
 
 from turnstile import config
 from turnstile.cli.main import cli
@@ -25,6 +26,7 @@ from turnstile.credit import check as credit_check
 from turnstile.credit.invariants import INVARIANTS, Declaration
 from turnstile.evaluation.lab.study import line_of
 from turnstile.evaluation.lab.table import Grid, directions, progress, to_markdown
+from turnstile.knobs import TABLE
 from turnstile.lookup import KINDS, resolve
 from turnstile.losses import check as loss_check
 
@@ -36,7 +38,7 @@ GIVEN = {
     "factor": {"batch"},
     "weights": {"rows"},
     "tracker": {"run", "board"},
-    "env": {"grader", "sandboxes"},
+    "env": {"grader", "sandboxes", "problems"},
     "engine": {"tokenizer", "stop_ids", "writer", "policy"},
     "renderer": {"tokenizer", "parser"},
     "schedule": {"progress"},
@@ -247,6 +249,7 @@ def pages() -> dict[Path, str]:
         DOCS / "configuration.md": "\n".join(configuration).rstrip() + "\n",
         DOCS / "algorithms.md": "\n".join(algorithms).rstrip() + "\n",
         DOCS / "cli.md": "\n".join(reference).rstrip() + "\n",
+        TABLE: knob_table(GIVEN),
     }
 
 

@@ -17,17 +17,23 @@ CONCURRENT = 5  # episodes
 
 
 def recipe(inputs: Path, *, sections: Mapping[str, Any] | None = None, **train: Any) -> Recipe:
-    """Everything a run can do, tiny, and repeatable to the last bit; its model and tasks lie in `inputs`. `sections`
-    stand in the place of its own."""
-    return make_recipe({**_data(inputs, train), **(sections or {})})
+    """Everything a run can do, tiny, and repeatable to the last bit unless it plays ahead; its model and tasks lie in
+    `inputs`. `sections` stand in the place of its own."""
+    return make_recipe(_with(_data(inputs, train), sections or {}))
 
 
 def recipe_file(inputs: Path, *, sections: Mapping[str, Any] | None = None, **train: Any) -> Path:
     """The same as a file that `turnstile train` takes."""
     file = inputs / "guess.toml"
-    data = {**_data(inputs, train), **(sections or {})}
+    data = _with(_data(inputs, train), sections or {})
     file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in data.items()))
     return file
+
+
+def _with(data: dict[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections in the place of those that are there; what is played ahead is not repeatable."""
+    ahead = {"engine": {"deterministic": False}} if sections.get("rollout", {}).get("ahead") else {}
+    return {**data, **ahead, **sections}
 
 
 def _toml(value: Any) -> str:

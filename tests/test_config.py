@@ -106,16 +106,16 @@ def test_an_unknown_key_names_the_nearest(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("train.steps=-1", "train.steps: Input should be greater than or equal to 0, got -1"),
-        ("train.steps=many", "train.steps: Input should be a valid integer"),
-        ("ends.turns=burn", "ends.turns: Input should be 'grade', 'zero', 'half', 'mask' or 'drop', got 'burn'"),
+        ("train.steps=-1", "train.steps = -1 must be at least 0"),
+        ("train.steps=many", "train.steps = 'many' is not a whole number"),
+        ("ends.turns=burn", "ends.turns = 'burn' is not known; known: drop, grade, half, mask, zero"),
         ("sampling.top_p=0", "sampling.top_p"),
         ("train.steps", "write it as section.key=value"),
         ("=3", "write it as section.key=value"),
         ("tasks.train=~nosuchuser/x", "tasks.train = '~nosuchuser/x': there is no such user's home folder"),
         ("model.id.name=x", "'id' is a value, not a section"),
-        ("credit={}", "credit.kind: Field required"),
-        ("rewards.terms.0.gate.value=high", "rewards.terms[0].gate.value: Input should be a valid number"),
+        ('rewards.terms=[{ name = "a" }]', "rewards.terms[0].kind is missing"),
+        ("rewards.terms.0.gate.value=high", "rewards.terms[0].gate.value = 'high' is not a number"),
         ("rewards.terms.1.level=1", "'1' is no place in this list, which has 0 to 0"),
         ("rewards.terms.first.level=1", "'first' is no place in this list"),
         ("rewards.terms.0.gate.vlaue=1", "unknown key 'rewards.terms[0].gate.vlaue'; did you mean 'value'?"),
@@ -123,6 +123,15 @@ def test_an_unknown_key_names_the_nearest(recipe: Path) -> None:
 )
 def test_a_wrong_value_says_where_and_what(recipe: Path, override: str, said: str) -> None:
     assert said in fails(recipe, override)
+
+
+def test_knobs_alone_are_those_of_the_default_kind(recipe: Path) -> None:
+    found = make_recipe(
+        {"credit": {"scale": "none"}}, ["loss.clip_high=0.3", "agent.parser.x=1", "rehearsal.loss.cap=2"]
+    )
+    assert (found.credit.kind, found.credit.knobs) == ("grpo", {"scale": "none"})
+    assert (found.loss.kind, found.loss.knobs) == ("ppo", {"clip_high": 0.3})
+    assert (found.agent.parser.kind, found.rehearsal.loss.kind) == ("hermes", "forward_kl")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -136,7 +145,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_several_problems_are_counted_in_one_line(recipe: Path) -> None:
-    assert fails(recipe, "train.steps=-1", "train.groups=0").endswith("(and 1 more problems)")
+    assert fails(recipe, "train.steps=-1", "train.groups=0").endswith("(and 1 more problem)")
 
 
 def test_a_recipe_does_not_change() -> None:

@@ -7,23 +7,39 @@ arguments, so an algorithm adds no configuration class. Nothing here imports tor
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from turnstile.errors import ConfigError
+from turnstile.hints import hint
 from turnstile.lookup import nearest
 
+Share = Annotated[float, Field(ge=0, lt=1)]
 EndRule = Literal["grade", "zero", "half", "mask", "drop"]
 
 
 class Section(BaseModel):
-    """A part of a recipe whose keys are all known here."""
+    """A part of a recipe whose keys are all known here. Where one names a function, knobs alone are those of its
+    default: `credit = { scale = "none" }` is of `grpo`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_kinds(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        lacking = {
+            name: {"kind": field.default.kind, **data[name]}
+            for name, field in cls.model_fields.items()
+            if isinstance(field.default, Kind) and isinstance(data.get(name), Mapping) and "kind" not in data[name]
+        }
+        return {**data, **lacking}
 
 
 class Kind(BaseModel):
@@ -70,7 +86,7 @@ class EngineConfig(Kind):
     @model_validator(mode="after")
     def _known(self) -> EngineConfig:
         if self.in_process and (extra := next(iter(self.knobs), None)):
-            raise ValueError(f"unknown key {extra!r}; {nearest(extra, type(self).model_fields)}")
+            raise ValueError(f"unknown key {extra!r}; {hint(extra, type(self).model_fields)}")
         return self
 
     @property
@@ -202,7 +218,7 @@ class TrainConfig(Section):
     lr: float = Field(1e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = Field(0, ge=0)  # optimiser steps
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Share, Share] = (0.9, 0.999)  # of AdamW, each at least 0 and below 1
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0)  # of the gradient's norm
     drop_flat_groups: bool = True  # groups whose advantages are all zero are not trained, nor do they take weight
@@ -270,7 +286,7 @@ class EvalConfig(Section):
     baseline_tasks: int = Field(0, ge=0)  # for the untouched model, whose episodes are long (0: as many)
     before: bool = True  # evaluate the model as it comes and after its warm start too, not only at the end
     every: int = Field(0, ge=0)  # steps between evaluations while training (0: none)
-    temperature: float | None = None  # default: that of [sampling]
+    temperature: Annotated[float, Field(ge=0)] | None = None  # default: that of [sampling]
     policies: dict[str, Kind] = Field(default_factory=dict)  # name -> policy, to compare with
 
 
@@ -384,7 +400,11 @@ def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:
         value = text
     here: Any = data
     *parents, last = key.strip().split(".")
-    for part in parents:
+    for depth, part in enumerate(parents, 1):
+        if isinstance(here, dict) and isinstance(here.get(part), str):
+            section = _section(parents[:depth])
+            if section is not None and issubclass(section, Kind):  # the name alone stands for a section
+                here[part] = {"kind": here[part]}
         here = here[_item(here, part, override)] if isinstance(here, list) else here.setdefault(part, {})
         if not isinstance(here, dict | list):
             raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
@@ -407,10 +427,45 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         section = _section(first["loc"][:-1])
         known = section.model_fields if section else ()
-        return f"unknown key {path!r}; {nearest(str(first['loc'][-1]), known)}"
-    more = len(error.errors()) - 1
-    tail = f" (and {more} more problems)" if more else ""
-    return f"{path or 'top level'}: {first['msg']}, got {first['input']!r}{tail}"
+        return f"unknown key {path!r}; {hint(str(first['loc'][-1]), known)}"
+    places = {_place(each["loc"]) for each in error.errors()} - {path}
+    tail = f" (and {len(places)} more problem{'s' * (len(places) > 1)})" if places else ""
+    if first["type"] == "missing":
+        return f"{path or 'top level'} is missing{tail}"
+    if first["type"] == "value_error":
+        return f"{path or 'top level'}: {str(first['msg']).removeprefix('Value error, ')}{tail}"
+    if first["type"].startswith("model") and (section := _section(first["loc"])):
+        return f"{path} = {first['input']!r} is not a section; its keys are {', '.join(section.model_fields)}{tail}"
+    return f"{path or 'top level'} = {first['input']!r} {_wrong(first)}{tail}"
+
+
+_WRONG = {
+    "int": "is not a whole number",
+    "float": "is not a number",
+    "finite_number": "is not a finite number",
+    "bool": "is not true or false",
+    "string": "is not a text",
+    "tuple": "is not a list",
+    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than": "must be above {gt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be below {lt:g}",
+    "too_short": "must be a list of {min_length}",
+    "too_long": "must be a list of {max_length}",
+    "model": "is not a section",
+    "dict": "is not a table",
+}
+"""What the kinds of problems that a schema finds begin with -> in words."""
+
+
+def _wrong(problem: Mapping[str, Any]) -> str:
+    """What a value is not, or must be."""
+    kind, about = str(problem["type"]), problem.get("ctx", {})
+    if kind == "literal_error":
+        known = re.findall(r"'([^']*)'", str(about["expected"]))
+        return f"is not known; {nearest(str(problem['input']), known)}"
+    words = next((words for name, words in _WRONG.items() if kind.startswith(name)), None)
+    return words.format(**about) if words else f"cannot be read: {problem['msg']}"
 
 
 def _place(location: Sequence[Any]) -> str:

@@ -245,7 +245,7 @@ def check_types(where: str, function: Callable[..., Any], knobs: Mapping[str, An
     Literal, or made of these."""
     hints = _hints(function)
     for knob, value in knobs.items():
-        if wanted := _misfit(hints.get(knob), value):
+        if wanted := misfit(hints.get(knob), value):
             raise ConfigError(f"{where}: {knob} = {value!r} is not {wanted}")
 
 
@@ -257,7 +257,7 @@ def _hints(function: Any) -> dict[str, Any]:
         return {}
 
 
-def _misfit(hint: Any, value: object) -> str | None:
+def misfit(hint: Any, value: object) -> str | None:
     """What a plain type, a Literal, or a table, a list or a union of these would have a value be, where the value is
     not; None for every other type."""
     origin, arguments = get_origin(hint), get_args(hint)
@@ -266,7 +266,7 @@ def _misfit(hint: Any, value: object) -> str | None:
     if origin is Literal:
         return _no_choice(arguments, value)
     if origin in (Union, UnionType):
-        found = [_misfit(part, value) for part in arguments]
+        found = [misfit(part, value) for part in arguments]
         return None if None in found else " or ".join(one for one in found if one and one != "nothing")
     if origin in (Mapping, dict):
         return _no_table(arguments[-1], value)
@@ -293,19 +293,19 @@ def _no_choice(choices: Sequence[Any], value: object) -> str | None:
 def _no_table(item: Any, value: object) -> str | None:
     if not isinstance(value, Mapping):
         return "a table, { name = ... }"
-    wrong = [found for one in value.values() if (found := _misfit(item, one))]
+    wrong = [found for one in value.values() if (found := misfit(item, one))]
     return f"a table in which each is {wrong[0]}" if wrong else None
 
 
 def _no_tuple(items: Sequence[Any], value: object) -> str | None:
     if not isinstance(value, list | tuple) or len(value) != len(items):
         return f"a list of {len(items)}"
-    wrong = [found for item, one in zip(items, value, strict=True) if (found := _misfit(item, one))]
+    wrong = [found for item, one in zip(items, value, strict=True) if (found := misfit(item, one))]
     return f"a list of {len(items)} with {wrong[0]} in its place" if wrong else None
 
 
 def _no_list(item: Any, value: object) -> str | None:
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         return "a list"
-    wrong = [found for one in value if (found := _misfit(item, one))]
+    wrong = [found for one in value if (found := misfit(item, one))]
     return f"a list in which each is {wrong[0]}" if wrong else None

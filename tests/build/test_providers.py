@@ -16,6 +16,7 @@ import guess_run
 from ends import same_end
 from turnstile.build.audit import audit_run
 from turnstile.build.parts import check_kinds, make_objective
+from turnstile.build.precheck import check_recipe
 from turnstile.build.rehearsal import read_rehearsal, rehearsal_objective
 from turnstile.build.train import train
 from turnstile.cli.main import run as command
@@ -122,6 +123,7 @@ def test_a_run_trained_again_from_its_record_takes_the_same_samples(run: Path, t
 
 def configure(sections: dict[str, Any]) -> None:
     recipe = make_recipe(sections)
+    check_recipe(recipe)
     check_kinds(recipe)
     make_objective(recipe)
     rehearsal_objective(recipe)

@@ -131,7 +131,7 @@ def test_a_dead_server_is_an_error_and_no_score(recipe: Recipe) -> None:
 def test_what_cannot_train_is_refused_before_anything_is_loaded(recipe: Recipe, tmp_path: Path) -> None:
     there = "engine.url=http://127.0.0.1:1/v1"
     for overrides, line in (
-        (["engine.kind=openai"], "needs engine.url"),
+        (["engine.kind=openai"], "engine.url is missing"),
         (["engine.kind=openai", there, "engine.mode=text"], "engine.mode = 'text' is for evaluation and judges"),
         (["engine.kind=openai", there, "engine.timout=3"], "did you mean 'timeout'"),
         (["engine.kind=scripted"], "engine.kind = 'scripted' cannot train"),

@@ -104,12 +104,12 @@ def test_a_step_says_where_its_seconds_went(recipe: Recipe, tmp_path: Path) -> N
 
 def test_credit_by_a_signal_that_no_turn_has_is_one_warning(recipe: Recipe, tmp_path: Path) -> None:
     more = {"credit": Kind(kind="rlvmr"), "train": recipe.train.model_copy(update={"steps": 2})}
-    turnstile.train(recipe.model_copy(update=more), run=tmp_path / "run")
+    turnstile.train(recipe.model_copy(update=more), run=tmp_path / "run", env=GuessEnv)
     lines = [line for line in said(tmp_path / "run") if "compares turns by their signal" in line]
     assert len(lines) == 1
     assert lines[0].startswith("step 1: credit 'rlvmr' compares turns by their signal 'tag', which none of")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000002")
-    turnstile.train(recipe.model_copy(update=more), run=tmp_path / "run")  # goes on with step 2
+    turnstile.train(recipe.model_copy(update=more), run=tmp_path / "run", env=GuessEnv)  # goes on with step 2
     assert [line for line in said(tmp_path / "run") if "compares turns by their signal" in line] == lines
 
 

@@ -38,7 +38,7 @@ def recipe(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> l
 
 def with_tool(recipe: list[str], template: Path, how: str, ahead: int, every: int = 7) -> list[str]:
     env = f'env={{kind="broken_tools:ToolEnv", template="{template}", how="{how}", every={every}}}'
-    return [*recipe, env, f"rollout.ahead={ahead}"]
+    return [*recipe, env, f"rollout.ahead={ahead}", f"engine.deterministic={'false' if ahead else 'true'}"]
 
 
 def played(run: Path) -> list[Trajectory]:

@@ -35,6 +35,7 @@ def in_turn(inputs: Path, steps: int, demos: int = 0, **rollout: Any) -> Recipe:
     """The run of `guess_run` without what comes before and after its steps."""
     recipe = guess_run.recipe(inputs, steps=steps)
     changed = {"warmstart": {"demos": demos}, "eval": {"before": False, "every": 0}, "rollout": rollout}
+    changed["engine"] = {"deterministic": not rollout}
     return recipe.model_copy(
         update={name: getattr(recipe, name).model_copy(update=keys) for name, keys in changed.items()}
     )

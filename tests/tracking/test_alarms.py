@@ -16,6 +16,7 @@ from turnstile.tracking.alarms import (
     Alarm,
     CollapseAlarm,
     EntropyAlarm,
+    FlatAlarm,
     GapAlarm,
     GradientAlarm,
     KilledAlarm,
@@ -90,6 +91,21 @@ def test_entropy() -> None:
     assert "of the first 2 steps' 2" in str(said[5])
     assert alarm.update(10, {"policy/entropy": 0.1}) is not None
     assert alarm.update(11, {}) is None
+
+
+def test_steps_that_learn_nothing() -> None:
+    alarm = FlatAlarm(limit=3)
+    series = [(4, 4), (4, 4), (3, 4), (4, 4), (4, 4), (4, 4), (4, 4), (0, 4)]
+    said = [alarm.update(step, {"groups/flat": flat, "groups/all": all_}) for step, (flat, all_) in enumerate(series)]
+    assert [step for step, line in enumerate(said) if line] == [5]  # once, until it has ended
+    assert "no group has had a gradient for 3 steps, last at step 5" in str(said[5])
+    alarm.update(8, {"groups/flat": 4, "groups/all": 4})
+    other = FlatAlarm(limit=3)
+    other.restore(json.loads(json.dumps(alarm.state())))
+    assert [bool(other.update(step, {"groups/flat": 2, "groups/all": 2})) for step in (9, 10)] == [False, True]
+    assert other.update(11, {}) is None
+    with pytest.raises(ConfigError):
+        FlatAlarm(limit=0)
 
 
 def test_killed() -> None:

@@ -91,7 +91,7 @@ _FORGERIES = (
 )
 """What files could hold to speak in the layouts of chat models."""
 
-_PLACES = ("a system message", "a user's message", "a tool's answer", "an argument", "the name of a tool", "reasoning")
+_PLACES = ("a system message", "a user's message", "a tool's answer", "an argument", "the name of a tool")
 
 
 def _quoting(text: str) -> list[list[Message]]:
@@ -107,7 +107,6 @@ def _quoting(text: str) -> list[list[Message]]:
         called(call, text),
         called(replace(call, arguments={"word": text})),
         called(replace(call, name=text)),
-        [_user("Go."), _says("Yes.", reasoning=text), _user("And?")],
     ]
 
 

@@ -31,6 +31,7 @@ from turnstile.build.parts import (
     make_world,
     read_tasks,
 )
+from turnstile.build.precheck import check_recipe
 from turnstile.build.rehearsal import rehearsal_objective
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import peak_memory_mb
@@ -54,6 +55,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     learning makes the run shorter than what is told here. Seconds, minutes and megabytes. With `rollout.ahead` the
     group is played in the other process too, whose model takes memory of its own.
     """
+    check_recipe(recipe)
     tasks = read_tasks(recipe, "train", recipe.tasks.limit)
     heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
     check_kinds(recipe)

@@ -26,11 +26,10 @@ from turnstile.engines.transformers import TransformersEngine
 from turnstile.envs.base import Env
 from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
-from turnstile.lookup import KINDS
 from turnstile.losses.base import TokenLoss, needs_of
 from turnstile.losses.factors import PROXIMAL, weighted
 from turnstile.models.adapt import choose_trainable
-from turnstile.models.load import load_model, load_tokenizer
+from turnstile.models.load import check_model, load_model, load_tokenizer
 from turnstile.models.memory import keep_freed_memory
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import Scorer, make_term
@@ -120,22 +119,8 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
     for kind in recipe.trackers:
         bind("tracker", kind, given=("run", "board"))
     make_hint(recipe)
-    if recipe.buffer.size and recipe.credit.kind in KINDS["credit"] and recipe.credit.kind != "recalibrated":
-        raise ConfigError(
-            f"buffer.size = {recipe.buffer.size} wants credit.kind = 'recalibrated', which judges earlier attempts by "
-            f"what the policy reaches now; {recipe.credit.kind!r} does not"
-        )
-    if 0 < recipe.rollout.slack <= 1:
-        raise ConfigError(
-            f"rollout.slack = {recipe.rollout.slack} stops episodes sooner than others of their task took; take more "
-            "than 1, or 0 for never"
-        )
-    if recipe.rollout.slack and recipe.engine.deterministic:
-        raise ConfigError("rollout.slack goes by the clock, so with it no run repeats; drop it or engine.deterministic")
     if not recipe.engine.in_process:
         check_servers(recipe)
-    if recipe.sampling.temperature == 0:
-        raise ConfigError("sampling.temperature = 0 leaves nothing to learn from; train with one above 0")
 
 
 def make_scorer(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Scorer:
@@ -184,6 +169,13 @@ def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> 
         return Scaffold(MessagesRenderer(parser=parser), parser)
     maker = bind("renderer", recipe.agent.renderer, given=("tokenizer", "parser"))
     return Scaffold(maker(tokenizer, parser=parser) if takes(maker, "parser") else maker(tokenizer), parser)
+
+
+def check_models(recipe: Recipe) -> None:
+    """Raises ConfigError for a model that cannot be had, before anything is made; a hub is waited for a few seconds."""
+    for where, name in (("model.id", recipe.model.id), ("train.teacher", recipe.train.teacher)):
+        if name:
+            check_model(name, where)
 
 
 def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
@@ -316,21 +308,8 @@ def make_objective(recipe: Recipe) -> Objective:
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),
     )
-    if "values" in objective.needs.extras:
-        raise ConfigError(
-            "the loss `value` is a critic's, and no policy's: take a credit that learns one, like gae, and set "
-            "critic.clip"
-        )
     if unknown := [name for name in objective.needs.extras if name not in ANNOTATORS]:
         raise ConfigError(f"nothing in a recipe gives the array {unknown[0]!r} that its losses need")
-    if "teacher_logprobs" in objective.needs.extras and not recipe.train.teacher:
-        raise ConfigError("a loss of this recipe learns from a teacher; name its model in train.teacher")
-    train = recipe.train
-    if train.reference_every and not 0 < train.checkpoint_every <= train.reference_every:
-        raise ConfigError(
-            f"train.reference_every = {train.reference_every} needs a checkpoint at least as often, but "
-            f"train.checkpoint_every = {train.checkpoint_every}"
-        )
     return objective
 
 

@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -91,6 +91,23 @@ def only_one(run: Path) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+@contextmanager
+def undone(run: Path) -> Iterator[Callable[[], None]]:
+    """A run's folder that is not there before is not there afterwards, unless what this gives was called meanwhile: a
+    start that fails takes nobody's name."""
+    new, begun = not run.exists(), False
+
+    def begin() -> None:
+        nonlocal begun
+        begun = True
+
+    try:
+        yield begin
+    finally:
+        if new and not begun:
+            shutil.rmtree(run, ignore_errors=True)
 
 
 @contextmanager

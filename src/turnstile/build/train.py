@@ -17,6 +17,7 @@ from turnstile.build.lonely import check_company
 from turnstile.build.parts import (
     World,
     check_kinds,
+    check_models,
     make_agent,
     make_annotators,
     make_learner,
@@ -28,9 +29,10 @@ from turnstile.build.parts import (
     overlap,
     read_tasks,
 )
+from turnstile.build.precheck import check_recipe
 from turnstile.build.rehearsal import read_rehearsal, rehearsal_objective, store_samples
 from turnstile.build.report import report
-from turnstile.build.run_folder import FINAL, WARM, only_one, open_run, read_results, room_for
+from turnstile.build.run_folder import FINAL, WARM, only_one, open_run, read_results, room_for, undone
 from turnstile.build.scripts import check_scripts
 from turnstile.build.session import Run
 from turnstile.build.sources import group_source, sampler
@@ -77,6 +79,7 @@ def train(
     environment's code ends the run, whatever `rollout.max_failures`. Returns the run's summary: `results` (evaluation
     name -> list of EpisodeResult), `report` (path), `run`, `step`.
     """
+    check_recipe(recipe, env=env is not None)
     pair = _tasks(recipe, overfit, tasks, heldout)
     refuse_failed(recipe, *pair)
     check_kinds(recipe, env)
@@ -115,7 +118,9 @@ async def _train(
     check_scripts(recipe)
     check_keep_best(recipe.train.keep_best)
     talks = read_talks(recipe)
+    check_models(recipe)
     async with AsyncExitStack() as stack:
+        begin = stack.enter_context(undone(folder))
         stack.enter_context(only_one(folder))
         open_run(folder, recipe, fresh=fresh, given=given)
         books = open_books(folder)
@@ -148,6 +153,7 @@ async def _train(
             heldout=heldout,
         )
         kept = Kept(run, make_learner(recipe, agent), estimator)
+        begin()
         if not kept.restore():
             await _begin(run, kept, talks, replay)
         samples = recipe.eval.samples

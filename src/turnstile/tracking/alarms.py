@@ -309,6 +309,36 @@ class KilledAlarm:
         self._raised = bool(state["raised"])
 
 
+class FlatAlarm:
+    """No group has a gradient for `limit` steps in a row: attempts at a task all come to the same, so that comparing
+    them says nothing (groups/flat is groups/all)."""
+
+    def __init__(self, limit: int = 5) -> None:
+        if limit < 1:
+            raise ConfigError(f"flat alarm: limit must be at least 1, got {limit}")
+        self.limit = limit
+        self._in_a_row = 0
+
+    def update(self, step: int, metrics: Scalars) -> str | None:
+        flat, groups = number(metrics, "groups/flat"), number(metrics, "groups/all")
+        if flat is None or groups is None:
+            return None
+        self._in_a_row = self._in_a_row + 1 if groups and flat == groups else 0
+        if self._in_a_row != self.limit:
+            return None
+        return (
+            f"flat: no group has had a gradient for {self.limit} steps, last at step {step}: attempts at a task all "
+            "come to the same; take tasks that are solved now and then, more attempts (train.attempts), a warm start, "
+            "or rewards that tell attempts apart"
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"in_a_row": self._in_a_row}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._in_a_row = int(state["in_a_row"])
+
+
 def standard_alarms() -> dict[str, Alarm]:
     """One of each, by the name its state has in a checkpoint."""
     return {
@@ -318,4 +348,5 @@ def standard_alarms() -> dict[str, Alarm]:
         "gradient": GradientAlarm(),
         "killed": KilledAlarm(),
         "gap": GapAlarm(),
+        "flat": FlatAlarm(),
     }

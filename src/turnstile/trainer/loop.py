@@ -101,6 +101,7 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         aux = {} if parts.learned is None else parts.learned.look(groups, scores)
         advantages, progress.credit = parts.estimator(groups, scores, aux, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_flat=settings.drop_flat)
+        _tell_flat(parts, step, prepared.flat, len(groups))
         for annotator in parts.annotators:
             annotator.meets(groups, scores)
             rows = [annotator.annotate(group, parts.objective.sampling) for group in prepared.rows]
@@ -171,6 +172,16 @@ def _tell_failures(parts: Parts, step: int, groups: list[Group]) -> None:
     if len(failed) == len(everything):
         raise TrainingError(f"{line}; nothing is left to train on, mend it and run the same command again")
     parts.tracker.say(line, level="warning")
+
+
+def _tell_flat(parts: Parts, step: int, flat: int, groups: int) -> None:
+    """A step that learns nothing says so."""
+    if groups and flat == groups:
+        parts.tracker.say(
+            f"step {step}: no group has a gradient: in each of {groups} all attempts came to the same, so nothing is "
+            "learned",
+            level="warning",
+        )
 
 
 def _tell_stopped(parts: Parts, step: int, groups: list[Group]) -> None:

@@ -1,0 +1,106 @@
+"""What every kind of ours takes, without loading it: names, types and ranges of its knobs, and the extra it needs.
+
+`knobs.json` is made from the code by `make docs`, and `make check` holds it to that. So a recipe is checked in a
+moment, and by somebody who has no torch.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import importlib.util
+import json
+import operator
+import pathlib
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from turnstile.errors import ConfigError
+from turnstile.hints import hint
+from turnstile.lookup import KINDS, misfit, nearest
+
+SECTIONS = ("credit", "loss", "env", "sandbox", "weights")
+"""Rooms that are a section of a recipe by the same name."""
+TABLE = pathlib.Path(__file__).with_name("knobs.json")
+
+
+@functools.cache
+def table() -> Mapping[str, Mapping[str, Any]]:
+    """room -> kind -> {"knobs": {name: {"type", "default"?, "least"?, "above"?, "most"?}}, "any"?, "extra"?}."""
+    found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return found
+
+
+def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, also: Collection[str] = ()) -> str | None:
+    """Raises ConfigError for a kind that is not known, a knob that it does not have, a value that the knob does not
+    take, one that it lacks, and an extra that is not installed; errors name `where`, the kind's place in a recipe.
+    `also` are keys that every section of this room has.
+
+    Returns a line about a kind of the user's own, which is not looked at before it is needed; None for one of ours.
+    """
+    if ":" in kind:
+        return f"{where} = {kind!r} is checked at start"
+    kinds, section = table()[room], where.removesuffix(".kind")
+    if kind not in kinds:
+        others = [other for other, table in KINDS.items() if kind in table and other != room]
+        if others:
+            there = f"write {others[0]}.kind = {kind!r}" if others[0] in SECTIONS else nearest(kind, kinds)
+            raise ConfigError(f"{where} = {kind!r} is no {room} but a kind of {others[0]}; {there}")
+        raise ConfigError(
+            f"{section}: unknown {room} kind {kind!r}; {nearest(kind, kinds)} (or write your own as "
+            "package.module:name)"
+        )
+    own = kinds[kind]
+    for name, value in knobs.items():
+        if name in own["knobs"]:
+            check_value(f"{section}.{name}", own["knobs"][name], value)
+        elif not own.get("any"):
+            near = _near(room, name, own["knobs"], also)
+            raise ConfigError(f"{section}: {room} kind {kind!r} has no knob {name!r}; {near}")
+    lacking = [name for name, knob in own["knobs"].items() if "default" not in knob and name not in knobs]
+    if lacking and "name" not in lacking:
+        raise ConfigError(f"{section}.{lacking[0]} is missing, which {kind!r} needs")
+    if (needs := own.get("needs")) and importlib.util.find_spec(needs["package"]) is None:
+        raise ConfigError(
+            f"{where} = {kind!r} needs an optional dependency; install it with: "
+            f"pip install 'turnstile-rl[{needs['extra']}]'"
+        )
+    return None
+
+
+def _near(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
+    """Which kinds have a knob that this one lacks, or what is near it."""
+    having = sorted(other for other, entry in table()[room].items() if name in entry["knobs"])
+    if having:
+        return f"kinds that have it: {', '.join(having)}"
+    known = [*own, *also]
+    return hint(name, known) if known else "it has none"
+
+
+def check_value(where: str, knob: Mapping[str, Any], value: Any) -> None:
+    """Raises ConfigError for a value that is not of the knob's type, or out of its range."""
+    if wrong := misfit(_type(knob["type"]), value):
+        raise ConfigError(f"{where} = {value!r} is not {wrong}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ConfigError(f"{where} = {value!r} is not a finite number")
+    ends = [f"{words} {knob[name]:g}" for name, (words, _) in ENDS.items() if name in knob]
+    if not all(holds(value, knob[name]) for name, (_, holds) in ENDS.items() if name in knob):
+        raise ConfigError(f"{where} = {value!r} must be {' and '.join(ends)}")
+
+
+ENDS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+"""How a range may end -> in words, and what holds within it."""
+
+
+@functools.cache
+def _type(text: str) -> Any:
+    """The annotation that a text spells, as `typing` writes it."""
+    return eval(text, {"collections": collections, "pathlib": pathlib, "typing": typing})  # our own table's
