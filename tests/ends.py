@@ -62,7 +62,7 @@ def said(run: Path) -> list[str]:
 
 def same_end(run: Path, undisturbed: Path) -> None:
     """To the last bit: weights, optimiser, everything else in the last checkpoint, records and results."""
-    last = Path("checkpoints", "step-000004")
+    last = Path("checkpoints", max(path.name for path in (undisturbed / "checkpoints").glob("step-*")))
     for file in ("model/model.safetensors", "state.json"):
         assert (run / last / file).read_bytes() == (undisturbed / last / file).read_bytes(), file
     learned = ["learned.pt"] if (undisturbed / last / "learned.pt").exists() else []

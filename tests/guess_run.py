@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import tiny_llama, tiny_tokenizer
-from turnstile.config import Recipe, make_recipe
+from turnstile.config import Recipe, load_recipe, make_recipe
 from turnstile.envs.guess import guess_tasks
 from turnstile.tasks.base import write_tasks
 
@@ -26,6 +26,24 @@ def recipe_file(inputs: Path, *, sections: Mapping[str, Any] | None = None, **tr
     """The same as a file that `turnstile train` takes."""
     file = inputs / "guess.toml"
     data = _with(_data(inputs, train), sections or {})
+    file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in data.items()))
+    return file
+
+
+def shipped_file(inputs: Path) -> Path:
+    """`recipes/guess.toml`, shortened, as a file that `turnstile train` takes: SmolLM2, whose top layers learn in two
+    threads, repeatable to the last bit."""
+    write_tasks(inputs / "train.jsonl", guess_tasks(6, seed=1))
+    write_tasks(inputs / "heldout.jsonl", guess_tasks(2, seed=2))
+    shorter = [
+        "engine.deterministic=true", "model.threads=2", "model.device=cpu", "train.steps=2", "train.groups=3",
+        "train.attempts=4", "train.checkpoint_every=1", "train.warmup=1", "eval.before=false",
+        "eval.samples=1", "eval.policies={}", f"tasks.train={inputs}/train.jsonl",
+        f"tasks.heldout={inputs}/heldout.jsonl",
+    ]  # fmt: skip
+    found = load_recipe(Path(__file__).parents[1] / "recipes" / "guess.toml", shorter)
+    data = found.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    file = inputs / "shipped.toml"
     file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in data.items()))
     return file
 

@@ -14,6 +14,7 @@ from turnstile.credit.base import targets_of
 from turnstile.credit.gae import bilevel_gae, gae, turn_gae
 from turnstile.credit.grpo import grpo
 from turnstile.errors import ConfigError, TrainingError
+from turnstile.types import Stop
 
 # one trajectory: two tokens, then one; r = (1, 0), R = 2; values 1, 2 | 3
 G = group_of(attempt(0, [2, 1]))
@@ -113,3 +114,20 @@ def test_values_that_are_not_finite() -> None:
     broken = {"values": [[np.array([np.nan, 0.0], np.float32), np.zeros(1, np.float32)]]}
     with pytest.raises(TrainingError, match=r"values of a critic are not finite; lower critic\.lr"):
         gae([G], SCORES, broken, {})
+
+
+@pytest.mark.parametrize("stop", [Stop.TURNS, Stop.CONTEXT, Stop.TOKENS, Stop.TIMEOUT])
+def test_an_episode_that_a_limit_stopped_might_have_gone_on(stop: Stop) -> None:
+    # gamma 1/2, lam 1/2: 2 + 3/2 - 3 = 1/2; 1 + 3/2 - 2 = 1/2, + 1/8; 0 + 2/2 - 1 = 0, + 5/32. Turns, V 1, 3: 1/2; 13/8
+    (whole,) = G.trajectories
+    cut = replace(G, trajectories=(replace(whole, stop=stop),))
+    for estimator, expected in ((gae, [[5 / 32, 5 / 8], [1 / 2]]), (turn_gae, [[13 / 8, 13 / 8], [1 / 2]])):
+        knobs = {"gamma": 0.5, "lam": 0.5}
+        (found,) = nested(estimator([cut], SCORES, AUX, {}, bootstrap=True, **knobs)[0])
+        assert found == [pytest.approx(own) for own in expected]
+        assert run(estimator, bootstrap=True, **knobs) == run(estimator, **knobs)  # it had come to its end
+        (plain,) = nested(estimator([cut], SCORES, AUX, {}, **knobs)[0])
+        assert plain == run(estimator, **knobs)
+    learn = targets_of(functools.partial(gae, gamma=0.5, lam=1.0, bootstrap=True))
+    assert learn is not None
+    assert nested(learn([cut], SCORES, AUX))[0] == [[pytest.approx(11 / 8), pytest.approx(11 / 4)], [3.5]]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import guess_run
 import killed
-from ends import same_end
+from ends import metrics, same_end
 from turnstile.cli.main import run as command
 
 KILLS, SEED = int(os.environ.get("TURNSTILE_KILLS", "50")), os.environ.get("TURNSTILE_SEED", "0")
@@ -47,3 +48,20 @@ def test_killed_at_random(
     shutil.rmtree(run)
     with capsys.disabled():
         print(f"\n{number + 1} of {KILLS}: survived SIGKILL at {where}", flush=True)
+
+
+def test_a_shipped_recipe_is_killed_and_ends_the_same(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real model, part of which learns, in two threads: in a step's rollout, and in its update."""
+    recipe = guess_run.shipped_file(tmp_path_factory.mktemp("shipped"))
+    undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
+    assert command(["train", str(recipe), "--out", str(undisturbed)]) == 0
+    assert all(line["optim/grad_norm"] > 0 for line in metrics(undisturbed) if "loss/total" in line)
+    for point, step, nth in (("rollout", 1, 9), ("checkpoint", 2, 3)):
+        killed.train(point, step, nth, recipe, run)
+    assert command(["train", str(recipe), "--out", str(run)]) == 0
+    assert command(["audit", str(run), "--record"]) == 0
+    same_end(run, undisturbed)
+    with capsys.disabled():
+        print("\nsurvived SIGKILL twice in a run of recipes/guess.toml, shortened, in two threads", flush=True)

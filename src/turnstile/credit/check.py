@@ -74,6 +74,7 @@ DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="signed", exempt={7: _NO_BASELINE}),
     *(Declaration(kind=kind, exempt={7: _CRITIC}) for kind in ("gae", "turn_gae", "bilevel_gae")),
     Declaration(kind="gae", knobs={"gamma": 0.9, "lam": 0.5, "scale": "std"}, exempt={3: _WHOLE_STEP, 7: _CRITIC}),
+    *(Declaration(kind=kind, knobs={"bootstrap": True}, exempt={7: _CRITIC}) for kind in ("gae", "turn_gae")),
     Declaration(kind="bilevel_gae", knobs={"token_gamma": 0.9, "token_lam": 1.0}, exempt={7: _CRITIC}),
     Declaration(kind="recalibrated", exempt={3: _WHOLE_STEP, 6: _KEPT}),
     Declaration(kind="recalibrated", knobs={"over": "trajectories", "positive": False}, exempt={3: _WHOLE_STEP}),

@@ -14,11 +14,18 @@ from turnstile.types import Group
 
 
 def _gae_targets(
-    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, lam: float = 0.95, **_: Any
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    bootstrap: bool = False,
+    **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
     values = step.learned("gae", aux, "values")
-    return _targets(step, values, _by_token(step, values, gamma, lam))
+    return _targets(step, values, _by_token(step, values, gamma, lam, bootstrap))
 
 
 @learned("values", _gae_targets)
@@ -30,6 +37,7 @@ def gae(
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
+    bootstrap: bool = False,
     scale: Scale = "none",
     eps: float = 1e-8,
 ) -> tuple[Advantages, State]:
@@ -38,8 +46,9 @@ def gae(
     n runs over the sampled tokens of the whole trajectory: the token after the last of a turn is the first of the next
     turn, so what is observed in between takes no part, neither as a step of discount nor as a value. V_n is the
     critic's value before token n is sampled; a turn's reward falls on its last token, the outcome on the last of all,
-    behind which V = 0, also where a limit stopped the episode. `scale = "std"` normalises over the tokens of the step,
-    as PPO is often run.
+    behind which V = 0. With `bootstrap` V goes on behind the end of an episode that a limit stopped (turns, context,
+    tokens or clock), as what would have come is not 0: at the value before its last token, the last that the critic
+    was asked for. `scale = "std"` normalises over the tokens of the step, as PPO is often run.
 
     Needs a critic, which the trainer brings (`[critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
     `aux["values"]` is missing, TrainingError for a reward that is not finite.
@@ -47,18 +56,25 @@ def gae(
     check_range("gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    raw = _by_token(step, step.learned("gae", aux, "values"), gamma, lam)
+    raw = _by_token(step, step.learned("gae", aux, "values"), gamma, lam, bootstrap)
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
 
 
 def _turn_gae_targets(
-    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, lam: float = 0.95, **_: Any
+    groups: Sequence[Group],
+    scores: Scores,
+    aux: Mapping[str, Any],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    bootstrap: bool = False,
+    **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
     values = step.learned("turn_gae", aux, "values")
     found = [np.full(len(own), np.nan) for own in values]  # the value of a turn is that of its first token
     first = _ends(values, 0)
-    for own, value, advantage in zip(found, first, _by_turn(step, first, gamma, lam), strict=True):
+    for own, value, advantage in zip(found, first, _by_turn(step, first, gamma, lam, bootstrap), strict=True):
         own[:1] = value + advantage
     return step.split(_of_counted(step, found))
 
@@ -72,6 +88,7 @@ def turn_gae(
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
+    bootstrap: bool = False,
     scale: Scale = "none",
     eps: float = 1e-8,
 ) -> tuple[Advantages, State]:
@@ -80,7 +97,8 @@ def turn_gae(
 
     V_t is the critic's value at the turn's beginning, before its first token is sampled, so the action is the whole
     turn, however many tokens it takes, and `gamma` discounts turns. The outcome falls on the last turn, behind which
-    V = 0. `scale = "std"` normalises over the tokens of the step.
+    V = 0; with `bootstrap` it goes on behind an episode that a limit stopped, at the value of its last turn.
+    `scale = "std"` normalises over the tokens of the step.
 
     Needs a critic, which the trainer brings (`[critic]`); it learns A_t + V_t at first tokens alone. Float64. Raises
     ConfigError where `aux["values"]` is missing, TrainingError for a reward that is not finite.
@@ -89,7 +107,7 @@ def turn_gae(
     check_knob("turn_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
     values = step.learned("turn_gae", aux, "values")
-    turns = _by_turn(step, _ends(values, 0), gamma, lam)
+    turns = _by_turn(step, _ends(values, 0), gamma, lam, bootstrap)
     raw = [np.full(len(own), value) for own, value in zip(values, turns, strict=True)]
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
 
@@ -144,31 +162,37 @@ def bilevel_gae(
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
 
 
-def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float) -> list[F64]:
+def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float, bootstrap: bool = False) -> list[F64]:
     """GAE along the trained tokens of each trajectory, [T] -> f64[n]; 0 in turns that the critic knows nothing of."""
     found = [np.zeros_like(own) for own in values]
     advantage = ahead = reward = 0.0
+    goes_on = False
     for t in range(len(values) - 1, -1, -1):
         if step.last[t]:
-            advantage, ahead, reward = 0.0, 0.0, step.outcomes[t]
+            advantage, ahead, reward, goes_on = 0.0, 0.0, step.outcomes[t], bootstrap and bool(step.truncated[t])
         reward += step.rewards[t]  # that of a turn that is passed over falls on the token before it
         if not step.valued[t]:
             continue
+        if goes_on:
+            ahead, goes_on = values[t][-1], False
         for n in range(len(values[t]) - 1, -1, -1):
             advantage = reward + gamma * ahead - values[t][n] + gamma * lam * advantage
             found[t][n], ahead, reward = advantage, values[t][n], 0.0
     return found
 
 
-def _by_turn(step: Turns, values: F64, gamma: float, lam: float) -> F64:
+def _by_turn(step: Turns, values: F64, gamma: float, lam: float, bootstrap: bool = False) -> F64:
     """GAE along the trained turns of each trajectory, f64[T]; 0 for the others, whose rewards fall on those before."""
     found = np.zeros(len(values))
     advantage = ahead = reward = 0.0
+    goes_on = False
     for t in range(len(values) - 1, -1, -1):
         if step.last[t]:
-            advantage, ahead, reward = 0.0, 0.0, step.outcomes[t]
+            advantage, ahead, reward, goes_on = 0.0, 0.0, step.outcomes[t], bootstrap and bool(step.truncated[t])
         reward += step.rewards[t]
         if step.valued[t]:
+            if goes_on:
+                ahead, goes_on = values[t], False
             advantage = reward + gamma * ahead - values[t] + gamma * lam * advantage
             found[t], ahead, reward = advantage, values[t], 0.0
     return found

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.stats import F64, Flags, Normalise, Scale, check_scores, equal, not_finite
 from turnstile.errors import ConfigError, TrainingError
-from turnstile.types import Group, Score, Turn
+from turnstile.types import Group, Score, Stop, Turn
 
 I64 = NDArray[np.int64]
+LIMITS = (Stop.TURNS, Stop.CONTEXT, Stop.TOKENS, Stop.TIMEOUT)
 _LEARNED = {
     "values": ("the values of a critic", "critic"),
     "implicit": ("the rewards of an implicit process reward", "implicit"),
@@ -117,6 +118,12 @@ class Turns:
         if not np.isfinite(found).all():
             raise TrainingError(f"credit {kind!r}: {what} are not finite; lower {section}.lr")
         return found
+
+    @property
+    def truncated(self) -> Flags:
+        """Turns of attempts that a limit stopped, which might have gone on, [T]."""
+        stops = [t.stop in LIMITS for group in self.groups for t in group.trajectories]
+        return np.array([stops[i] for i in self.trajectory.tolist()], dtype=np.bool_)
 
     @property
     def valued(self) -> Flags:
