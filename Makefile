@@ -23,11 +23,11 @@ EXTRAS := container,cpu,grammar,lora,parquet,remote,tensorboard,smollm2,dev
 TORCH_PIN := $(shell sed -n 's/^torch==//p' constraints.txt)
 SOURCES := src tests recipes benchmarks docs
 
-.PHONY: help setup demo test test-all faults soak check format docs results bench-peers conform-peers test-vllm clean
+.PHONY: help setup demo test test-all faults soak check format docs results gpu bench-peers conform-peers test-vllm clean
 
 help:
 	@sed -n '1,9s/^# \{0,1\}//p' Makefile
-	@echo "targets: setup demo test test-all faults soak check format docs results bench-peers conform-peers test-vllm clean"
+	@echo "targets: setup demo test test-all faults soak check format docs results gpu bench-peers conform-peers test-vllm clean"
 
 setup: $(READY)
 
@@ -94,6 +94,10 @@ docs: setup
 results: setup
 	@$(BIN)/turnstile tasks prepare data/demo/train.jsonl data/demo/heldout.jsonl
 	@$(BIN)/python benchmarks/results.py $(ARGS)
+
+# Whoever has a GPU: does a run train, stop and resume there, how fast, in how much memory. ARGS='--device cpu' rehearses.
+gpu: setup
+	@$(BIN)/python benchmarks/device.py $(ARGS)
 
 # What benchmarks/vs_trl.py compares with, in an environment of its own, with the CPU build of torch.
 PEER := .peers/trl
