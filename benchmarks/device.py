@@ -85,7 +85,7 @@ def measure(folder: Path, way: str, device: str, groups: int) -> dict[str, Any]:
         shutil.rmtree(run, ignore_errors=True)
     train(recipe, run=whole, env=GuessEnv, plain=True)
     peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
-    Stopping.left = recipe.train.groups * recipe.train.attempts + 2
+    Stopping.left = recipe.warmstart.demos + recipe.train.groups * recipe.train.attempts + 2
     try:
         train(recipe, run=stopped, env=Stopping, plain=True)
     except StoppedError:
@@ -125,14 +125,14 @@ def made(folder: Path, way: str, device: str, groups: int) -> Recipe:
 
 
 class Stopping(GuessEnv):
-    """Has the run stopped after so many episodes have begun, as somebody who presses Ctrl-C does."""
+    """Has the run stopped after so many episodes have begun, as a scheduler does that wants the machine back."""
 
     left = 0
 
     async def reset(self, task: Any) -> Any:
         type(self).left -= 1
         if type(self).left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
         return await super().reset(task)
 
 
