@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from networks import random_rows
 from turnstile.batching.batch import Batch
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
-from turnstile.models import attention
+from turnstile.models import attention, forest_attention
 from turnstile.models.attention import ForestLayout
 from turnstile.models.forest_attention import (
     Node,
@@ -188,3 +189,44 @@ def test_the_layout_takes_what_is_there(width: int, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(found, dense(*inputs, batch.subtree_end, None), rtol=0, atol=1e-12)
     assert can_go_by_nodes(inputs[0], inputs[2]) == (width == 8)
     assert taken == ["by_nodes" if width == 8 else "by_runs"]
+
+
+class Efficient:
+    """Torch's memory-efficient kernel as it is documented, computed plainly: rows of the bias must begin at multiples
+    of sixteen numbers, and sums come with room for a multiple of 32 queries."""
+
+    def _scaled_dot_product_efficient_attention(
+        self, query: Any, key: Any, value: Any, bias: Any, with_sums: bool, *, scale: float
+    ) -> tuple[Any, ...]:
+        assert with_sums
+        assert {query.dtype, key.dtype, value.dtype} == {torch.bfloat16}  # nothing was copied to float32
+        scores = query.float() @ key.float().mT * scale
+        if bias is not None:
+            assert bias.shape == scores.shape
+            assert all(stride % 16 == 0 for stride in bias.stride()[:-1])
+            scores = scores + bias
+        sums = scores.logsumexp(dim=-1)
+        short = -sums.shape[-1] % 32
+        padded = torch.nn.functional.pad(sums, (0, short), value=float("nan"))
+        return scores.softmax(dim=-1).bfloat16() @ value, padded, None, None
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_on_cuda_keys_in_half_precision_are_read_where_they_are(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = (torch.randn(2, 3, n, 16).bfloat16() for n in (5, 37, 37))
+    bias = torch.zeros(2, 1, 5, 37).bfloat16() if masked else None
+    if bias is not None:
+        bias[..., 11:] = float("-inf")
+    wanted = forest_attention._plainly(query, key, value, bias, 0.25)
+    monkeypatch.setattr(forest_attention, "_ATEN", Efficient())
+    found = forest_attention._in_half(query, key, value, bias, 0.25)
+    assert [each.shape for each in found] == [each.shape for each in wanted]
+    torch.testing.assert_close(found[0].float(), wanted[0].float(), rtol=0, atol=2e-2)
+    torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=1e-5)
+    assert not forest_attention.goes_in_half("cpu", torch.bfloat16, 16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("width", [64, 128])
+def test_cuda_has_the_kernel(width: int) -> None:
+    assert forest_attention.goes_in_half("cuda", torch.bfloat16, width)

@@ -147,15 +147,49 @@ def attend_with_sums(
 ) -> tuple[Tensor, Tensor]:
     """query [B, H, m, D], key and value [B, H, n, D], bias [B, 1, m, n] put to the scores -> what is seen [B, H, m, D],
     and the logarithms of the sums [B, H, m] in at least float32: with them parts that were seen apart can be merged."""
-    exact = torch.promote_types(query.dtype, torch.float32)
     if can_go_by_nodes(query, value):
         seen, sums = getattr(_ATEN, _FLASH)(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
-        return seen, sums.to(exact)
+        return seen, sums.to(torch.promote_types(query.dtype, torch.float32))
+    if goes_in_half(query.device.type, query.dtype, query.shape[-1]):
+        return _in_half(query, key, value, bias, scale)
+    return _plainly(query, key, value, bias, scale)
+
+
+def _plainly(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """The same by matrices, for which keys in half precision are copied to float32."""
+    exact = torch.promote_types(query.dtype, torch.float32)
     scores = (query.to(exact) @ key.to(exact).transpose(-1, -2)).mul_(scale)  # one that is large is not rounded before
     if bias is not None:
         scores += bias
     sums = scores.logsumexp(dim=-1)
     return scores.sub_(sums[..., None]).exp_().to(value.dtype) @ value, sums
+
+
+def _in_half(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """The same by torch's memory-efficient kernel, which reads keys in half precision where they are kept."""
+    if bias is not None:  # each row of it has to begin at a multiple of sixteen numbers
+        columns = bias.shape[-1]
+        bias = pad(bias, (0, -columns % 16))[..., :columns].expand(*query.shape[:-1], -1)
+    seen, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)
+    return seen, sums[..., : query.shape[-2]]  # there is room for a multiple of queries
+
+
+@functools.cache
+def goes_in_half(device: str, dtype: torch.dtype, width: int) -> bool:
+    """Whether that kernel is there for such heads, and gives what matrices give: found out by trying."""
+    if device != "cuda" or dtype.itemsize >= torch.float32.itemsize:
+        return False
+    numbers = torch.Generator(device).manual_seed(0)
+    query, key, value = (
+        torch.randn(2, 3, count, width, generator=numbers, dtype=dtype, device=device) for count in (5, 37, 37)
+    )
+    bias = torch.zeros(2, 1, 5, 37, dtype=dtype, device=device)
+    bias[..., 20:] = float("-inf")
+    try:
+        pairs = zip(_in_half(query, key, value, bias, 0.1), _plainly(query, key, value, bias, 0.1), strict=True)
+    except RuntimeError:  # no kernel for this device or width
+        return False
+    return all(torch.allclose(one.float(), other.float(), rtol=2e-2, atol=2e-2) for one, other in pairs)
 
 
 class Run(NamedTuple):
