@@ -106,7 +106,8 @@ class Completion:
 
     `logprobs` are of the distribution sampled from (temperature and truncation applied, a regex or grammar not:
     the trainer knows of none, and must find the same); `versions` says which publication of the weights each token
-    came from; `entropies` are in nats.
+    came from; `entropies` are in nats; `forced` tokens were the only ones that a regex or a grammar left: nobody chose
+    them, and they are not trained.
     """
 
     token_ids: I32  # [n]
@@ -116,10 +117,11 @@ class Completion:
     finish: Finish
     seconds: float
     entropies: F32 | None = None  # [n]
+    forced: Bool | None = None  # [n], where there is a regex or a grammar
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
-        for name in ("logprobs", "versions", "entropies"):
+        for name in ("logprobs", "versions", "entropies", "forced"):
             values = getattr(self, name)
             if values is not None and len(values) != n:
                 raise ValueError(f"completion of {n} tokens has {len(values)} {name}")

@@ -46,6 +46,14 @@ def test_turns_that_are_not_trainable_are_masked() -> None:
     assert row.turn_ids.tolist() == [-1, -1, -1, 0, 0, -1, 1]
 
 
+def test_tokens_that_nobody_chose_are_masked() -> None:
+    forced = replace(FIRST, completion=replace(FIRST.completion, forced=np.array([True, False])))
+    (row,) = rows_of(trajectory(forced, SECOND), [f32(9, 8), f32(1)])
+    assert row.loss_mask.tolist() == [False] * 4 + [True, False, True]
+    (row,) = rows_of(trajectory(replace(forced, trainable=False), SECOND), [f32(9, 8), f32(1)])
+    assert row.loss_mask.tolist() == [False] * 6 + [True]
+
+
 def test_an_episode_that_ended_before_its_first_turn_has_no_row() -> None:
     assert rows_of(trajectory(), []) == []
 

@@ -97,3 +97,15 @@ async def test_names_the_extra(engine: TransformersEngine, monkeypatch: pytest.M
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtraError, match=r"turnstile-rl\[grammar\]"):
         await say(engine, Sampling(regex="a"))
+
+
+async def test_tokens_that_a_rule_forces_are_marked(engine: TransformersEngine) -> None:
+    """`guess ` is no choice of anybody's; the number is, but for nothing behind a 2 to 9."""
+    rule = Sampling(max_tokens=20, seed=1, regex="guess (1[0-5]|[2-9])")
+    ruled, free = await asyncio.gather(say(engine, rule), say(engine, Sampling(max_tokens=4)))
+    said = text(engine, ruled)
+    assert ruled.forced is not None
+    assert ruled.forced.tolist()[: len("guess ") + 1] == [True] * len("guess ") + [False]
+    assert len(ruled.forced) == len(ruled.token_ids)
+    assert said.startswith("guess ")
+    assert free.forced is None

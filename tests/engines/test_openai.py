@@ -73,7 +73,9 @@ async def test_a_grammar_goes_over_the_wire(bytes_: Any, connect: Make) -> None:
     pytest.importorskip("llguidance")
     async with tiny_server().listening("127.0.0.1", 0) as url:
         found = await once(connect(url), sampling=Sampling(max_tokens=9, regex="(yes|no)!"))
-    assert bytes_.decode(found.token_ids.tolist()) in ("yes!", "no!")
+    said = bytes_.decode(found.token_ids.tolist())
+    assert said in ("yes!", "no!")
+    assert found.forced.tolist() == [False] + [True] * (len(said) - 1)  # once the first letter is chosen
 
 
 async def test_text_mode_speaks_in_messages(connect: Make) -> None:

@@ -14,7 +14,8 @@ def rows_of(trajectory: Trajectory, advantages: Sequence[F32]) -> list[Row]:
     """The rows of one trajectory: one, and one more for each later turn whose context was rewritten.
 
     `advantages` is [turn] -> f32[n], for the sampled tokens. Prompt and observation tokens carry zeros and are
-    masked, as are the tokens of turns that are not trainable. A trajectory without turns has no row.
+    masked, as are the tokens of turns that are not trainable, and those that a regex or a grammar forced. A trajectory
+    without turns has no row.
     """
     if len(advantages) != len(trajectory.turns):
         raise ValueError(f"{len(trajectory.turns)} turns but advantages for {len(advantages)}")
@@ -29,7 +30,7 @@ def _row(trajectory: Trajectory, advantages: Sequence[F32], begin: int, end: int
     pieces = list(zip(range(begin, end), turns, advantages[begin:end], strict=True))
     return Row(
         token_ids=_spread([(t.context_ids, t.completion.token_ids) for t in turns], np.int32),
-        loss_mask=_spread([(_of(t.context_ids, False), _of(t.completion.token_ids, t.trainable)) for t in turns], bool),
+        loss_mask=_spread([(_of(t.context_ids, False), _learned(t)) for t in turns], bool),
         logprobs=_spread([(_of(t.context_ids, 0), t.completion.logprobs) for t in turns], np.float32),
         advantages=_spread([(_of(t.context_ids, 0), a) for _, t, a in pieces], np.float32),
         turn_ids=_spread([(_of(t.context_ids, -1), _of(t.completion.token_ids, k)) for k, t, _ in pieces], np.int32),
@@ -41,6 +42,13 @@ def _row(trajectory: Trajectory, advantages: Sequence[F32], begin: int, end: int
 
 def _of(like: I32, value: float | bool) -> np.ndarray:
     return np.full(len(like), value)
+
+
+def _learned(turn: Turn) -> np.ndarray:
+    """Which of the sampled tokens are trained, bool[n]."""
+    completion = turn.completion
+    free = _of(completion.token_ids, True) if completion.forced is None else ~completion.forced
+    return free & turn.trainable
 
 
 def _spread(pieces: Sequence[tuple[np.ndarray, np.ndarray]], dtype: type) -> np.ndarray:

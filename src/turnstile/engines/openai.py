@@ -224,6 +224,7 @@ class OpenAIEngine:
             token_ids=np.array(found.ids, np.int32),
             logprobs=np.minimum(np.array(logprobs, np.float32), 0),
             entropies=None if found.entropies is None else np.array(found.entropies, np.float32),
+            forced=None if found.forced is None else np.array(found.forced, np.bool_),
             versions=np.array(versions, np.int32),
             sampling=sampling,
             finish=finish,

@@ -53,6 +53,7 @@ class Request:
     versions: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)  # the only one that its constraint allowed
     finish: Finish | None = None
     heard: bool = False  # guesses were learnt from its prompt
 
@@ -81,11 +82,12 @@ class Request:
         """The last of them, at most so many."""
         return self.path[len(self.path) - min(count, self.sampled) :]
 
-    def append(self, token: int, logprob: float, entropy: float, version: int) -> None:
+    def append(self, token: int, logprob: float, entropy: float, version: int, *, forced: bool = False) -> None:
         self.path.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
         self.versions.append(version)
+        self.forced.append(forced)
 
     def completion(self) -> Completion:
         """What was sampled; the session's next turn goes on from there."""
@@ -94,6 +96,7 @@ class Request:
             token_ids=np.array(self.ids, np.int32),
             logprobs=np.array(self.logprobs, np.float32),
             entropies=np.array(self.entropies, np.float32),
+            forced=np.array(self.forced, np.bool_) if isinstance(self.constraint, Constraint) else None,
             versions=np.array(self.versions, np.int32),
             sampling=self.sampling,
             finish=self.finish or "length",

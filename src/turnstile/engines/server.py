@@ -173,6 +173,8 @@ class EngineServer:
             }
             if found.entropies is not None:
                 choice["entropies"] = found.entropies.astype(float).tolist()
+            if found.forced is not None:
+                choice["forced"] = found.forced.tolist()
         if asked.get("return_token_ids"):
             choice["token_ids"] = found.token_ids.tolist()
             choice["weight_versions"] = spans_of(found.versions, self._reload.labels if self._reload else {})

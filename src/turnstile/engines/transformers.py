@@ -263,6 +263,7 @@ class TransformersEngine:
         for i, (one, _, _) in enumerate(wanted):
             alike.setdefault((plain(one.request.sampling), one.request.constraint is not None), []).append(i)
         drawn: dict[tuple[Ready, int], tuple[int, float, float]] = {}
+        forced: set[tuple[Ready, int]] = set()
         for (sampling, _), members in alike.items():
             chosen = [wanted[i] for i in members]
             draws = [uniform(one.request.sampling.seed, one.request.sampled + ahead) for one, ahead, _ in chosen]
@@ -272,17 +273,21 @@ class TransformersEngine:
                 nodes, rows = rows.unique(return_inverse=True)
                 own = logits[nodes]
             masks = [mask for one, ahead, _ in chosen if (mask := one.request.allowed(ahead)) is not None]
+            if masks:
+                forced |= {(one, ahead) for (one, ahead, _), mask in zip(chosen, masks, strict=True) if mask.sum() == 1}
             allowed = torch.from_numpy(np.stack(masks)).to(logits.device) if masks else None
             found = draw(own, rows, sampling, draws, allowed)
             drawn |= {(one, ahead): each for (one, ahead, _), each in zip(chosen, found, strict=True)}
         for one in step.ready:
-            self._take(one, [drawn[one, ahead] for ahead in range(1 + len(one.guesses))], version)
+            each = [(*drawn[one, ahead], (one, ahead) in forced) for ahead in range(1 + len(one.guesses))]
+            self._take(one, each, version)
 
-    def _take(self, ready: Ready, drawn: Sequence[tuple[int, float, float]], version: int) -> None:
-        """Adds to a request what was drawn for it, for as long as its guesses were right and it is not finished."""
+    def _take(self, ready: Ready, drawn: Sequence[tuple[int, float, float, bool]], version: int) -> None:
+        """Adds to a request what was drawn for it (token, log-probability, entropy, whether there was no other), for as
+        long as its guesses were right and it is not finished."""
         request = ready.request
-        for (token, logprob, entropy), guess in zip(drawn, [*ready.guesses, None], strict=True):
-            request.append(token, logprob, entropy, version)
+        for (token, logprob, entropy, forced), guess in zip(drawn, [*ready.guesses, None], strict=True):
+            request.append(token, logprob, entropy, version, forced=forced)
             self._finish(request, token)
             self._counted["tokens_sampled"] += not isinstance(request.constraint, Given)
             ready.sampled += 1

@@ -31,13 +31,15 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What was sampled. `labels`: the name of the weights of each token, where the server says it."""
+    """What was sampled. `labels`: the name of the weights of each token, `forced`: whether a rule left no other, where
+    the server says it."""
 
     ids: list[int]
     logprobs: list[float]
     finish: object
     entropies: list[float] | None = None
     labels: list[str] | None = None
+    forced: list[bool] | None = None
 
 
 class Dialect(Protocol):

@@ -45,12 +45,13 @@ class Completions:
         found = sampled(choice.get("token_ids"), logprobs)
         if found is None:
             return None
-        entropies, count = choice.get("entropies"), len(found[0])
+        entropies, forced, count = choice.get("entropies"), choice.get("forced"), len(found[0])
         return Answer(
             ids=found[0],
             logprobs=found[1],
             finish=choice.get("finish_reason"),
             entropies=entropies if isinstance(entropies, list) and len(entropies) == count else None,
+            forced=forced if isinstance(forced, list) and len(forced) == count else None,
             labels=spread(choice.get("weight_versions"), count),
         )
 
