@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from turnstile.tracking.base import Tracker
-from turnstile.tracking.jsonl import JsonlTracker, read_metrics
+from turnstile.tracking.jsonl import JsonlTracker, read_messages, read_metrics
 
 
 @pytest.fixture
@@ -141,3 +141,14 @@ def test_messages_are_kept_apart_with_their_level(tracker: JsonlTracker, tmp_pat
 
 def test_a_run_without_metrics_reads_as_empty(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
+
+
+def test_messages_are_read_back_but_for_damaged_lines(tracker: JsonlTracker, tmp_path: Path) -> None:
+    assert read_messages(tmp_path / "nowhere") == []
+    tracker.say("first")
+    tracker.say("second", level="alarm")
+    with (tmp_path / "run" / "messages.jsonl").open("a") as file:
+        file.write('{"time": 1, "mess')
+    found = read_messages(tmp_path / "run")
+    assert [(body["level"], body["message"]) for body in found] == [("info", "first"), ("alarm", "second")]
+    assert all(body["time"] > 0 for body in found)
