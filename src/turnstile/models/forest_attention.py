@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
+
+_log = logging.getLogger(__name__)
 
 
 class Node(NamedTuple):
@@ -187,9 +190,17 @@ def goes_in_half(device: str, dtype: torch.dtype, width: int) -> bool:
     bias[..., 20:] = float("-inf")
     try:
         pairs = zip(_in_half(query, key, value, bias, 0.1), _plainly(query, key, value, bias, 0.1), strict=True)
-    except RuntimeError:  # no kernel for this device or width
+    except torch.OutOfMemoryError:  # says nothing of the kernel
+        raise
+    except RuntimeError as error:  # no kernel for this device or width
+        _log.warning("kept keys are copied to float32 in each layer: %s", str(error).splitlines()[0])
         return False
-    return all(torch.allclose(one.float(), other.float(), rtol=2e-2, atol=2e-2) for one, other in pairs)
+    alike = all(torch.allclose(one.float(), other.float(), rtol=2e-2, atol=2e-2) for one, other in pairs)
+    if not alike:
+        _log.warning(
+            "kept keys are copied to float32 in each layer: torch's attention gives other numbers on this device"
+        )
+    return alike
 
 
 class Run(NamedTuple):
