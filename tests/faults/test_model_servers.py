@@ -12,12 +12,19 @@ from pathlib import Path
 
 import pytest
 
+import guess_run
 from ends import same_end
 from modelprocess import ModelProcess, model_processes
 from turnstile.cli.main import run as command
 from turnstile.rollout.record import read_record
 
 ONE_THREAD = ("engine.deterministic=true", "model.threads=1", "model.device=cpu")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the factor that training over servers has anyhow, so that a run without them is the same."""
+    return guess_run.recipe_file(tmp_path_factory.mktemp("inputs"), sections={"factors": [{"kind": "tis"}]})
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,11 @@ from turnstile.errors import ConfigError, EngineError, SandboxError
 from turnstile.rewards.examine import Stateless
 from turnstile.rollout import group as rollout
 from turnstile.rollout.deadlines import Deadlines
-from turnstile.rollout.episode import Limits
+from turnstile.rollout.episode import Attempt, Limits
 from turnstile.rollout.failures import Failures
+from turnstile.rollout.group import Watch
 from turnstile.tracking.board import Board, Place
-from turnstile.types import Group, Stop, Trajectory
+from turnstile.types import Group, Stop, Trajectory, Turn
 
 
 class Remembers(Stateless):
@@ -318,6 +319,17 @@ async def test_errors_raised_on_purpose_and_faults_of_the_engine_are_never_passe
         await player(make, failures=failures).groups(tasks(1), 1, label="x", seed=0)
     with pytest.raises(IndexError, match="out of range"):
         await player(FakeEnv, engine=Broken(), failures=failures).groups(tasks(1), 1, label="x", seed=0)
+    assert failures.count == 0
+
+
+async def test_books_that_cannot_be_written_are_no_fault_of_an_environment() -> None:
+    class Full(Watch):
+        def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
+            raise OSError(28, "No space left on device")
+
+    failures = Failures(9)
+    with pytest.raises(OSError, match="No space left"):
+        await player(FakeEnv, failures=failures).groups(tasks(1), 1, label="x", seed=0, watch=Full())
     assert failures.count == 0
 
 

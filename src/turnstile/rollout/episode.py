@@ -89,8 +89,8 @@ async def play(
     A turn counts from the moment it is sampled, whether or not the environment answers it before the end.
 
     An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's
-    text; every other exception is a fault of the program and propagates, unless it is not the engine's and `forgives`
-    says that it is to be taken in the same way.
+    text; every other exception is a fault of the program and propagates, unless it is neither the engine's nor of
+    `turned` and `forgives` says that it is to be taken in the same way.
     """
     episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, turned, moved)
     started = time.monotonic()
@@ -113,8 +113,8 @@ async def play(
     except InfrastructureError as failure:
         stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
     except Exception as fault:
-        if episode.away is not None or not forgives(fault):  # one in the engine, which other episodes share
-            raise
+        if episode.away is not None or episode.telling or not forgives(fault):
+            raise  # one in the engine, or in the books, which other episodes share
         stop, error = Stop.ERROR, f"{type(fault).__name__}: {fault}"
     return Trajectory(
         task_id=task.id,
@@ -153,6 +153,7 @@ class _Episode:
         self.seeds = Seeds(task, attempt)
         self.opened = False
         self.away: Away | None = None  # of the request that is being made
+        self.telling = False  # a turn is being written down
         self.cut = ""  # why the engine was away when the clock ended the episode
         self.opening: tuple[Message, ...] = ()
         self.tools: tuple[ToolSpec, ...] = ()
@@ -194,9 +195,9 @@ class _Episode:
         """Has the environment take the turn's action. The turn is there before, and completed with the answer."""
         number = len(self.turns)
         self.turns.append(turn)
-        self.turned(number, turn)
+        self._tell(number, turn)
         self.turns[number] = turn = replace(turn, state_key=self.env.state_key(), stage=Stage.DELIVERED)
-        self.turned(number, turn)
+        self._tell(number, turn)
         began = time.monotonic()
         step = await self._timed("environment", self.env.step(turn.message))
         self.turns[number] = turn = replace(
@@ -207,8 +208,14 @@ class _Episode:
             seconds=time.monotonic() - began,
             stage=Stage.COMPLETED,
         )
-        self.turned(number, turn)
+        self._tell(number, turn)
         return step
+
+    def _tell(self, number: int, turn: Turn) -> None:
+        """Has the turn written down. What goes wrong with that is no fault of the environment's."""
+        self.telling = True
+        self.turned(number, turn)
+        self.telling = False
 
     async def measure(self) -> Mapping[str, JSON]:
         """What came of it. Raises VerifierError where that takes longer than the limit."""
