@@ -35,10 +35,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[STARTED] = time.monotonic()
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Writes how many tests passed, of which commit, when, and in how many seconds."""
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Writes how many tests passed, of which commit, when, and in how many seconds; nothing of a part of them."""
     file = config.getoption("--result")
-    if file is None:
+    some = (
+        config.getoption("keyword")
+        or config.getoption("markexpr")
+        or config.args_source is not config.ArgsSource.TESTPATHS
+    )
+    if file is None or some or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return
     counts = {name: len(terminalreporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
     commit = subprocess.run(
