@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 import guess_run
 import stopped
 from ends import said
+from turnstile.build.stopping import Stopping
 from turnstile.cli.main import run as command
+from turnstile.errors import StoppedError
 from turnstile.trainer import checkpoint
 
 STEPS = ["train.steps=12", "train.checkpoint_every=0", "eval.every=0", "eval.before=false", "warmstart.demos=0"]
@@ -48,3 +52,35 @@ def test_stopped_between_two_steps(number: signal.Signals, tmp_path: Path, capsy
     last = Path("checkpoints", "step-000012", "model", "model.safetensors")
     assert (run / last).read_bytes() == (undisturbed / last).read_bytes()
     assert command(["audit", str(run), "--record"]) == 0
+
+
+def test_stopped_while_the_loop_waits() -> None:
+    """A signal that does not interrupt the loop's `select`, here since another thread gets it, ends the wait too."""
+    helped = threading.Event()
+
+    async def wait() -> None:
+        loop, never = asyncio.get_running_loop(), asyncio.Event()
+
+        def help_out() -> None:
+            helped.set()
+            loop.call_soon_threadsafe(never.set)
+
+        helper = threading.Timer(20, help_out)
+        helper.start()
+        threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)).start()
+        try:
+            await never.wait()
+        finally:
+            helper.cancel()
+
+    with pytest.raises(StoppedError):
+        Stopping().run(wait())
+    assert not helped.is_set()
+
+
+def test_leaves_no_wakeup_descriptor_behind() -> None:
+    async def nothing() -> int:
+        return 1
+
+    assert Stopping().run(nothing()) == 1
+    assert signal.set_wakeup_fd(-1) == -1

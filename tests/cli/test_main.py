@@ -13,8 +13,9 @@ from turnstile import __version__
 from turnstile.cli import main
 from turnstile.cli.main import COMMANDS
 from turnstile.cli.main import cli as root
+from turnstile.envs.guess import guess_tasks
 from turnstile.errors import CheckpointError, ConfigError, TurnstileError
-from turnstile.lookup import resolve
+from turnstile.tasks.base import write_tasks
 
 Cli = Callable[..., Any]
 
@@ -92,13 +93,35 @@ def test_the_installed_command_exits_with_the_code() -> None:
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_what_lies_in_the_current_folder_can_be_named_in_a_recipe(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "mine_beside_the_recipe.py").write_text("def judge(task, trajectory):\n    return 1.0\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    monkeypatch.setattr(sys, "argv", ["turnstile", "--version"])
-    with pytest.raises(SystemExit):
-        main.main()
-    assert resolve("reward", "mine_beside_the_recipe:judge")(None, None) == 1.0
+RECIPE = """
+env = { kind = "guess" }
+tasks = { train = "tasks.jsonl" }
+rewards = { terms = [{ kind = "mine:judge", level = 1 }] }
+"""
+
+
+def test_a_module_of_the_current_folder_can_be_named_in_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def judge(task, trajectory, *, limit: int):\n    return 1.0\n")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    write_tasks(tmp_path / "tasks.jsonl", guess_tasks(2, seed=1))
+    command = [sys.executable, "-P", "-m", "turnstile", "train", "recipe.toml"]  # -P: Python itself does not look here
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert "limit" in done.stderr
+
+
+def test_ends_although_a_thread_hangs(tmp_path: Path) -> None:
+    """As a tool does that was given up on: the interpreter would wait for it."""
+    (tmp_path / "hung.py").write_text(HUNG)
+    done = subprocess.run([sys.executable, "hung.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.startswith("turnstile")) == (0, True), done.stderr
+
+
+HUNG = """
+import sys, threading, time
+from turnstile.cli.main import main
+
+threading.Thread(target=time.sleep, args=(1000,)).start()
+sys.argv = ["turnstile", "--version"]
+main()
+"""

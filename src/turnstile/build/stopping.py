@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -79,7 +80,8 @@ class Stopping:
 
         for number in before:
             signal.signal(number, self._late if number is signal.SIGALRM else stop)
-        return await work
+        with _woken_by_signals(loop):
+            return await work
 
     def _late(self, number: int, frame: FrameType | None) -> None:
         assert self.signal is not None
@@ -96,3 +98,23 @@ class Stopping:
         else:
             with self.saving():
                 self.save()
+
+
+@contextmanager
+def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Wakes the loop up for each signal, so that Python runs its handler.
+
+    Python runs handlers between two bytecodes of the main thread. A signal that arrives after the last bytecode before
+    the loop's `select`, or in another thread, does not end that `select`, so its handler would wait for the next event.
+    """
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        reading.setblocking(False)
+        writing.setblocking(False)
+        loop.add_reader(reading, reading.recv, 4096)
+        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            loop.remove_reader(reading)

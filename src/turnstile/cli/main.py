@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import click
 
@@ -94,12 +95,12 @@ def _fail(line: str, code: int) -> int:
 
 def main() -> None:
     sys.path.append(os.getcwd())  # a recipe may name package.module:function of the folder one works in
-    code = run(sys.argv[1:])
-    if code in STOPPED:  # not even a thread that hangs keeps the process
-        atexit._run_exitfuncs()
+    try:
+        code = run(sys.argv[1:])
+    except Exception:  # a fault of the program
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    with suppress(BrokenPipeError):  # its reader has gone, as `head` does
         sys.stdout.flush()
-        os._exit(code)
-    sys.exit(code)
-
-
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    os._exit(code)  # `sys.exit` waits for threads, so a tool that hangs in one would keep the process
