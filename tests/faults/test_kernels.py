@@ -61,3 +61,31 @@ def test_several_processes_may_begin_at_once(tmp_path: Path) -> None:
 def test_without_a_place_to_keep_them_they_are_compiled_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "kernels are compiled anew in every process: " in attended(tmp_path / "file")
+
+
+COMPUTE = """
+import hashlib, sys, torch
+from turnstile.models import compiled
+from turnstile.models.panels import Panels
+
+torch.manual_seed(0)
+found = hashlib.sha256()
+for heads, width in ((2, 8), (3, 64)):
+    kept = torch.randn(1, 2, 1, 1, 300, width)
+    seen = compiled.Attention([[(kept, 0, 300)]] * 2).attend(0, torch.randn(1, heads, 2, width), width**-0.5)
+    found.update(seen.numpy().tobytes())
+product = Panels([torch.randn(192, 64)], scale=torch.rand(64), gated=True)
+found.update(product(torch.randn(7, 64), floor=1e-5).numpy().tobytes())
+found.update(str(compiled.draw(torch.randn(4, 1000), range(4), [0.1, 0.4, 0.6, 0.9], 0.7)).encode())
+print(found.hexdigest())
+"""
+
+
+def test_compiled_now_or_kept_they_compute_the_same_bits(tmp_path: Path) -> None:
+    """What is compiled in a process must not call, where it calls helpers, others than what is loaded does."""
+    environment = {**os.environ, "TURNSTILE_CACHE": str(tmp_path)}
+    found = [
+        subprocess.run([sys.executable, "-c", COMPUTE], env=environment, check=True, capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    assert found[0].stdout == found[1].stdout

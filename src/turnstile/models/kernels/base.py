@@ -20,7 +20,11 @@ LINE = 64
 
 # NaN and infinity are what they are: a policy that has lost its numbers must not sample as if it had not.
 EXACT = {"reassoc", "contract", "arcp", "nsz"}
-compiled = njit(fastmath=EXACT, error_model="numpy", cache=True)
+# Helpers become part of the kernel that calls them. Where they were called, the linker would take the one that was
+# compiled first in this process, by itself or for another kernel: its sums may be rounded otherwise, so that a process
+# that compiles would not compute what one that loads does.
+_made_by = {"error_model": "numpy", "cache": True, "forceinline": True}
+compiled = njit(fastmath=EXACT, **_made_by)
 
 
 def kernel_of(work: type) -> Any:
@@ -103,7 +107,7 @@ def exp(x: Any) -> Any:
     return p if x >= LEAST else below
 
 
-@njit(fastmath={*EXACT, "nnan"}, error_model="numpy", cache=True)  # else it goes one by one
+@njit(fastmath={*EXACT, "nnan"}, **_made_by)  # else it goes one by one
 def highest_of(scores: Any) -> Any:
     """Of scores f32[n]. Of those that hold NaN it is any number, and they stay what they are."""
     highest = scores[0]
