@@ -23,8 +23,8 @@ from forest import group_of
 from page import Body, Kept, spread, table, write
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
+from turnstile.models.allocator import keep_freed_memory
 from turnstile.models.forest_attention import by_nodes, by_runs, nodes_of, runs_of
-from turnstile.models.memory import keep_freed_memory
 
 Way = Callable[[], Tensor]
 """Attends once, forward."""

@@ -21,9 +21,9 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from decode import bandwidth, peak
 from page import Body, Kept, spread, table, write
-from turnstile.models.blocks import Blocks
-from turnstile.models.compiled import Attention, available
-from turnstile.models.panels import Panels
+from turnstile.engines.local.cpu.blocks import Blocks
+from turnstile.engines.local.cpu.compiled import Attention, available
+from turnstile.engines.local.cpu.packed_matrix import Panels
 
 Way = Callable[[], None]
 """Computes all of it once."""

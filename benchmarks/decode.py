@@ -28,11 +28,11 @@ from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_
 from transformers import PreTrainedModel
 
 from page import Body, Kept, spread, table, write
-from turnstile.engines.memory import shape_of
-from turnstile.engines.transformers import TransformersEngine
-from turnstile.models.compiled import available
+from turnstile.engines.local.cpu.compiled import available
+from turnstile.engines.local.cpu.packed_weights import PackedWeight
+from turnstile.engines.local.kv_cache import shape_of
+from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.models.load import load_model, load_tokenizer
-from turnstile.models.packed import PackedWeight
 from turnstile.types import Sampling
 
 Decode = Callable[[Tensor, int], None]

@@ -28,11 +28,11 @@ import torch
 from safetensors.torch import load_file
 
 from page import ROOT, commit
-from turnstile.build.train import train
 from turnstile.config import Recipe, load_recipe
 from turnstile.envs.guess import GuessEnv, guess_tasks
 from turnstile.errors import StoppedError
 from turnstile.models.load import load_model, pick_device
+from turnstile.runs.train import train
 from turnstile.tasks.base import write_tasks
 from turnstile.tracking.jsonl import read_metrics
 

@@ -47,8 +47,8 @@ from page import Body, Kept, spread, table, write
 from turnstile.batching.forest import plant
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
+from turnstile.models.allocator import keep_freed_memory
 from turnstile.models.load import load_model
-from turnstile.models.memory import keep_freed_memory
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
 from turnstile.types import F32, Row

@@ -31,7 +31,7 @@ from decode import work
 from forest import flops, group_of
 from page import Body, Kept, table, write
 from turnstile.batching.weights import token as token_weights
-from turnstile.engines.transformers import TransformersEngine
+from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.load import pick_device
 from turnstile.trainer.learner import Learner, Objective, Plan

@@ -28,17 +28,17 @@ from lab_kept import UNSWEPT
 from lab_page import plots, whole
 from turnstile.batching import weights
 from turnstile.credit.check import DECLARED
-from turnstile.evaluation.lab.curves import Plan, race
-from turnstile.evaluation.lab.hacking import hack
-from turnstile.evaluation.lab.loss_study import every_factor, measure_loss, study_factors, study_losses, study_whole
-from turnstile.evaluation.lab.losses import LossSubject, declared_losses, every_loss, loss_bench, loss_subject
-from turnstile.evaluation.lab.measure import Subject
-from turnstile.evaluation.lab.processes import PROCESSES, make
-from turnstile.evaluation.lab.regularisers import REGULARISERS, VALUE
-from turnstile.evaluation.lab.shaping import study_shapes
-from turnstile.evaluation.lab.study import Line, Setting, study, sweeps
-from turnstile.evaluation.lab.subjects import everyone, subject
-from turnstile.evaluation.lab.world import list_world
+from turnstile.lab.curves import Plan, race
+from turnstile.lab.hacking import hack
+from turnstile.lab.loss_study import every_factor, measure_loss, study_factors, study_losses, study_whole
+from turnstile.lab.losses import LossSubject, declared_losses, every_loss, loss_bench, loss_subject
+from turnstile.lab.measure import Subject
+from turnstile.lab.processes import PROCESSES, make
+from turnstile.lab.regularisers import REGULARISERS, VALUE
+from turnstile.lab.shaping import study_shapes
+from turnstile.lab.study import Line, Setting, study, sweeps
+from turnstile.lab.subjects import everyone, subject
+from turnstile.lab.world import list_world
 from turnstile.lookup import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent

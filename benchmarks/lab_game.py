@@ -19,11 +19,11 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from turnstile.build.train import train
 from turnstile.config import Recipe, make_recipe
-from turnstile.evaluation.lab.curves import half_width
-from turnstile.evaluation.lab.measure import label
-from turnstile.evaluation.lab.table import Grid
+from turnstile.lab.curves import half_width
+from turnstile.lab.measure import label
+from turnstile.lab.table import Grid
+from turnstile.runs.train import train
 from turnstile.tasks.demonstration import DemoStep, call
 from turnstile.types import Task
 

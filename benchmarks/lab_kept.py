@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnstile.evaluation.lab.curves import Race, race_of
-from turnstile.evaluation.lab.study import Line, line_of
-from turnstile.evaluation.lab.table import Grid, to_markdown
+from turnstile.lab.curves import Race, race_of
+from turnstile.lab.study import Line, line_of
+from turnstile.lab.table import Grid, to_markdown
 
 UNSWEPT = ("branch", "tree", "vine")
 """Kinds that have nothing to compare in independent attempts."""

@@ -10,11 +10,11 @@ from lab_kept import Body, lines_of, races_of, section, sweeps_of
 from lab_short import short
 from lab_tables import factor_tables, hacking_table, loss_sweep_tables, loss_tables, shaping_table, sweep_tables
 from turnstile.credit.base import learned_of
-from turnstile.evaluation.lab.curves import Race
-from turnstile.evaluation.lab.figures import draw_races, draw_study, draw_sweeps, to_png
-from turnstile.evaluation.lab.processes import PROCESSES
-from turnstile.evaluation.lab.study import Line
-from turnstile.evaluation.lab.table import Grid, details, directions, learning, number, progress, to_markdown
+from turnstile.lab.curves import Race
+from turnstile.lab.figures import draw_races, draw_study, draw_sweeps, to_png
+from turnstile.lab.processes import PROCESSES
+from turnstile.lab.study import Line
+from turnstile.lab.table import Grid, details, directions, learning, number, progress, to_markdown
 from turnstile.lookup import resolve
 
 MARK = "<!-- below: written by benchmarks/lab.py -->"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from lab_kept import Body, lines_of, races_of, sweeps_of
-from turnstile.evaluation.lab.judge import SIGNIFICANT
-from turnstile.evaluation.lab.study import line_of
+from turnstile.lab.judge import SIGNIFICANT
+from turnstile.lab.study import line_of
 
 
 def short(kept: Mapping[str, Body]) -> list[str]:

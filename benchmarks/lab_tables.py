@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lab_kept import UNSWEPT, Body, lines_of, section, sweeps_of
-from turnstile.evaluation.lab.judge import SIGNIFICANT, Figures
-from turnstile.evaluation.lab.regularisers import REGULARISERS, VALUE
-from turnstile.evaluation.lab.study import Line, line_of
-from turnstile.evaluation.lab.table import Grid, directions, mark, number, progress, to_markdown
+from turnstile.lab.judge import SIGNIFICANT, Figures
+from turnstile.lab.regularisers import REGULARISERS, VALUE
+from turnstile.lab.study import Line, line_of
+from turnstile.lab.table import Grid, directions, mark, number, progress, to_markdown
 
 SWEEPS_NOTE = (
     "Bias after the best scalar, and the episodes that make the noise as large as the gradient; ! and o as under "

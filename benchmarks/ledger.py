@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from turnstile.rollout.audit import Declared, audit
-from turnstile.rollout.books import Books
+from turnstile.records.audit import Declared, audit
+from turnstile.records.ledger import FILE, Fate, Ledger, State
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.ledger import FILE, Fate, Ledger, State
+from turnstile.rollout.run_records import Books
 from turnstile.types import Completion, Message, Sampling, Stage, Stop, Task, ToolCall, Trajectory, Turn
 
 SHOWN, SAMPLED, TURNS = 200, 100, 20

@@ -29,9 +29,9 @@ from turnstile.agents.renderer import LinesRenderer
 from turnstile.engines.scripted import ScriptedEngine
 from turnstile.envs.base import Start, Step
 from turnstile.models.load import load_tokenizer
+from turnstile.records.record import Recorder
 from turnstile.rollout.episode import Limits
 from turnstile.rollout.group import Player
-from turnstile.rollout.record import Recorder
 from turnstile.types import Group, Message, Sampling, Score, Task, ToolSpec
 
 TOOL = ToolSpec(name="look", description="Look.", schema={"type": "object", "properties": {}})

@@ -34,7 +34,7 @@ from turnstile.sandboxes.containers.provider import ContainerSandbox, ContainerS
 from turnstile.sandboxes.http.remote import RemoteSandboxes
 from turnstile.sandboxes.http.wire import TOKEN
 from turnstile.sandboxes.local import LocalSandboxes
-from turnstile.tasks.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import Grader
 
 CARRY = ("turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 TEST_SECONDS = 1.0

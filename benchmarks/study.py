@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from turnstile.build.run_folder import read_resolved, read_results, versions
 from turnstile.config import PATHS, Recipe, load_recipe
 from turnstile.evaluation.metrics import EpisodeResult
+from turnstile.runs.run_folder import read_resolved, read_results, versions
 from turnstile.tracking.jsonl import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,17 +23,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnstile.build.check import check_tasks
 from turnstile.errors import TaskError
+from turnstile.runs.task_validation import check_tasks
+from turnstile.swe.bug import Bug
+from turnstile.swe.bugs.candidates import Filter, candidates
+from turnstile.swe.bugs.make import Made, Progress, make
+from turnstile.swe.bugs.mutate import KINDS, LARGER_KINDS, TOKEN_KINDS
+from turnstile.swe.bugs.profile import profile
+from turnstile.swe.grading.findings import CheckedTask
+from turnstile.swe.grading.grader import local_grader
+from turnstile.swe.packages.source import fetch
 from turnstile.tasks import journal
-from turnstile.tasks.swe.bug import Bug
-from turnstile.tasks.swe.bugs.candidates import Filter, candidates
-from turnstile.tasks.swe.bugs.make import Made, Progress, make
-from turnstile.tasks.swe.bugs.mutate import KINDS, LARGER_KINDS, TOKEN_KINDS
-from turnstile.tasks.swe.bugs.profile import profile
-from turnstile.tasks.swe.grading.findings import CheckedTask
-from turnstile.tasks.swe.grading.grader import local_grader
-from turnstile.tasks.swe.packages.source import fetch
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, KEPT, PAGE = Path("runs/tasks"), Path("docs/results/tasks"), Path("docs/results/tasks.md")

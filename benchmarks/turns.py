@@ -25,8 +25,8 @@ from page import KEPT, Body, Kept, spread, table, write
 from turnstile.agents.base import Scaffold
 from turnstile.agents.parsing.lines import LineParser
 from turnstile.agents.renderer import LinesRenderer
-from turnstile.engines.layout import RowsLayout
-from turnstile.engines.transformers import TransformersEngine
+from turnstile.engines.local.layout import RowsLayout
+from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.envs.base import Start, Step
 from turnstile.models.load import load_model, load_tokenizer
 from turnstile.rollout.episode import Limits

@@ -24,9 +24,9 @@ from turnstile import config
 from turnstile.cli.main import cli
 from turnstile.credit import check as credit_check
 from turnstile.credit.invariants import INVARIANTS, Declaration
-from turnstile.evaluation.lab.study import line_of
-from turnstile.evaluation.lab.table import Grid, directions, progress, to_markdown
 from turnstile.knobs import TABLE
+from turnstile.lab.study import line_of
+from turnstile.lab.table import Grid, directions, progress, to_markdown
 from turnstile.lookup import KINDS, resolve
 from turnstile.losses import check as loss_check
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from episodes import stages
 from made_groups import attempt, group_of, score
-from turnstile.rollout.books import Books
+from turnstile.records.record import Recorder
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.record import Recorder
+from turnstile.rollout.run_records import Books
 from turnstile.types import Group, Task
 
 

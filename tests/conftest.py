@@ -18,10 +18,11 @@ import standin  # noqa: F401  (before any gradient is computed: torch counts its
 from dockerd import IMAGE, ULIMITS, Dockerd, dockerd, why_not
 from helpers import byte_tokenizer, tiny_tokenizer
 from instances import instance_image
+from turnstile.engines.local.cpu.thread_pool import leave_team
 from turnstile.models.load import load_tokenizer
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.containers.provider import ContainerSandboxes
-from turnstile.tasks.swe.formats.instance import Instance
+from turnstile.swe.formats.instance import Instance
 
 STARTED = pytest.StashKey[float]()
 torch.set_num_threads(1)  # networks of tests are so small that threads would mostly wait for each other
@@ -105,3 +106,13 @@ async def containers(engine: Dockerd) -> AsyncIterator[Callable[..., ContainerSa
     for provider in made:
         await provider.close()
     assert engine.containers() == []
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """So many compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+    leave_team()

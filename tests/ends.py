@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from turnstile.build.run_folder import read_results
-from turnstile.rollout.codec import encode
-from turnstile.rollout.record import read_record
+from turnstile.records.codec import encode
+from turnstile.records.record import read_record
+from turnstile.runs.run_folder import read_results
 
 OF_THE_ENGINE = (
     "tokens/asked",

@@ -9,9 +9,9 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from turnstile.tasks.swe.bug import Bug
-from turnstile.tasks.swe.bugs import mutate
-from turnstile.tasks.swe.packages.source import fetch
+from turnstile.swe.bug import Bug
+from turnstile.swe.bugs import mutate
+from turnstile.swe.packages.source import fetch
 from turnstile.types import Task
 
 TEMPLATES = Path(__file__).parent / "agents" / "templates"
@@ -142,7 +142,7 @@ def test_other():
 
 
 class FolderSource:
-    """A package of the index whose files are written out here, for `turnstile.tasks.swe.packages.source.fetch`."""
+    """A package of the index whose files are written out here, for `turnstile.swe.packages.source.fetch`."""
 
     kind, name, version, spec = "pypi", "tinyrange", "1.0", "pypi:tinyrange==1.0"
 

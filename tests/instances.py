@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dockerd import Dockerd, write_root
-from turnstile.tasks.swe.formats.instance import Instance
+from turnstile.swe.formats.instance import Instance
 
 NAME = "turnstile-test-instance"
 WORKDIR = "/testbed"

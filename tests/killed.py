@@ -125,10 +125,10 @@ def arrange(fate: _Fate) -> None:
     import torch
 
     from turnstile.envs.guess import GuessEnv
-    from turnstile.rollout.books import Books
-    from turnstile.rollout.journal import Journal
-    from turnstile.rollout.ledger import Ledger
-    from turnstile.rollout.record import Recorder
+    from turnstile.records.journal import Journal
+    from turnstile.records.ledger import Ledger
+    from turnstile.records.record import Recorder
+    from turnstile.rollout.run_records import Books
     from turnstile.trainer import checkpoint, loop
 
     def at(point: str) -> Callable[..., None]:

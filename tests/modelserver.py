@@ -16,10 +16,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 
 from helpers import byte_tokenizer, tiny_llama
 from turnstile.agents.renderer import ChatRenderer
-from turnstile.engines.reload import Reload
-from turnstile.engines.server import EngineServer
-from turnstile.engines.transformers import TransformersEngine
-from turnstile.engines.weights import Weights
+from turnstile.engines.local.transformers import TransformersEngine
+from turnstile.engines.remote.weights import Weights
+from turnstile.gateway.reload import Reload
+from turnstile.gateway.server import EngineServer
 from turnstile.trainer.checkpoint import load_weights
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -1,4 +1,4 @@
-"""Runs of test runners with the plugin of `turnstile.tasks.swe.grading.suite` in them, without a container."""
+"""Runs of test runners with the plugin of `turnstile.swe.grading.suite` in them, without a container."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnstile.tasks.swe.grading.suite import plugin_environment, plugin_files
-from turnstile.tasks.swe.grading.testrun import read_events
+from turnstile.swe.grading.suite import plugin_environment, plugin_files
+from turnstile.swe.grading.testrun import read_events
 
 KEY, CANARY = "0" * 32, "test_0123456789abcdef"
 PYTHON = os.environ.get("TURNSTILE_TESTS_PYTHON", sys.executable)

@@ -10,7 +10,7 @@ import pytest
 
 import turnstile
 
-LIGHT = ("types", "tasks", "sandboxes", "envs", "agents", "rewards", "credit", "rollout")
+LIGHT = ("types", "tasks", "sandboxes", "envs", "agents", "rewards", "credit", "records", "rollout", "swe")
 HEAVY = ("torch", "transformers", "peft", "tensorboard")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from standin import DEVICE, reads
-from turnstile.engines.sampling import draw
+from turnstile.engines.local.sampling import draw
 from turnstile.types import Sampling
 
 
@@ -61,4 +61,4 @@ def test_what_waits_for_the_device_is_counted_in_all_threads() -> None:
         thread.join()
         assert counted == {"elsewhere": 4}
         draw(numbers[None], torch.tensor([0], device=DEVICE), Sampling(), [0.5])
-    assert {place.partition(":")[0] for place in counted} == {"elsewhere", "engines/sampling.py"}
+    assert {place.partition(":")[0] for place in counted} == {"elsewhere", "engines/local/sampling.py"}

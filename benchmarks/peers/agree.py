@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from peers.functions import HORIZON, Case
+from turnstile.conform.padded import PaddedEstimator, roles
+from turnstile.conform.padded_losses import Rows, padded, sample_rows, slopes
 from turnstile.credit.samples import sample_group, sample_score, sample_values
 from turnstile.credit.stats import F64
-from turnstile.evaluation.conform.padded import PaddedEstimator, roles
-from turnstile.evaluation.conform.padded_losses import Rows, padded, sample_rows, slopes
 from turnstile.lookup import resolve
 from turnstile.losses.check import sample_batch, select
 from turnstile.types import Score, Trajectory

@@ -16,8 +16,8 @@ from typing import Any
 
 from peers.agree import gap
 from peers.functions import PEERS, UNDER, Case
+from turnstile.conform.verdicts import Subject, conform
 from turnstile.errors import ConfigError
-from turnstile.evaluation.conform.verdicts import Subject, conform
 
 
 def main() -> None:

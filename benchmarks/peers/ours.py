@@ -20,7 +20,7 @@ from typing import Any
 import turnstile
 from peers.game import ATTEMPTS, LEARNING_RATE, TEMPERATURE, TURN_TOKENS, WARM_UP_ROUNDS, Game, Shape
 from turnstile.envs.guess import guess_tasks
-from turnstile.rollout.record import read_record
+from turnstile.records.record import read_record
 from turnstile.tracking.jsonl import read_metrics
 
 

@@ -16,5 +16,5 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 def __getattr__(name: str) -> Any:
     """`turnstile.train`, loaded when it is asked for: the rooms that need no torch must load without it."""
     if name == "train":
-        return importlib.import_module("turnstile.build.api").train
+        return importlib.import_module("turnstile.runs.api").train
     raise AttributeError(f"module 'turnstile' has no attribute {name!r}")

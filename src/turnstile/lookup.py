@@ -16,8 +16,8 @@ from turnstile.errors import ConfigError
 
 KINDS: dict[str, dict[str, str]] = {
     "env": {
-        "swe": "turnstile.envs.swe:SweEnv",
-        "swe_shell": "turnstile.envs.shell:ShellEnv",
+        "swe": "turnstile.swe.envs.swe:SweEnv",
+        "swe_shell": "turnstile.swe.envs.shell:ShellEnv",
         "guess": "turnstile.envs.guess:GuessEnv",
     },
     "sandbox": {
@@ -27,8 +27,8 @@ KINDS: dict[str, dict[str, str]] = {
         "remote": "turnstile.sandboxes.http.remote:RemoteSandboxes",
     },
     "engine": {
-        "transformers": "turnstile.engines.transformers:TransformersEngine",
-        "openai": "turnstile.engines.openai:OpenAIEngine",
+        "transformers": "turnstile.engines.local.transformers:TransformersEngine",
+        "openai": "turnstile.engines.remote.openai:OpenAIEngine",
         "scripted": "turnstile.engines.scripted:ScriptedEngine",
     },
     "renderer": {
@@ -85,22 +85,22 @@ KINDS: dict[str, dict[str, str]] = {
         "rubric": "turnstile.rollout.hints:RubricHint",
     },
     "demonstrator": {
-        "swe": "turnstile.tasks.swe.oracle:demonstrate",
-        "swe_shell": "turnstile.tasks.swe.shell_oracle:demonstrate",
+        "swe": "turnstile.swe.oracle:demonstrate",
+        "swe_shell": "turnstile.swe.shell_oracle:demonstrate",
         "guess": "turnstile.envs.guess:demonstrate",
     },
     "policy": {
-        "swe_oracle": "turnstile.tasks.swe.oracle:oracle",
-        "swe_random": "turnstile.tasks.swe.oracle:random_agent",
-        "swe_shell_oracle": "turnstile.tasks.swe.shell_oracle:oracle",
-        "swe_shell_random": "turnstile.tasks.swe.shell_oracle:random_agent",
+        "swe_oracle": "turnstile.swe.oracle:oracle",
+        "swe_random": "turnstile.swe.oracle:random_agent",
+        "swe_shell_oracle": "turnstile.swe.shell_oracle:oracle",
+        "swe_shell_random": "turnstile.swe.shell_oracle:random_agent",
         "guess_oracle": "turnstile.envs.guess:oracle",
         "guess_random": "turnstile.envs.guess:random_agent",
     },
     "log_parser": {
-        "pytest": "turnstile.tasks.swe.formats.logs:pytest_log",
-        "unittest": "turnstile.tasks.swe.formats.logs:unittest_log",
-        "r2e-gym": "turnstile.tasks.swe.formats.r2egym:log",
+        "pytest": "turnstile.swe.formats.logs:pytest_log",
+        "unittest": "turnstile.swe.formats.logs:unittest_log",
+        "r2e-gym": "turnstile.swe.formats.r2egym:log",
     },
     "compose": {
         "gated": "turnstile.rewards.compose:gated",

@@ -11,8 +11,8 @@ from turnstile.agents.check import CONVERSATIONS, LOOK_UP, check_renderer
 from turnstile.agents.markers import Markers
 from turnstile.agents.parsing.lines import LineParser
 from turnstile.agents.renderer import ChatRenderer, LinesRenderer
-from turnstile.envs.swe import TOOLS
 from turnstile.errors import ConfigError
+from turnstile.swe.envs.swe import TOOLS
 from turnstile.types import Message, ToolCall
 
 USER = Message(role="user", content="Go.")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnstile.agents.parsing.hermes import HermesParser
-from turnstile.envs.swe import TOOLS
+from turnstile.swe.envs.swe import TOOLS
 from turnstile.types import Message, ToolCall
 
 PARSER = HermesParser()

@@ -14,8 +14,8 @@ from turnstile.agents.base import Renderer
 from turnstile.agents.check import check_renderer
 from turnstile.agents.parsing.lines import CALL_ID, LineParser
 from turnstile.agents.renderer import LinesRenderer
-from turnstile.envs.swe import TOOLS
 from turnstile.errors import ConfigError
+from turnstile.swe.envs.swe import TOOLS
 from turnstile.types import Message, ToolCall, ToolSpec
 
 PARSER = LineParser()

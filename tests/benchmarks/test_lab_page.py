@@ -9,9 +9,9 @@ import pytest
 
 import lab
 from lab_page import whole
-from turnstile.evaluation.lab.processes import make
-from turnstile.evaluation.lab.study import Line, Setting, study
-from turnstile.evaluation.lab.subjects import subject
+from turnstile.lab.processes import make
+from turnstile.lab.study import Line, Setting, study
+from turnstile.lab.subjects import subject
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ import pytest
 from helpers import byte_tokenizer
 from turnstile.cli.main import run as run_command
 from turnstile.config import Recipe
-from turnstile.rollout.record import LOGPROB, WEIGHT, Recorder
+from turnstile.records.record import LOGPROB, WEIGHT, Recorder
 from turnstile.types import Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from booked import booked_run
-from turnstile.build.run_folder import open_run
 from turnstile.config import make_recipe
-from turnstile.rollout.books import Books
 from turnstile.rollout.episode import Attempt
+from turnstile.rollout.run_records import Books
+from turnstile.runs.run_folder import open_run
 from turnstile.tracking.jsonl import JsonlTracker
 from turnstile.types import Task
 

@@ -15,9 +15,9 @@ from turnstile.cli.check import print_checked, sections
 from turnstile.cli.tasks import _MakeView
 from turnstile.config import Kind
 from turnstile.errors import ConfigError
+from turnstile.swe.bugs.make import Progress
+from turnstile.swe.grading.findings import CheckedTask
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.bugs.make import Progress
-from turnstile.tasks.swe.grading.findings import CheckedTask
 from turnstile.types import Task
 
 Cli = Callable[..., Any]
@@ -121,7 +121,7 @@ def test_prepare_refuses_a_package_none_of_whose_tasks_behaves(cli: Cli, tmp_pat
 def test_prepare_says_when_nothing_could_be_tried(
     cli: Cli, tmp_path: Path, bug: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("turnstile.tasks.swe.grading.grader.PRELOAD", ("there_is_no_such_module",))
+    monkeypatch.setattr("turnstile.swe.grading.grader.PRELOAD", ("there_is_no_such_module",))
     write_tasks(tmp_path / "t.jsonl", [bug])
     done = cli("tasks", "prepare", "t.jsonl")
     assert done.code == 1

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from knobs import wrong_knobs
-from turnstile.build.kinds import bind
 from turnstile.config import Kind
 from turnstile.credit.base import Advantages
 from turnstile.credit.check import DECLARED
@@ -18,6 +17,7 @@ from turnstile.credit.samples import sample_aux, sample_group, sample_score
 from turnstile.errors import ConfigError, TrainingError
 from turnstile.lookup import KINDS
 from turnstile.types import Group, Score
+from turnstile.wiring.kinds import bind
 
 GIVEN = ("groups", "scores", "aux", "state")
 every = pytest.mark.parametrize("declared", DECLARED, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")

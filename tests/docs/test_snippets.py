@@ -23,7 +23,7 @@ from turnstile.cli.main import cli
 from turnstile.cli.main import run as run_command
 from turnstile.config import load_recipe, make_recipe
 from turnstile.envs.check import check_env
-from turnstile.rollout.record import read_record
+from turnstile.records.record import read_record
 from turnstile.tasks.demonstration import call
 from turnstile.tracking.jsonl import read_metrics
 

@@ -11,8 +11,8 @@ from helpers import tiny_llama
 from turnstile.agents.renderer import LinesRenderer
 from turnstile.engines.base import Engine
 from turnstile.engines.check import check_engine
+from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.engines.scripted import ScriptedEngine
-from turnstile.engines.transformers import TransformersEngine
 from turnstile.errors import EngineError
 from turnstile.types import I32, Completion, Sampling
 

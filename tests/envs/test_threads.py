@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from turnstile.build.parts import make_world
 from turnstile.config import Recipe
 from turnstile.envs import threads as threads_module
 from turnstile.envs.base import Start, Step
@@ -20,6 +19,7 @@ from turnstile.envs.threads import Threads
 from turnstile.errors import SandboxError
 from turnstile.tasks.demonstration import call
 from turnstile.types import Message, Task
+from turnstile.wiring.components import make_world
 
 TASK = Task(id="t", env="plain")
 SAY = Message(role="assistant", content="go")

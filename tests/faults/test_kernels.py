@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reaso
 
 SCRIPT = """
 import torch
-from turnstile.models import compiled
+from turnstile.engines.local.cpu import compiled
 
 kv = torch.ones(1, 2, 1, 1, 3, 4)
 print(compiled.Attention([[(kv, 0, 3)]]).attend(0, torch.ones(1, 2, 1, 4), 1.0).tolist())
@@ -65,8 +65,8 @@ def test_without_a_place_to_keep_them_they_are_compiled_all_the_same(tmp_path: P
 
 COMPUTE = """
 import hashlib, sys, torch
-from turnstile.models import compiled
-from turnstile.models.panels import Panels
+from turnstile.engines.local.cpu import compiled
+from turnstile.engines.local.cpu.packed_matrix import Panels
 
 torch.manual_seed(0)
 found = hashlib.sha256()

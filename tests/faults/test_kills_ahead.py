@@ -21,7 +21,7 @@ import guess_run
 import killed
 from ends import said
 from turnstile.cli.main import run as command
-from turnstile.rollout.record import read_record
+from turnstile.records.record import read_record
 from turnstile.rollout.workers import MODULE
 
 KILLS = max(2, int(os.environ.get("TURNSTILE_KILLS", "50")) * 2 // 5)

@@ -16,7 +16,7 @@ import guess_run
 from ends import same_end
 from modelprocess import ModelProcess, model_processes
 from turnstile.cli.main import run as command
-from turnstile.rollout.record import read_record
+from turnstile.records.record import read_record
 
 ONE_THREAD = ("engine.deterministic=true", "model.threads=1", "model.device=cpu")
 

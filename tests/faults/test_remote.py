@@ -15,13 +15,13 @@ from dockerd import IMAGE, ULIMITS, Dockerd
 from plays import player, says
 from served import Served, served
 from turnstile.envs.base import Start
-from turnstile.envs.shell import ShellEnv
 from turnstile.errors import ConfigError, ContainerDiedError, DaemonError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.base import Image, Limits
 from turnstile.sandboxes.check import processes_with
-from turnstile.tasks.swe.formats.instance import Instance, as_task
-from turnstile.tasks.swe.grading.grader import Grader
-from turnstile.tasks.swe.problems.problems import Problems
+from turnstile.swe.envs.shell import ShellEnv
+from turnstile.swe.formats.instance import Instance, as_task
+from turnstile.swe.grading.grader import Grader
+from turnstile.swe.problems.problems import Problems
 from turnstile.types import Stop, Task
 
 LONG = Limits(seconds=300, cpu_seconds=300)

@@ -16,8 +16,8 @@ from broken_tools import COMMANDS, LIMITS, ToolEnv
 from dockerd import IMAGE, ULIMITS, Dockerd
 from ends import metrics, said
 from turnstile.cli.main import run as command
-from turnstile.rollout.ledger import open_ledger
-from turnstile.rollout.record import read_record
+from turnstile.records.ledger import open_ledger
+from turnstile.records.record import read_record
 from turnstile.types import JSON, Trajectory
 
 STEPS = 3

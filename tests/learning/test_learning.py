@@ -15,9 +15,9 @@ import torch
 
 from helpers import tiny_llama, tiny_tokenizer
 from learning_kit import TEXTS, WORDS, ask_tasks
-from turnstile.build.train import train
 from turnstile.config import make_recipe
-from turnstile.rollout.record import read_record
+from turnstile.records.record import read_record
+from turnstile.runs.train import train
 
 pytestmark = pytest.mark.slow
 

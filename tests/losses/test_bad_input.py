@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from knobs import wrong_knobs
-from turnstile.build.kinds import bind
 from turnstile.config import Kind
 from turnstile.credit.invariants import Declaration
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS
 from turnstile.losses.base import needs_of
 from turnstile.losses.check import DECLARED, FACTORS, sample_batch, select
+from turnstile.wiring.kinds import bind
 
 GIVEN = {"loss": ("logprobs", "batch", "values"), "factor": ("batch",)}
 ALL = [("loss", declared) for declared in DECLARED] + [("factor", declared) for declared in FACTORS]

@@ -1,4 +1,4 @@
-"""Faulty losses that the checker must catch; those of the tables go through it in evaluation/conform."""
+"""Faulty losses that the checker must catch; those of the tables go through it in conform."""
 
 from __future__ import annotations
 

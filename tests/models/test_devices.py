@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 import standin
 from networks import distance, gradient, network, plain_logprobs, random_rows, stock, trained
 from turnstile.batching.weights import token as token_weights
-from turnstile.engines.transformers import TransformersEngine
+from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.losses.reinforce import reinforce
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant

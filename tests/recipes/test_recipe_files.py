@@ -10,10 +10,18 @@ import pytest
 
 from helpers import TEMPLATES, byte_tokenizer, tiny_llama
 from turnstile.agents.check import check_renderer
-from turnstile.build.kinds import bind
-from turnstile.build.parts import SHARED, make_agent, make_learner, make_objective, make_scorer, overlap, read_tasks
-from turnstile.build.scripts import check_scripts
 from turnstile.config import load_recipe
+from turnstile.runs.scripted import check_scripts
+from turnstile.wiring.components import (
+    SHARED,
+    make_agent,
+    make_learner,
+    make_objective,
+    make_scorer,
+    overlap,
+    read_tasks,
+)
+from turnstile.wiring.kinds import bind
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

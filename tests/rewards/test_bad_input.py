@@ -10,8 +10,6 @@ import pytest
 
 from knobs import wrong_knobs
 from rewarded import KNOBS, RECORDED, TASK
-from turnstile.build.examiners import GIVEN
-from turnstile.build.kinds import bind
 from turnstile.config import Kind
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS
@@ -19,6 +17,8 @@ from turnstile.rewards.base import Term
 from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.compose import gated
 from turnstile.types import Group, Stop, Task, Trajectory
+from turnstile.wiring.graders import GIVEN
+from turnstile.wiring.kinds import bind
 
 NAN = float("nan")
 every = pytest.mark.parametrize("kind", sorted(KINDS["reward"]))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnstile.build.parts import make_scorer
 from turnstile.config import make_recipe
 from turnstile.credit.samples import sample_trajectory
 from turnstile.errors import ConfigError
@@ -20,6 +19,7 @@ from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.compose import direct
 from turnstile.rewards.ends import Ends
 from turnstile.types import F32, Group, Stop, Task, Trajectory
+from turnstile.wiring.components import make_scorer
 
 TASK = Task(id="t", env="swe")
 

@@ -16,14 +16,14 @@ from plays import SCAFFOLD, TASK, FakeEnv, player
 from turnstile.agents.base import Scaffold
 from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.agents.renderer import ChatRenderer
-from turnstile.build.examiners import check_examiners, make_examiners
 from turnstile.config import make_recipe
-from turnstile.engines.transformers import TransformersEngine
+from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.errors import ConfigError
 from turnstile.rewards.base import Term
 from turnstile.rewards.probabilities import AnswerProbabilities
 from turnstile.rewards.shaping import information_gain
 from turnstile.types import Group, Stage, Stop
+from turnstile.wiring.graders import check_examiners, make_examiners
 
 ASKED = replace(TASK, data={"answer": 42})
 

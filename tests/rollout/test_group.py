@@ -15,7 +15,7 @@ import torch
 
 from helpers import tiny_llama
 from plays import LOOKS, FakeEnv, hang, once_then, player, says, scripted, tasks
-from turnstile.engines.transformers import TransformersEngine
+from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.errors import ConfigError, EngineError, SandboxError
 from turnstile.rewards.examine import Stateless
 from turnstile.rollout import group as rollout

@@ -13,15 +13,15 @@ from helpers import byte_tokenizer
 from modelserver import tiny_engine
 from plays import SCAFFOLD, TASK, FakeEnv, player, tasks
 from turnstile.agents.history import hinted, messages_before
-from turnstile.build.hints import make_hint
 from turnstile.config import make_recipe
 from turnstile.errors import ConfigError
-from turnstile.rollout.ahead import Ahead
-from turnstile.rollout.books import Books
-from turnstile.rollout.codec import decode, encode
+from turnstile.records.codec import decode, encode
+from turnstile.rollout.async_source import Ahead
 from turnstile.rollout.hints import RubricHint
+from turnstile.rollout.run_records import Books
 from turnstile.tasks.base import TaskSampler
 from turnstile.types import Group, Message, Task, Trajectory
+from turnstile.wiring.hints import make_hint
 
 CRITERIA = {"a": "Is it short?", "b": "Is it right?", "c": "Is it kind?", "d": "Is it new?"}
 RUBRIC = replace(TASK, data={"rubric": CRITERIA})

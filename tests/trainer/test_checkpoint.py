@@ -19,7 +19,8 @@ from turnstile.batching.weights import token as token_weights
 from turnstile.errors import CheckpointError
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import choose_trainable
-from turnstile.trainer import chance, checkpoint
+from turnstile.trainer import checkpoint
+from turnstile.trainer import rng as chance
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import linear
 

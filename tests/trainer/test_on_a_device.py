@@ -18,12 +18,12 @@ import standin
 from networks import network, random_rows
 from standin import DEVICE, OnDevice, reads
 from turnstile.batching.weights import token as token_weights
-from turnstile.build.train import train
-from turnstile.engines.transformers import TransformersEngine
+from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.envs.guess import GuessEnv
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.load import load_model
+from turnstile.runs.train import train
 from turnstile.trainer import checkpoint
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import linear

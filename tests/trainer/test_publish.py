@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers import byte_tokenizer, tiny_llama
-from turnstile.engines.weights import Weights
+from turnstile.engines.remote.weights import Weights
 from turnstile.errors import EngineError, RunFolderError
 from turnstile.models.load import load_model
 from turnstile.trainer.publish import WeightFolders
@@ -66,7 +66,7 @@ def test_one_that_is_being_loaded_stays_until_it_is(folders: WeightFolders, tmp_
 def test_a_process_that_is_killed_holds_nothing(folders: WeightFolders, tmp_path: Path) -> None:
     first = folders.write(1)
     code = (
-        "import sys, time; from pathlib import Path; from turnstile.engines.weights import Weights\n"
+        "import sys, time; from pathlib import Path; from turnstile.engines.remote.weights import Weights\n"
         f"with Weights(version=1, folder=Path({str(first)!r}), owner='me', serial=1).held():\n"
         "    print('held', flush=True); time.sleep(600)"
     )

@@ -12,12 +12,12 @@ import pytest
 import guess_run
 import killed
 from ends import metrics, numbers, record, said, same_end
-from turnstile.build.run_folder import read_results
-from turnstile.build.train import train
 from turnstile.cli.main import run as command
 from turnstile.envs.guess import GuessEnv
-from turnstile.rollout.record import read_record
+from turnstile.records.record import read_record
 from turnstile.rollout.tree import tree_tokens
+from turnstile.runs.run_folder import read_results
+from turnstile.runs.train import train
 from turnstile.trainer import checkpoint
 
 

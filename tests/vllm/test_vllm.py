@@ -18,10 +18,10 @@ import torch
 from transformers import PreTrainedModel
 
 from turnstile.cli.main import run as command
-from turnstile.engines.dialects.base import CERTAIN
-from turnstile.engines.openai import OpenAIEngine
-from turnstile.engines.router import Router
-from turnstile.engines.weights import Weights
+from turnstile.engines.remote.dialects.base import CERTAIN
+from turnstile.engines.remote.openai import OpenAIEngine
+from turnstile.engines.remote.router import Router
+from turnstile.engines.remote.weights import Weights
 from turnstile.errors import ConfigError
 from turnstile.models.load import load_model, load_tokenizer, model_folder
 from turnstile.models.logprobs import truncate

@@ -8,12 +8,12 @@ import numpy as np
 
 from turnstile.agents.base import Context, Parser, instructed
 from turnstile.agents.parsing.hermes import HermesParser
-from turnstile.engines.talk import END, spelled, text_of, written
+from turnstile.engines.text_codec import END, spelled, text_of, written
 from turnstile.types import I32, Message, ToolSpec
 
 
 class MessagesRenderer:
-    """Messages as they are, in the ids of `engines.talk`: code points and marks between them.
+    """Messages as they are, in the ids of `engines.text_codec`: code points and marks between them.
 
     The tools stand in the first message in the parser's words and are called in its syntax, so no server has to know
     of tools; what they answer are user messages.

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.build.audit import Audited, audit_run, compare_runs
 from turnstile.cli.runs import find_run
 from turnstile.errors import ConfigError
-from turnstile.rollout.balance import Balance, Share, StepBalance, TaskBalance
+from turnstile.records.balance import Balance, Share, StepBalance, TaskBalance
+from turnstile.runs.audit import Audited, audit_run, compare_runs
 
 SHOWN = 10
 """Tasks, and steps, that are listed unless all are asked for."""

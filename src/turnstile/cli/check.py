@@ -10,16 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.build.check import CONTAINER, IMAGES, LOCAL, check_tasks
 from turnstile.cli.bars import bars
 from turnstile.cli.sandbox import section_of
 from turnstile.config import Kind
 from turnstile.errors import ConfigError
+from turnstile.runs.task_validation import CONTAINER, IMAGES, LOCAL, check_tasks
+from turnstile.swe.bug import ENV
+from turnstile.swe.formats.instance import INSTANCE
+from turnstile.swe.grading.findings import CheckedTask
+from turnstile.swe.problems.problems import REPOSITORY
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.bug import ENV
-from turnstile.tasks.swe.formats.instance import INSTANCE
-from turnstile.tasks.swe.grading.findings import CheckedTask
-from turnstile.tasks.swe.problems.problems import REPOSITORY
 from turnstile.types import Task
 
 _SHOWN = 20  # failing tasks that are named

@@ -6,8 +6,8 @@ import json
 
 import click
 
-from turnstile.build.precheck import check_recipe
 from turnstile.config import load_recipe
+from turnstile.wiring.recipe_check import check_recipe
 
 
 @click.command(short_help="Print a recipe with every default filled in.")

@@ -11,12 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.build.kinds import with_knobs
 from turnstile.cli.bars import bars
 from turnstile.config import make_recipe
-from turnstile.credit.invariants import INVARIANTS, exempt_of
-from turnstile.errors import ConfigError
-from turnstile.evaluation.conform.verdicts import (
+from turnstile.conform.verdicts import (
     FORMS,
     GIVEN,
     ROOMS,
@@ -28,7 +25,10 @@ from turnstile.evaluation.conform.verdicts import (
     form_of,
     ours,
 )
+from turnstile.credit.invariants import INVARIANTS, exempt_of
+from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS, load, nearest, resolve
+from turnstile.wiring.kinds import with_knobs
 
 MARKS: Mapping[Standing, str] = {"holds": "+", "broken": "BROKEN", "declared": "d", "does not apply": "-"}
 

@@ -8,11 +8,11 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from turnstile.build.describe import describe_tasks
 from turnstile.cli.bars import bars
+from turnstile.runs.describe import describe_tasks
+from turnstile.swe.bug import ENV
+from turnstile.swe.bugs.describe import Described
 from turnstile.tasks.base import load_tasks
-from turnstile.tasks.swe.bug import ENV
-from turnstile.tasks.swe.bugs.describe import Described
 
 
 @click.command()

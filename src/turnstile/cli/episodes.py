@@ -12,7 +12,7 @@ import click
 
 from turnstile.errors import ConfigError, TurnstileError
 from turnstile.lookup import nearest
-from turnstile.rollout.record import Entry, Phase, read_record
+from turnstile.records.record import Entry, Phase, read_record
 from turnstile.types import Score, Trajectory
 
 F = TypeVar("F", bound=Callable[..., Any])

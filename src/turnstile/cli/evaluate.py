@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from turnstile.build.evaluate import evaluate as evaluate_policy
-from turnstile.build.run_folder import read_recipe
 from turnstile.cli.results import print_results
 from turnstile.cli.runs import find_run
 from turnstile.config import load_recipe
-from turnstile.rollout.record import label_of
+from turnstile.records.record import label_of
+from turnstile.runs.evaluate import evaluate as evaluate_policy
+from turnstile.runs.run_folder import read_recipe
 
 
 @click.command(short_help="Evaluate a model, a run or a baseline on held-out tasks.")

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnstile.cli.bars import bars
-from turnstile.tasks.swe.packages.source import fetch
+from turnstile.swe.packages.source import fetch
 
 if TYPE_CHECKING:
     from turnstile.sandboxes.containers.images import Images, Step

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from turnstile.errors import TaskError
+from turnstile.swe.bug import ENV, Bug, package_of
+from turnstile.swe.formats.harbor import write_folder
+from turnstile.swe.formats.instance import Instance, as_task, instance_of
+from turnstile.swe.formats.made import as_instance
+from turnstile.swe.formats.rows import FORMATS, read_instances
+from turnstile.swe.problems.problems import REPOSITORY
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.bug import ENV, Bug, package_of
-from turnstile.tasks.swe.formats.harbor import write_folder
-from turnstile.tasks.swe.formats.instance import Instance, as_task, instance_of
-from turnstile.tasks.swe.formats.made import as_instance
-from turnstile.tasks.swe.formats.rows import FORMATS, read_instances
-from turnstile.tasks.swe.problems.problems import REPOSITORY
 
 
 @click.command("import")

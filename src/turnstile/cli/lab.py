@@ -11,13 +11,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from turnstile.build.kinds import bind
 from turnstile.cli.bars import bars
 from turnstile.config import Kind, make_recipe
 from turnstile.errors import ConfigError
-from turnstile.evaluation.lab.curves import Plan, race
-from turnstile.evaluation.lab.figures import draw_study, to_png
-from turnstile.evaluation.lab.loss_study import (
+from turnstile.lab.curves import Plan, race
+from turnstile.lab.figures import draw_study, to_png
+from turnstile.lab.loss_study import (
     DRIFTS,
     GAPS,
     declared_factors,
@@ -26,13 +25,14 @@ from turnstile.evaluation.lab.loss_study import (
     study_factors,
     study_losses,
 )
-from turnstile.evaluation.lab.losses import LossSubject, declared_losses, every_loss, loss_subject
-from turnstile.evaluation.lab.measure import Subject
-from turnstile.evaluation.lab.processes import PROCESSES, make
-from turnstile.evaluation.lab.study import Line, Setting, study
-from turnstile.evaluation.lab.subjects import declared, everyone, subject
-from turnstile.evaluation.lab.table import Grid, details, directions, learning, progress, to_rich
-from turnstile.evaluation.lab.world import list_world
+from turnstile.lab.losses import LossSubject, declared_losses, every_loss, loss_subject
+from turnstile.lab.measure import Subject
+from turnstile.lab.processes import PROCESSES, make
+from turnstile.lab.study import Line, Setting, study
+from turnstile.lab.subjects import declared, everyone, subject
+from turnstile.lab.table import Grid, details, directions, learning, progress, to_rich
+from turnstile.lab.world import list_world
+from turnstile.wiring.kinds import bind
 
 _FEW = 6  # estimators of which every figure is shown
 _GIVEN = {"credit": ("groups", "scores", "aux", "state"), "loss": ("logprobs", "batch"), "factor": ("batch",)}

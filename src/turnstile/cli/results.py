@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from turnstile.build.report import named_pairs, named_stages
 from turnstile.evaluation.metrics import EpisodeResult
 from turnstile.evaluation.table import make_table, to_rich
+from turnstile.runs.report import named_pairs, named_stages
 
 
 def print_results(results: Mapping[str, Sequence[EpisodeResult]]) -> None:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from turnstile.cli.episodes import Filter, entries, episodes, filter_options
 from turnstile.cli.runs import find_run
-from turnstile.rollout.record import Phase
+from turnstile.records.record import Phase
 
 
 @click.command("list")

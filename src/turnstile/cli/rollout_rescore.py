@@ -9,14 +9,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from turnstile.build.parts import make_scorer
-from turnstile.build.run_folder import read_recipe, read_resolved
 from turnstile.cli.episodes import Filter, entries, filter_options
 from turnstile.cli.runs import find_run
 from turnstile.config import load_recipe
 from turnstile.errors import ConfigError, TurnstileError
 from turnstile.evaluation.rescore import Comparison, collapses, compare, lines, rescore
-from turnstile.rollout.record import Phase
+from turnstile.records.record import Phase
+from turnstile.runs.run_folder import read_recipe, read_resolved
+from turnstile.wiring.components import make_scorer
 
 SHOWN = ("reward/", "gate/")
 

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.text import Text
 
 from turnstile.agents.base import Tokenizer
-from turnstile.build.run_folder import read_recipe
 from turnstile.cli.episodes import Filter, entries, episodes, filter_options, select
 from turnstile.cli.runs import find_run
 from turnstile.cli.show import show_episode, show_tokens
-from turnstile.engines.talk import Spelling, is_talk
+from turnstile.engines.text_codec import Spelling, is_talk
 from turnstile.errors import ConfigError
 from turnstile.models.load import load_tokenizer
-from turnstile.rollout.record import Phase
+from turnstile.records.record import Phase
+from turnstile.runs.run_folder import read_recipe
 from turnstile.trainer import checkpoint
 
 

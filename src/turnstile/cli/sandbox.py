@@ -14,14 +14,14 @@ from typing import Any
 
 import click
 
-from turnstile.build.kinds import bind
-from turnstile.build.sandboxes import make_sandboxes
 from turnstile.cli.images import image, remove_kept
 from turnstile.config import Kind, make_recipe
 from turnstile.errors import ConfigError, SandboxError, TurnstileError
 from turnstile.sandboxes.base import Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.folder import default_parent, sweep
+from turnstile.wiring.kinds import bind
+from turnstile.wiring.sandboxes import make_sandboxes
 
 
 @click.group(short_help="Check, serve and prune sandboxes; make images for them.")

@@ -52,11 +52,11 @@ def serve(
     pages are refused, and those to a name that is not this machine's. What goes over the network is not encrypted: put
     TLS or an SSH tunnel in front.
     """
-    module = importlib.import_module("turnstile.engines.server")  # needs an extra
+    module = importlib.import_module("turnstile.gateway.server")  # needs an extra
     token = os.environ.get(module.TOKEN, "")
     if not token and not importlib.import_module("turnstile.sandboxes.http.server").is_loopback(host):
         raise ConfigError(f"other machines can reach {host}, so clients must have a key: set {module.TOKEN}")
-    make_server = importlib.import_module("turnstile.build.serve").make_server
+    make_server = importlib.import_module("turnstile.runs.serve").make_server
     server = make_server(model, overrides, name=name, token=token, renderer=renderer, weights_from=weights_from)
     asyncio.run(_until_told(server, host, port, name or model))
 

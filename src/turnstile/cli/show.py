@@ -15,8 +15,8 @@ from rich.text import Text
 
 from turnstile.agents.base import Tokenizer
 from turnstile.cli.episodes import Episode
+from turnstile.records.record import AGAIN, LOGPROB, WEIGHT, Entry
 from turnstile.rewards.resolver import resolve_turn
-from turnstile.rollout.record import AGAIN, LOGPROB, WEIGHT, Entry
 from turnstile.types import F32, I32, Stage, Turn
 
 PROMPT_CHARS = 2000

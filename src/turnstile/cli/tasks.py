@@ -16,14 +16,14 @@ from rich.text import Text
 from turnstile.cli.bars import bars
 from turnstile.cli.main import LazyGroup
 from turnstile.errors import ConfigError, TaskError
+from turnstile.swe.bug import ENV
+from turnstile.swe.bugs.candidates import DEMO_FILTER, Filter
+from turnstile.swe.bugs.make import Progress
+from turnstile.swe.bugs.make import make as make_tasks
+from turnstile.swe.bugs.mutate import KINDS, TOKEN_KINDS
+from turnstile.swe.split import by_function, by_package, mixed
+from turnstile.swe.try_tasks import Step, Tried, try_tasks
 from turnstile.tasks.base import load_tasks, write_tasks
-from turnstile.tasks.swe.bug import ENV
-from turnstile.tasks.swe.bugs.candidates import DEMO_FILTER, Filter
-from turnstile.tasks.swe.bugs.make import Progress
-from turnstile.tasks.swe.bugs.make import make as make_tasks
-from turnstile.tasks.swe.bugs.mutate import KINDS, TOKEN_KINDS
-from turnstile.tasks.swe.split import by_function, by_package, mixed
-from turnstile.tasks.swe.try_tasks import Step, Tried, try_tasks
 
 tasks = LazyGroup(
     name="tasks",

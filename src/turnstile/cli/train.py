@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.build.audit import compare_runs
-from turnstile.build.dry_run import dry_run
-from turnstile.build.run_folder import read_recipe, read_resolved
-from turnstile.build.train import train as train_run
 from turnstile.cli.results import print_results
 from turnstile.cli.runs import find_run, run_folder
 from turnstile.config import load_recipe
 from turnstile.errors import ConfigError, ReplayError
+from turnstile.runs.audit import compare_runs
+from turnstile.runs.dry_run import dry_run
+from turnstile.runs.run_folder import read_recipe, read_resolved
+from turnstile.runs.train import train as train_run
 
 
 @click.command(short_help="Train a model as a recipe says, or go on with a run.")

@@ -11,9 +11,9 @@ import numpy as np
 
 from turnstile.credit.base import EQUAL
 from turnstile.credit.stats import equal
+from turnstile.records.record import AGAIN, Entry
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
-from turnstile.rollout.record import AGAIN, Entry
 from turnstile.tracking.alarms import CollapseAlarm
 from turnstile.types import Score
 

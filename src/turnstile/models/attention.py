@@ -2,7 +2,7 @@
 
 A decoder of transformers runs on one flat run of tokens `[1, T]`; who may see whom is the business of a
 *layout* that is handed to `forward` and reaches every attention layer. The trainer's layout is a forest of
-rows (`ForestLayout`); the engine's are its rows of keys and values (`engines/layout.py`). No model is patched.
+rows (`ForestLayout`); the engine's are its rows of keys and values (`engines/local/layout.py`). No model is patched.
 """
 
 from __future__ import annotations

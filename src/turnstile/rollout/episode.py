@@ -15,8 +15,8 @@ import numpy as np
 
 from turnstile.agents.base import Scaffold
 from turnstile.agents.history import hinted
-from turnstile.engines.away import Away, hearing
 from turnstile.engines.base import Engine, Remote
+from turnstile.engines.remote.downtime import Away, hearing
 from turnstile.envs.base import Env, Step
 from turnstile.errors import EngineError, InfrastructureError, SandboxError, VerifierError
 from turnstile.tracking.board import Place

@@ -14,12 +14,12 @@ from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env
 from turnstile.errors import InfrastructureError
+from turnstile.records.journal import Key
 from turnstile.rewards.examine import Examiner
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Attempt, Limits, play
 from turnstile.rollout.failures import Failures
 from turnstile.rollout.hints import Hint, hint_of
-from turnstile.rollout.journal import Key
 from turnstile.tracking.board import Board, Place
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory, Turn
 

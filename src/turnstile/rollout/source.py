@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from turnstile.errors import ReplayError
-from turnstile.rollout.books import Books
+from turnstile.records.record import Entry, read_record
 from turnstile.rollout.group import Player
-from turnstile.rollout.record import Entry, read_record
+from turnstile.rollout.run_records import Books
 from turnstile.tasks.base import TaskSampler
 from turnstile.types import Group, Task, Trajectory
 

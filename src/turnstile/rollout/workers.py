@@ -1,5 +1,5 @@
 """The process that plays episodes while another one trains: what is said between the two, and the end that training
-has. `build.worker` is the other end."""
+has. `runs.worker` is the other end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.line import Hear, Line
+from turnstile.rollout.pipe import Hear, Line
 from turnstile.tracking.board import Place
 from turnstile.types import Task, Trajectory, Turn
 
-MODULE = "turnstile.build.worker"
+MODULE = "turnstile.runs.worker"
 LOG = "worker.log"
 """The file of a run folder with what the process prints."""
 QUOTED = 20  # lines of it that are passed on at once
@@ -93,7 +93,7 @@ class Worker:
     """The process, as training has it. Start it in an event loop."""
 
     def __init__(self, setup: Any, *, log: Path, hear: Hear = lambda told: told) -> None:
-        """`setup` is what `build.worker` makes its parts of; what it prints is added to the file `log`, and what it
+        """`setup` is what `runs.worker` makes its parts of; what it prints is added to the file `log`, and what it
         tells given to `hear` as it comes, in a thread. Raises ConfigError for a setup that cannot be sent to another
         process."""
         self._log = _Log(log)

@@ -25,8 +25,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.errors import CheckpointError
 from turnstile.models.adapt import adapter_state, merged_state
-from turnstile.rollout.members import flush
-from turnstile.trainer import chance
+from turnstile.records.gzip_log import flush
+from turnstile.trainer import rng as chance
 from turnstile.trainer.critic import Learned
 from turnstile.trainer.learner import Learner
 

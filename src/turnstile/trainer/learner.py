@@ -20,10 +20,10 @@ from turnstile.batching.forest import plant
 from turnstile.losses.base import Metrics, Needs, TokenLoss, needs_of
 from turnstile.models.attention import ForestLayout, forward_forest, try_layouts
 from turnstile.models.checkpointing import checkpointed
+from turnstile.models.frozen_layers import forward_above, frozen_layers
 from turnstile.models.logprobs import token_logprobs
-from turnstile.models.trunk import forward_above, frozen_layers
+from turnstile.trainer.activation_cache import FromRollout, Trunks, share_saved
 from turnstile.trainer.optim import Schedule, adamw, factor
-from turnstile.trainer.trunks import FromRollout, Trunks, share_saved
 from turnstile.trainer.whole import Evaluate, Measure, is_cut, solve
 from turnstile.types import F32, Row, Sampling
 

@@ -14,22 +14,22 @@ from typing import Any
 from turnstile.credit.base import Estimator, State, unread
 from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
+from turnstile.records.record import AGAIN, Recorder
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
-from turnstile.rollout.books import Books
-from turnstile.rollout.buffer import Buffer, outside
-from turnstile.rollout.record import AGAIN, Recorder
+from turnstile.rollout.replay_buffer import Buffer, outside
+from turnstile.rollout.run_records import Books
 from turnstile.rollout.source import GroupSource, InTurn, Tell, staleness
 from turnstile.rollout.tree import tree_tokens
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
+from turnstile.trainer.activation_cache import FromRollout
 from turnstile.trainer.critic import Learned
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import Annotator
 from turnstile.trainer.rehearsal import Rehearsal
 from turnstile.trainer.step import Trained, per_group, update
-from turnstile.trainer.trunks import FromRollout
 from turnstile.types import Group, Score, Stop
 
 

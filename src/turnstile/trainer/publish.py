@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turnstile.engines.weights import put_away
+from turnstile.engines.remote.weights import put_away
 from turnstile.errors import RunFolderError
 from turnstile.trainer.checkpoint import save_model
 from turnstile.trainer.learner import Learner

@@ -17,7 +17,7 @@ from turnstile.batching.forest import plant
 from turnstile.errors import CheckpointError, ConfigError
 from turnstile.models.attention import forward_forest, try_layouts, uses_layouts
 from turnstile.models.logprobs import token_logprobs
-from turnstile.rollout.members import flush
+from turnstile.records.gzip_log import flush
 from turnstile.trainer.learner import Learner, scatter
 from turnstile.types import Group, Row, Sampling, Score
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from turnstile.batching.rows import by_turn
 from turnstile.credit.base import Advantages
-from turnstile.rollout.record import LOGPROB, WEIGHT
+from turnstile.records.record import LOGPROB, WEIGHT
+from turnstile.trainer.activation_cache import FromRollout
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import Prepared, split
-from turnstile.trainer.trunks import FromRollout
 from turnstile.types import F32, Group, Row
 
 PerGroup = list[list[list[F32]]]

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from dockerd import BARE, IMAGE, ULIMITS, Dockerd
-from turnstile.build.parts import make_world
 from turnstile.config import make_recipe
 from turnstile.errors import ConfigError, ContainerDiedError, DaemonError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.sandboxes.owner import PID, STARTED, started
-from turnstile.tasks.swe.grading.grader import Grader
-from turnstile.tasks.swe.packages.source import deps_home
+from turnstile.swe.grading.grader import Grader
+from turnstile.swe.packages.source import deps_home
+from turnstile.wiring.components import make_world
 
 Make = Callable[..., ContainerSandboxes]
 

@@ -17,7 +17,7 @@ from turnstile.agents.renderer import ChatRenderer, LinesRenderer
 from turnstile.batching.rows import rows_of
 from turnstile.tasks.conversations.conversation import Conversation, assemble
 from turnstile.tasks.conversations.play import FORGED, NOTHING, TOO_LONG, UNREADABLE, play, trajectory
-from turnstile.trainer.warmstart import demo_rows
+from turnstile.trainer.sft import demo_rows
 from turnstile.types import Message, Row, ToolCall, Trajectory
 
 SYSTEM, USER = Message(role="system", content="Be brief."), Message(role="user", content="What is naïve?")

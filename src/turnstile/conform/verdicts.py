@@ -1,0 +1,168 @@
+"""One function against the seven invariants: which hold, which are broken, which its author says cannot hold."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from turnstile.conform.padded import NAMES, examine_padded
+from turnstile.conform.padded_losses import examine_padded_loss
+from turnstile.credit import check as credit_check
+from turnstile.credit.check import examine_estimator
+from turnstile.credit.invariants import Declaration, DoesNotApply, Finding
+from turnstile.errors import ConfigError, TurnstileError
+from turnstile.lookup import resolve
+from turnstile.losses import check as losses_check
+from turnstile.losses.check import examine_loss
+from turnstile.losses.factors import weighted
+
+Form = Literal["estimator", "loss", "factor", "padded"]
+FORMS: tuple[Form, ...] = get_args(Form)
+SHAPES: Mapping[Form, str] = {
+    "estimator": "(groups, scores, aux, state, **knobs) -> ([trajectory][turn] of f32[n], state)",
+    "loss": "(logprobs f32[N], batch, **knobs) -> (loss f32[N], metrics)",
+    "factor": "(batch, **knobs) -> (factor f32[N], metrics)",
+    "padded": "(token_level_rewards, response_mask, index, ...) -> advantages [B, L], or (old_log_prob, log_prob, "
+    "advantages, response_mask, ...) -> a scalar",
+}
+GIVEN: Mapping[Form, tuple[str, ...]] = {
+    "estimator": ("groups", "scores", "aux", "state"),
+    "loss": ("logprobs", "batch", "values"),
+    "factor": ("batch",),
+    "padded": tuple(name for names in NAMES.values() for name in names),
+}
+"""The parameters that are passed, and so are no knobs."""
+ROOMS: Mapping[str, tuple[Form, tuple[Declaration, ...]]] = {
+    "credit": ("estimator", credit_check.DECLARED),
+    "loss": ("loss", losses_check.DECLARED),
+    "factor": ("factor", losses_check.FACTORS),
+}
+"""The rooms of our own kinds, with their form and what they declare."""
+
+Standing = Literal["holds", "broken", "declared", "does not apply"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What came of one invariant, and a note: the counterexample, the reason declared, or why it does not apply."""
+
+    number: int
+    standing: Standing
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A function with its knobs bound, what form it has, and the invariants that it declares it cannot keep."""
+
+    name: str
+    form: Form
+    function: Callable[..., Any]
+    exempt: Mapping[int, str] = field(default_factory=dict)
+
+
+def form_of(name: str, function: Callable[..., Any]) -> Form:
+    """The form of a function, by the names of its parameters. Raises ConfigError where they say nothing."""
+    parameters = set(inspect.signature(function).parameters)
+    if {"groups", "scores"} <= parameters:
+        return "estimator"
+    if "batch" in parameters:
+        return "loss" if parameters & {"logprobs", "values"} else "factor"
+    if parameters & {*NAMES["rewards"], *NAMES["logprobs"], *NAMES["predictions"]}:
+        return "padded"
+    listed = ", ".join(sorted(parameters)) or "nothing"
+    raise ConfigError(
+        f"{name} takes {listed}: that is no form known here; say which with --as ({', '.join(FORMS)}), or give an "
+        "adapter of your own, --as module:function, that makes one of it"
+    )
+
+
+def conform(subject: Subject, *, seed: int = 0) -> list[Verdict]:
+    """The verdict on each invariant.
+
+    Raises ConfigError where the function cannot be called in its form, or gives what is not finite or of another shape
+    where nothing unusual was given.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            findings = _examine(subject, seed)
+    except TurnstileError:
+        raise
+    except (AssertionError, DoesNotApply) as error:
+        why = str(error) or f"an assertion of its own failed ({_where(error)})"
+        raise ConfigError(f"{subject.name} cannot be held to the invariants: {why}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"{subject.name} raised {type(error).__name__}: {error} ({_where(error)}); "
+            f"as {_article(subject.form)} it is called as {SHAPES[subject.form]}"
+        ) from error
+    return [_verdict(number, finding, subject.exempt.get(number)) for number, finding in findings.items()]
+
+
+def _where(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}, line {last.lineno}"
+
+
+def _article(form: Form) -> str:
+    return {"estimator": "an estimator", "padded": "a padded function"}.get(form, f"a {form}")
+
+
+def _examine(subject: Subject, seed: int) -> dict[int, Finding]:
+    function = subject.function
+    match subject.form:
+        case "estimator":
+            return examine_estimator(function, seed=seed)
+        case "loss":
+            return examine_loss(function, seed=seed)
+        case "factor":
+            return examine_loss(weighted(resolve("loss", "ppo"), [function]), seed=seed)
+        case "padded":
+            takes = set(inspect.signature(function).parameters)
+            to_advantages = takes & set(NAMES["rewards"])
+            return (examine_padded if to_advantages else examine_padded_loss)(function, seed=seed)
+
+
+def _verdict(number: int, finding: Finding, reason: str | None) -> Verdict:
+    if finding.seen:
+        standing: Standing = "broken" if reason is None else "declared"
+        return Verdict(number=number, standing=standing, note=finding.seen if reason is None else reason)
+    if finding.why:
+        return Verdict(number=number, standing="does not apply", note=finding.why)
+    note = f"declared broken ({reason}), but holds" if reason is not None else ""
+    return Verdict(number=number, standing="holds", note=note)
+
+
+def declared(room: str, kind: str, knobs: Mapping[str, Any]) -> Mapping[int, str]:
+    """What a kind of ours declares at these knobs; at knobs that it says nothing of, what it declares at any."""
+    own = [each for each in ROOMS[room][1] if each.kind == kind]
+    exact = [each.exempt for each in own if dict(each.knobs) == dict(knobs)]
+    found: dict[int, str] = {}
+    for exempt in exact or [each.exempt for each in own]:
+        found.update(exempt)
+    return found
+
+
+def ours() -> list[Subject]:
+    """Every estimator, loss and factor of the tables, with each set of knobs that it declares."""
+    return [
+        Subject(
+            name=_name(f"{room}:{each.kind}", each.knobs),
+            form=form,
+            function=functools.partial(resolve(room, each.kind), **each.knobs),
+            exempt=each.exempt,
+        )
+        for room, (form, declarations) in ROOMS.items()
+        for each in declarations
+    ]
+
+
+def _name(name: str, knobs: Mapping[str, Any]) -> str:
+    return " ".join([name, *(f"{knob}={value}" for knob, value in knobs.items())])

@@ -1,0 +1,187 @@
+"""A decoder built like Llama, run with fewer and larger operations: for sampling on a CPU.
+
+The arithmetic is the model's own, in fewer operations: each costs its time also where it has little to compute.
+Queries, keys and values come from one projection; norms, activation, gating and residuals are computed inside the
+kernels of the projections, on weights that lie as those kernels want them (`engines/local/cpu/packed_weights.py`) and
+have those of the norms in them. Numbers that rotate as a pair lie side by side in queries and keys: then rotating is
+one complex product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+from transformers import PreTrainedModel
+
+from turnstile.engines.local.cpu.packed_weights import PackedWeight, Stamp, can_be_packed, stamp_of
+from turnstile.models.adapt import eps_of, is_linear
+from turnstile.models.attention import Layout
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+class Fused:
+    """The decoder of a model, fused. Follows changes of the weights in place; `forget` tells it of all others."""
+
+    def __init__(self, model: PreTrainedModel, layers: list[_Layer]) -> None:
+        self._decoder: Any = model.get_decoder()
+        self._layers = layers
+        self._parameters: list[nn.Parameter] = []
+        self._stamp: Stamp | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Fused | None:
+        """None where the parts are not those of a Llama with SiLU, or their numbers are not float32 on a CPU."""
+        decoder: Any = model.get_decoder()
+        named = ("embed_tokens", "layers", "norm", "rotary_emb")
+        if not all(hasattr(decoder, name) for name in named) or eps_of(decoder.norm) is None:
+            return None
+        if getattr(model.config.get_text_config(), "hidden_act", None) not in ("silu", "swish"):
+            return None
+        found = [_Layer.of(layer) for layer in decoder.layers]
+        layers = [layer for layer in found if layer is not None]
+        if len(layers) < len(found) or _rotary_width(decoder) != len(layers[0].pairs):
+            return None
+        return cls(model, layers)
+
+    def is_of(self, model: PreTrainedModel) -> bool:
+        """Whether the model still has the layers that this was made of."""
+        parts = [_Parts.of(layer) for layer in cast(Any, model.get_decoder()).layers]
+        return parts == [layer.parts for layer in self._layers]
+
+    def forget(self) -> None:
+        """The weights that learn have changed, in whatever way."""
+        for weight in self._weights():
+            weight.forget()
+        self._parameters, self._stamp = [], None
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, keep: int = 0) -> list[Tensor]:
+        """As `engines.local.inference.Inference.hidden`."""
+        self._refresh()
+        hidden = self._decoder.embed_tokens(tokens)
+        cosine, sine = (
+            x[0, :, None].chunk(2, dim=-1)[0] for x in self._decoder.rotary_emb(hidden[None], positions[None])
+        )
+        turn = torch.complex(cosine, sine)  # [T, 1, D / 2]
+        kept = []
+        for index, layer in enumerate(self._layers):
+            if keep and index == keep:
+                kept.append(hidden)
+            hidden = layer.run(index, hidden, turn, layout)
+        return [_normed(hidden, self._decoder.norm), *kept]
+
+    def _refresh(self) -> None:
+        """Follows changes of the weights, by one look at all of them."""
+        self._parameters = self._parameters or [one for weight in self._weights() for one in weight.parameters()]
+        stamp = stamp_of(self._parameters)
+        if stamp != self._stamp:
+            for weight in self._weights():
+                weight.refresh()
+            self._stamp = stamp
+
+    def _weights(self) -> Iterator[PackedWeight]:
+        for layer in self._layers:
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """One layer: its modules, and their weights as they are computed with."""
+
+    parts: _Parts
+    qkv: PackedWeight
+    out: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
+    pairs: Tensor  # i64[D], the order of a head's numbers in which those that rotate together are side by side
+    kv_heads: int
+    scale: float
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> _Layer | None:
+        parts = _Parts.of(layer)
+        if parts is None:
+            return None
+        q, k, v, out = parts.attention
+        gate, up, down = parts.mlp
+        before, after = parts.norms
+        attention = cast(Any, layer).self_attn
+        width, kv_heads = int(attention.head_dim), int(attention.config.num_key_value_heads)
+        pairs = torch.arange(width).view(2, -1).T.flatten()
+        heads = torch.arange(sum(cast(Any, linear).out_features for linear in (q, k, v))).view(-1, width)
+        heads[:-kv_heads] = heads[:-kv_heads, pairs]
+        return cls(
+            parts=parts,
+            qkv=PackedWeight(q, k, v, norm=before, order=heads.flatten()),
+            out=PackedWeight(out),
+            gate_up=PackedWeight(gate, up, norm=after, gated=True),
+            down=PackedWeight(down),
+            pairs=pairs,
+            kv_heads=kv_heads,
+            scale=float(attention.scaling),
+        )
+
+    def run(self, index: int, hidden: Tensor, turn: Tensor, layout: Layout) -> Tensor:
+        """hidden [T, H], turn c64[T, 1, D / 2] -> [T, H]."""
+        width = len(self.pairs)
+        heads = self.qkv(hidden).view(len(hidden), -1, width)
+        if self.parts.head_norms:
+            self._norm_heads(heads)
+        torch.view_as_complex(heads[:, : -self.kv_heads].unflatten(-1, (-1, 2))).mul_(turn)
+        query, key, value = heads.transpose(0, 1)[None].tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
+        seen = layout.attend(index, query, key, value, self.scale)
+        hidden = self.out(seen[0].transpose(0, 1).reshape(len(hidden), -1), hidden)
+        return self.down(self.gate_up(hidden), hidden)
+
+    def _norm_heads(self, heads: Tensor) -> None:
+        """Norms the queries and keys of [T, Hq + 2 Hkv, D] in place, as Qwen3 does."""
+        query, key, _ = heads.tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
+        for part, norm in zip((query, key), self.parts.head_norms, strict=True):
+            part.copy_(rms_norm(part, self.pairs.shape, cast(Tensor, norm.weight)[self.pairs], eps_of(norm)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The modules of a layer. Equal for as long as they are the same ones."""
+
+    attention: tuple[nn.Module, ...]  # the projections of queries, keys, values, and out
+    head_norms: tuple[nn.Module, ...]  # of queries and keys, as Qwen3 has them, or none
+    mlp: tuple[nn.Module, ...]  # gate, up and down
+    norms: tuple[nn.Module, nn.Module]  # before attention, and before the MLP
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> _Parts | None:
+        children = dict(layer.named_children())
+        if set(children) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+            return None
+        attention, mlp = dict(children["self_attn"].named_children()), dict(children["mlp"].named_children())
+        head_norms = {name: attention.pop(name) for name in ("q_norm", "k_norm") if name in attention}
+        if set(attention) != set(ATTENTION) or set(mlp) != {*MLP, "act_fn"} or len(head_norms) == 1:
+            return None
+        parts = cls(
+            attention=tuple(attention[name] for name in ATTENTION),
+            head_norms=tuple(head_norms.values()),
+            mlp=tuple(mlp[name] for name in MLP),
+            norms=(children["input_layernorm"], children["post_attention_layernorm"]),
+        )
+        fits = all(is_linear(linear) and can_be_packed(linear) for linear in (*parts.attention, *parts.mlp))
+        norms = (*parts.norms, *parts.head_norms)
+        known = all(eps_of(norm) is not None and can_be_packed(norm) for norm in norms)
+        return parts if fits and known else None
+
+
+def _rotary_width(decoder: Any) -> int:
+    """How many of a head's numbers rotate."""
+    cosine, _ = decoder.rotary_emb(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.int64))
+    return int(cosine.shape[-1])
+
+
+def _normed(x: Tensor, norm: nn.Module) -> Tensor:
+    weight = cast(Tensor, norm.weight)
+    return rms_norm(x, weight.shape, weight, eps_of(norm))

@@ -1,0 +1,117 @@
+"""Losses and factors in every setting: which truth each is held against, and one line of figures for each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from turnstile.errors import ConfigError
+from turnstile.lab.judge import Figures, judge
+from turnstile.lab.losses import LossBench, LossSubject, gradients, loss_bench
+from turnstile.lab.regularisers import REGULARISERS, VALUE, measure_regulariser, measure_value
+from turnstile.lab.study import Line, Setting, line
+from turnstile.lookup import KINDS, resolve
+from turnstile.losses.base import TokenLoss
+from turnstile.losses.check import FACTORS, check_loss
+from turnstile.losses.factors import weighted
+
+DRIFTS = (0.0, 0.03, 0.1)
+"""How far the policy has moved since it played, in logits."""
+GAPS = (0.0, 0.1, 0.3)
+"""How far a sampler's logits are off the trainer's."""
+BARE = "no factor"
+PLAIN: TokenLoss = resolve("loss", "reinforce")
+"""Plain policy gradient, the loss that factors are held on."""
+
+
+def measure_loss(subject: LossSubject, bench: LossBench) -> Figures:
+    """What is to be known of `subject` on `bench`: against the gradient of the expected return, or where it follows no
+    advantage against that of what it regularises. Raises TurnstileError where it wants what the lab does not have, or
+    the lab knows no objective of it."""
+    if subject.name in REGULARISERS:
+        return measure_regulariser(subject, bench)
+    if subject.name == VALUE:
+        return measure_value(subject, bench)
+    if not follows_advantage(subject, bench):
+        raise ConfigError("its gradient does not depend on the advantages, and what it regularises the lab cannot tell")
+    found = gradients(subject, bench)
+    noise = float(found.var(axis=0, ddof=1).sum()) * bench.drawn.paths[0].size
+    return judge(bench.controls.mean(found), noise, bench.true, exact=False)
+
+
+def follows_advantage(subject: LossSubject, bench: LossBench) -> bool:
+    """Whether the gradient depends on the advantages at all: a regulariser's does not."""
+    few = replace(bench, batches=bench.batches[:8], logits=bench.logits[:8])
+    return not np.allclose(gradients(subject, few), gradients(subject, few, scale=-2.0), atol=1e-12)
+
+
+def study_losses(
+    subjects: Sequence[LossSubject],
+    settings: Sequence[Setting],
+    *,
+    drifts: Sequence[float] = DRIFTS,
+    done: Callable[[Line], None] = lambda found: None,
+) -> list[Line]:
+    """Every loss in every setting, where the policy stands and after it has moved."""
+    return _study(subjects, settings, drifts, loss_bench, measure_loss, done)
+
+
+def study_whole(subjects: Sequence[LossSubject], settings: Sequence[Setting]) -> list[Line]:
+    """Every regulariser among `subjects` against the gradient of what whole episodes come to, where the policy
+    stands."""
+    chosen = [each for each in subjects if each.name in REGULARISERS]
+    measured = functools.partial(measure_regulariser, whole=True)
+    return _study(chosen, settings, DRIFTS[:1], loss_bench, measured, lambda found: None)
+
+
+def study_factors(
+    subjects: Sequence[LossSubject],
+    settings: Sequence[Setting],
+    *,
+    gaps: Sequence[float] = GAPS,
+    done: Callable[[Line], None] = lambda found: None,
+) -> list[Line]:
+    """Every factor in every setting where a sampler played whose logits are off the trainer's by so much; the truth is
+    the gradient of the trainer's policy."""
+    return _study(subjects, settings, gaps, functools.partial(loss_bench, proximal="trainer"), measure_loss, done)
+
+
+def _study(
+    subjects: Sequence[LossSubject],
+    settings: Sequence[Setting],
+    drifts: Sequence[float],
+    make: Callable[..., LossBench],
+    measured: Callable[[LossSubject, LossBench], Figures],
+    done: Callable[[Line], None],
+) -> list[Line]:
+    lines = []
+    for setting in settings:
+        for drift in drifts:
+            bench = make(setting, drift=drift)
+            for each in subjects:
+                lines.append(line(setting, each, functools.partial(measured, each, bench), drift=drift))
+                done(lines[-1])
+    return lines
+
+
+def factor_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubject:
+    """The plain policy gradient times the factor that `kind` names. Raises ConfigError for an unknown one."""
+    given = dict(knobs or {})
+    loss = weighted(PLAIN, [functools.partial(resolve("factor", kind), **given)])
+    return LossSubject(name=kind, loss=loss, knobs=given, broken=check_loss(loss))
+
+
+def declared_factors(kind: str) -> list[LossSubject]:
+    """`kind` as it is by default, and with each set of knobs that it declares."""
+    knobs = [each.knobs for each in FACTORS if each.kind == kind and each.knobs]
+    return [factor_subject(kind, each) for each in ({}, *knobs)]
+
+
+def every_factor() -> list[LossSubject]:
+    """The plain policy gradient without a factor, and with each of the table."""
+    bare = LossSubject(name=BARE, loss=PLAIN, broken=check_loss(PLAIN))
+    return [bare, *(each for kind in KINDS["factor"] for each in declared_factors(kind))]

@@ -1,0 +1,125 @@
+"""Losses that follow no advantage, held against the exact gradients of what they regularise.
+
+Each has a number at every node, like a divergence from a reference. Of that there are two objectives: the sum over the
+nodes where the policy came by when it played, which is what a loss of tokens can see; and the expectation over the
+episodes of the policy that is differentiated (`whole`), in which a token answers for the states that it leads to too.
+The value loss has an objective of its own, the squared distance to the exact value, in the values of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnstile.errors import ConfigError
+from turnstile.lab.controls import Adjusted
+from turnstile.lab.judge import Figures, judge
+from turnstile.lab.losses import LossBench, LossSubject, gradients, log_policy, visits
+from turnstile.lab.world import F64, sums
+
+OFF = 0.5
+"""The standard deviation by which a critic's values are off the exact ones before the step."""
+Numbers = Callable[[Tensor, LossBench, Mapping[str, Any]], Tensor]
+"""(log-probabilities f64[D], bench, the loss's knobs) -> one number for each node, f64[nodes]."""
+
+
+def _by_node(bench: LossBench, values: Tensor) -> Tensor:
+    return torch.zeros(bench.world.nodes, dtype=values.dtype).index_add(0, torch.from_numpy(bench.world.node), values)
+
+
+def _from(name: str) -> Numbers:
+    """The divergence of the policy from another."""
+
+    def numbers(logs: Tensor, bench: LossBench, knobs: Mapping[str, Any]) -> Tensor:
+        return _by_node(bench, logs.exp() * (logs - torch.from_numpy(bench.policies[name]).log()))
+
+    return numbers
+
+
+def _of_reference(logs: Tensor, bench: LossBench, knobs: Mapping[str, Any]) -> Tensor:
+    reference = torch.from_numpy(bench.policies["ref_logprobs"])
+    return _by_node(bench, reference * (reference.log() - logs))
+
+
+def _outside(logs: Tensor, bench: LossBench, knobs: Mapping[str, Any]) -> Tensor:
+    entropy = -_by_node(bench, logs.exp() * logs)
+    low, high = (float(knobs.get(name, default)) * bench.past for name, default in (("low", 0.8), ("high", 1.2)))
+    return torch.maximum((low - entropy).relu(), (entropy - high).relu())
+
+
+REGULARISERS: Mapping[str, Numbers] = {
+    "kl": _from("ref_logprobs"),
+    "entropy": lambda logs, bench, _: _by_node(bench, logs.exp() * logs),
+    "entropy_band": _outside,
+    "forward_kl": _of_reference,
+    "distill": _from("teacher_logprobs"),
+    "self_distill": _from("feedback_logprobs"),
+}
+"""Kind of loss -> what it regularises."""
+VALUE = "value"
+
+
+def measure_regulariser(subject: LossSubject, bench: LossBench, *, whole: bool = False) -> Figures:
+    """What is to be known of a loss of `REGULARISERS` on `bench`, against the objective that `whole` says. Raises
+    ConfigError where the objective is at rest."""
+    theta = torch.from_numpy(bench.theta).clone().requires_grad_()
+    numbers = REGULARISERS[subject.name](log_policy(theta, torch.from_numpy(bench.world.node)), bench, subject.knobs)
+    came_by = visits(bench.world, bench.true.probabilities) if whole else bench.visits
+    (-(torch.from_numpy(came_by) * numbers).sum()).backward()
+    assert theta.grad is not None
+    exact: F64 = theta.grad.numpy()
+    if whole:
+        exact = exact - _through_states(bench, numbers.detach().numpy())
+    found = gradients(subject, bench)
+    return _judged(bench, found, bench.controls.mean(found), exact)
+
+
+def _through_states(bench: LossBench, numbers: F64) -> F64:
+    """What the expectation of `numbers` f64[nodes] over an episode gains by where tokens lead to, f64[D]."""
+    world, p = bench.world, bench.true.probabilities
+    each = numbers[world.node[world.logits]]
+    totals = sums(world.path_of, each, len(world.paths))
+    ahead = totals[world.path_of] - (np.cumsum(each) - (np.cumsum(totals) - totals)[world.path_of])  # behind the token
+    scores = world.scores(bench.drawn.at, ahead)
+    result: F64 = p @ scores / len(world.process.starts)
+    return result
+
+
+def measure_value(subject: LossSubject, bench: LossBench) -> Figures:
+    """What is to be known of the value loss: a critic with one value for each node, off the exact ones by `OFF` before
+    the step and moved since by the bench's drift, learns from returns to go. The truth is the gradient of half the
+    squared distance to the exact value of each situation that the policy came by."""
+    world, before = bench.world, bench.before
+    at = world.node[world.logits]
+    weight = before.probabilities[world.path_of] / len(world.process.starts)
+    mass = sums(at, weight, world.nodes)
+    rng = np.random.default_rng([world.nodes, 13])
+    old = sums(at, weight * before.baseline, world.nodes) / mass + OFF * rng.normal(size=world.nodes)
+    now = old + bench.drift * rng.normal(size=world.nodes)
+    returns = world.turn_weights("to_go")[world.path_of, world.turn_of]
+    found = np.zeros((len(bench.batches), world.nodes))
+    for n, batch in enumerate(bench.batches):
+        tokens = bench.drawn.tokens[bench.drawn.owner == n]
+        values = torch.from_numpy(now).float().requires_grad_()
+        extras = {"values": torch.from_numpy(old[at[tokens]]), "returns": torch.from_numpy(returns[tokens])}
+        given = replace(batch, extras={name: each.float() for name, each in extras.items()})
+        loss, _ = subject.loss(values[torch.from_numpy(at[tokens])], given)
+        (loss * batch.weights).sum().backward()
+        assert values.grad is not None
+        found[n] = -values.grad.numpy()
+    exact = sums(at, weight * (before.baseline - now[at]), world.nodes)
+    mean = Adjusted(mean=found.mean(axis=0), covariance=np.cov(found.T) / len(found))
+    return _judged(bench, found, mean, exact)
+
+
+def _judged(bench: LossBench, found: F64, mean: Adjusted, exact: F64) -> Figures:
+    if np.linalg.norm(exact) < 1e-9:
+        raise ConfigError("its objective has no gradient here")
+    noise = float(found.var(axis=0, ddof=1).sum()) * bench.drawn.paths[0].size
+    true = replace(bench.true, gradient=exact, outcome_gradient=np.zeros_like(exact))
+    return judge(mean, noise, true, exact=False)

@@ -1,0 +1,92 @@
+"""Potential-based shaping on listed worlds: what it leaves of the best policy and of the gradient, and what a gate does
+to it.
+
+The reward `potential` adds gamma Phi(s') - Phi(s) to every turn. Over a whole episode that is -Phi(s_0) whatever was
+done, so it changes no gradient of the expected return and no best policy (Ng, Harada, Russell 1999). Behind a gate it
+is paid for some episodes and not for others, and is no such reward any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from turnstile.lab.judge import Figures
+from turnstile.lab.measure import Subject, make_bench, measure
+from turnstile.lab.play import Player
+from turnstile.lab.world import F64, World, some_policy
+from turnstile.rewards.base import Threshold
+from turnstile.rewards.build import Scorer, make_term
+from turnstile.types import Score
+
+Shape = Literal["none", "potential", "gated"]
+SHAPES: tuple[Shape, ...] = ("none", "potential", "gated")
+"""No shaping; the term at the highest level; the term one below, behind the outcome's gate."""
+
+
+def shaped(world: World, shape: Shape) -> list[Score]:
+    """What outcome, step rewards and the potential of the world's states come to on every path, [P]."""
+    terms = [
+        make_term("outcome", "signal", level=1, gate=Threshold(value=0.0)),
+        make_term("step", "env", level=1),
+    ]
+    if shape != "none":
+        start = float(world.process.potential(world.process.starts[0]))
+        level = 1 if shape == "potential" else 0
+        terms.append(make_term("potential", "potential", {"start": start}, level=level))
+    scorer = Scorer(terms=tuple(terms))
+    player = Player(world, world.policy(np.zeros(world.parameters)))
+    return [scorer.score(player.tasks[world.task[p]], player.trajectory(p)) for p in range(len(world.paths))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shaping:
+    """What a shape does on one world. `figures`: of each estimator, against the gradient of the return without it."""
+
+    shape: Shape
+    added: tuple[float, float]  # the least and the most that an episode's total has more than without shaping
+    best: float  # what the policy that is best with it comes to without it
+    figures: tuple[tuple[str, Figures], ...]
+
+
+def study_shapes(world: World, subjects: Sequence[Subject], *, size: int = 8, groups: int = 512) -> list[Shaping]:
+    """Every shape on one world, at one policy and with the same groups."""
+    plain = np.array([score.total for score in shaped(world, "none")])
+    found = []
+    for shape in SHAPES:
+        scores = shaped(world, shape)
+        totals = np.array([score.total for score in scores])
+        bench = make_bench(world, some_policy(world), size=size, groups=groups, scores=scores)
+        added = totals - plain
+        found.append(
+            Shaping(
+                shape=shape,
+                added=(float(added.min()), float(added.max())),
+                best=float(best_policy(world, totals) @ plain),
+                figures=tuple((each.label, measure(each, bench)) for each in subjects),
+            )
+        )
+    return found
+
+
+def best_policy(world: World, totals: F64) -> F64:
+    """The chance of each path, f64[P], under the policy of one action for each view whose mean of `totals` f64[P] is
+    highest; tasks count the same. All such policies are tried."""
+    process = world.process
+    taken = [tuple((process.view(step.state), step.action) for step in path.steps) for path in world.paths]
+    menus: dict[str, set[int]] = {}
+    for view, action in itertools.chain.from_iterable(taken):
+        menus.setdefault(view, set()).add(action)
+    chance = np.array([path.chance for path in world.paths]) / len(process.starts)
+    best, found = -np.inf, chance
+    for actions in itertools.product(*(sorted(menu) for menu in menus.values())):
+        policy = dict(zip(menus, actions, strict=True))
+        played = np.array([all(policy[view] == action for view, action in path) for path in taken])
+        value = float((chance * played) @ totals)
+        if value > best + 1e-9:
+            best, found = value, chance * played
+    return found

@@ -1,0 +1,42 @@
+"""Who is measured: every estimator of the table with the knobs it declares, or any function of the same shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from turnstile.credit.base import Estimator
+from turnstile.credit.check import DECLARED, check_estimator
+from turnstile.errors import ConfigError, TurnstileError
+from turnstile.lab.measure import Subject
+from turnstile.lookup import KINDS, resolve
+
+
+def subject(kind: str, knobs: Mapping[str, Any] | None = None) -> Subject:
+    """The estimator that `kind` names, with what `check_estimator` finds broken of it.
+
+    Raises ConfigError for an unknown kind, and where the checker cannot call it at all.
+    """
+    estimator: Estimator = resolve("credit", kind)
+    given = dict(knobs or {})
+    try:
+        broken = check_estimator(estimator, given)
+    except TurnstileError:
+        broken = {}  # it wants what a made-up group does not have; the lab says what
+    except (TypeError, AssertionError) as error:
+        raise ConfigError(
+            f"credit kind {kind!r} cannot be measured: {error}; an estimator is (groups, scores, aux, state, **knobs) "
+            "-> ([trajectory][turn] of f32[n], state)"
+        ) from error
+    return Subject(name=kind, estimator=estimator, knobs=given, broken=broken)
+
+
+def declared(kind: str) -> list[Subject]:
+    """`kind` with each set of knobs that it declares; as it is by default where it declares none."""
+    knobs = [each.knobs for each in DECLARED if each.kind == kind]
+    return [subject(kind, each) for each in knobs or [{}]]
+
+
+def everyone() -> list[Subject]:
+    """Every kind of the table with each set of knobs that it declares."""
+    return [each for kind in KINDS["credit"] for each in declared(kind)]

@@ -1,0 +1,175 @@
+"""Whether a run's ledger balances: every attempt accounted for, none trained on too often, and who was left out."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnstile.records.balance import Share, StepBalance, TaskBalance, by_step, by_task, shares
+from turnstile.records.ledger import OPEN, State, open_ledger
+from turnstile.records.record import read_record
+
+NAMED = 5
+"""Attempts that a finding names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declared:
+    """What the recipe says of every step."""
+
+    attempts: int  # groups times attempts
+    passes: int  # how often an attempt may be trained on: epochs, once more for each time that it may be taken again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audit:
+    """What a ledger says. `lost` and `overused` are findings, one a line; a run that is as it should be has none."""
+
+    committed: int | None  # the step of the last checkpoint that counts
+    states: Mapping[State, int]
+    why: Mapping[State, Sequence[tuple[str, int]]]  # the reasons of those left out, the most frequent first
+    uses: int
+    lost_count: int
+    overused_count: int
+    lost: Sequence[str]
+    overused: Sequence[str]
+    tasks: Sequence[TaskBalance]
+    steps: Sequence[StepBalance]
+    by_length: Sequence[Share]
+    by_difficulty: Sequence[Share]
+
+    @property
+    def issued(self) -> int:
+        return sum(self.states.values())
+
+    @property
+    def open(self) -> int:
+        """Attempts of steps that are not done."""
+        return sum(task.open for task in self.tasks)
+
+    @property
+    def balanced(self) -> bool:
+        return not self.lost_count and not self.overused_count
+
+
+def audit(run: Path, declared: Declared, *, record: bool = False) -> Audit:
+    """Reads the ledger of a run; with `record` also holds its whole record against it, which takes longer.
+
+    Raises LedgerError where there is none, or it is damaged.
+    """
+    db = open_ledger(run)
+    try:
+        committed = db.execute("SELECT MAX(step) FROM checkpoints").fetchone()[0]
+        states = {State(name): count for name, count in db.execute("SELECT state, COUNT(*) FROM attempts GROUP BY 1")}
+        lost_count, lost = _joined(_lost(db, committed, declared))
+        if record and committed is not None:
+            count, lines = _unrecorded(db, run, committed)
+            lost_count, lost = lost_count + count, [*lost, *lines]
+        overused_count, overused = _joined(_overused(db, declared))
+        tasks = by_task(db)
+        return Audit(
+            committed=committed,
+            states=states,
+            why={
+                state: _why(db, state)
+                for state in (State.GATED_OUT, State.GIVEN_UP, State.ENV_ERROR)
+                if state in states
+            },
+            uses=db.execute("SELECT COUNT(*) FROM uses").fetchone()[0],
+            lost_count=lost_count,
+            overused_count=overused_count,
+            lost=lost,
+            overused=overused,
+            tasks=tasks,
+            steps=by_step(db),
+            by_length=shares(tasks, [task.turns for task in tasks], "turns", "never played to an end"),
+            by_difficulty=shares(tasks, [task.outcome for task in tasks], "mean outcome", "no verdict"),
+        )
+    finally:
+        db.close()
+
+
+_NAME = "a.\"group\" || ', attempt ' || a.number"
+Finding = tuple[int, str]
+
+
+def _lost(db: sqlite3.Connection, committed: int | None, declared: Declared) -> Iterable[Finding]:
+    """What must not be once the checkpoint of `committed` stands."""
+    if committed is None:
+        return
+    places = ", ".join("?" * len(OPEN))
+    for name, state in db.execute(
+        f"SELECT {_NAME}, state FROM attempts a WHERE step <= ? AND state IN ({places}) ORDER BY id", (committed, *OPEN)
+    ):
+        yield 1, f"{name} is {state} still"
+    issued = dict(db.execute("SELECT step, COUNT(*) FROM attempts WHERE step <= ? GROUP BY 1", (committed,)))
+    for step in range(1, committed + 1):
+        if missing := declared.attempts - issued.get(step, 0):
+            yield (
+                abs(missing),
+                f"step {step} issued {issued.get(step, 0)} attempts, the recipe says {declared.attempts}",
+            )
+    for (name,) in db.execute(
+        f"SELECT {_NAME} FROM attempts a WHERE state = ? AND NOT EXISTS (SELECT 1 FROM uses WHERE attempt = a.id)",
+        (State.ADMITTED,),
+    ):
+        yield 1, f"{name} is admitted, but nothing was trained on it"
+
+
+def _overused(db: sqlite3.Connection, declared: Declared) -> Iterable[Finding]:
+    for name, count in db.execute(
+        f"SELECT {_NAME}, u.uses FROM (SELECT attempt, COUNT(*) uses FROM uses GROUP BY 1 HAVING uses > ?) u "
+        "JOIN attempts a ON a.id = u.attempt ORDER BY a.id",
+        (declared.passes,),
+    ):
+        yield 1, f"{name} was trained on {count} times, the recipe says {declared.passes}"
+    for name, state in db.execute(
+        f"SELECT DISTINCT {_NAME}, state FROM uses u JOIN attempts a ON a.id = u.attempt WHERE state != ?",
+        (State.ADMITTED,),
+    ):
+        yield 1, f"{name} is {state}, but was trained on"
+
+
+def _unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int, list[str]]:
+    """Attempts that the ledger has settled and the record lacks, or has with other tokens, or the other way round."""
+    booked = {
+        (group, number): tokens
+        for group, number, tokens in db.execute(
+            'SELECT "group", number, tokens FROM attempts WHERE settled <= ?', (committed,)
+        )
+    }
+    found = {
+        trajectory.key: sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+        for entry in read_record(run, phase="train")
+        if entry.step <= committed
+        for trajectory in entry.group.trajectories
+    }
+    wrong = [key for key in booked.keys() | found.keys() if booked.get(key) != found.get(key)]
+    return _joined(
+        (
+            1,
+            f"{key[0]}, attempt {key[1]}: tokens in the ledger {booked.get(key, 'none')}, "
+            f"in the record {found.get(key, 'none')}",
+        )
+        for key in sorted(wrong)
+    )
+
+
+def _joined(findings: Iterable[Finding]) -> tuple[int, list[str]]:
+    """How many in all, and the lines of the first."""
+    everything = list(findings)
+    lines = [line for _, line in everything[:NAMED]]
+    if len(everything) > NAMED:
+        lines.append(f"and {len(everything) - NAMED} more")
+    return sum(count for count, _ in everything), lines
+
+
+def _why(db: sqlite3.Connection, state: State) -> list[tuple[str, int]]:
+    """Reasons and how often; of an error only its kind."""
+    counts: dict[str, int] = {}
+    for why, count in db.execute("SELECT why, COUNT(*) FROM attempts WHERE state = ? GROUP BY 1", (state,)):
+        reason = why if state is State.GATED_OUT else why.partition(":")[0]
+        counts[reason] = counts.get(reason, 0) + count
+    return sorted(counts.items(), key=lambda item: -item[1])

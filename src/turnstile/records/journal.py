@@ -1,0 +1,133 @@
+"""Training episodes turn by turn, written as they are played, so that a crash costs the turns in flight and no more.
+
+`RUN/record/000012-played.jsonl.gz` holds three lines for each turn of step 12 (it was sampled, its action delivered,
+and completed by the answer) and one for each end of an attempt. What was finished when a run was killed is taken from
+here when it goes on. Once a step is safe in checkpoints its record says the same with scores and credit, and the
+journal of it goes.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from turnstile.errors import LedgerError
+from turnstile.records.codec import decode, encode
+from turnstile.records.gzip_log import Appender, read_members
+from turnstile.types import JSON, Stage, Trajectory, Turn
+
+Key = tuple[str, int]
+"""(group, attempt): which episode of a run."""
+
+_FILE = re.compile(r"(?P<step>\d{6,})-played\.jsonl\.gz")
+_LEVEL = 1  # these files live for a few steps, and somebody waits for each turn
+_FIELDS = tuple(each.name for each in fields(Turn))
+_SAMPLED = ("context_ids", "completion", "message", "fresh")  # no later stage changes these
+_KNOWN = {
+    Stage.SAMPLED: _FIELDS,
+    Stage.DELIVERED: ("state_key", "stage"),
+    Stage.COMPLETED: tuple(name for name in _FIELDS if name not in _SAMPLED),
+}
+"""What a line of that stage says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A stage of a turn of an attempt, the `number`-th from 0: the fields of `Turn` that are known since; or the
+    attempt's `end`, without its turns, which came to `stages`. An attempt may be played several times, each `playing`
+    with a name of its own: lines of one never complete those of another, also where some are lost."""
+
+    group: str
+    attempt: int
+    playing: str
+    number: int = 0
+    turn: Mapping[str, JSON] = field(default_factory=dict)
+    end: Trajectory | None = None
+    stages: tuple[Stage, ...] = ()
+
+
+class Journal:
+    """What the attempts of training steps came to so far. Several threads may write."""
+
+    def __init__(self, run: Path) -> None:
+        self._lock = threading.Lock()
+        self._folder = Path(run) / "record"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._appender = Appender(self._folder, level=_LEVEL)
+        self._playing: dict[Key, str] = {}
+
+    def turn(self, step: int, key: Key, number: int, turn: Turn) -> None:
+        """Writes down that a turn reached its stage. That number 0 is sampled begins the attempt anew for readers."""
+        if number == 0 and turn.stage is Stage.SAMPLED:
+            self._playing[key] = _name()
+        known = {name: encode(getattr(turn, name)) for name in _KNOWN[turn.stage]}
+        self._write(step, Line(group=key[0], attempt=key[1], playing=self._playing[key], number=number, turn=known))
+
+    def end(self, step: int, trajectory: Trajectory) -> None:
+        """Writes an attempt's end down; all its turns are there by now."""
+        bare = replace(trajectory, turns=())
+        playing = self._playing.pop(bare.key, None) or _name()
+        stages = tuple(turn.stage for turn in trajectory.turns)
+        self._write(step, Line(group=bare.group, attempt=bare.attempt, playing=playing, end=bare, stages=stages))
+
+    def finished(self, step: int) -> Mapping[Key, Trajectory]:
+        """The attempts at that step that came to an end, whole. Raises LedgerError for a file of another version."""
+        path = self._path(step)
+        playing: dict[Key, str] = {}
+        turns: dict[Key, dict[int, dict[str, JSON]]] = {}
+        found: dict[Key, Trajectory] = {}
+        for line in _lines(path):
+            key = (line.group, line.attempt)
+            if playing.get(key) != line.playing:
+                playing[key] = line.playing
+                turns[key] = {}
+                found.pop(key, None)
+            if line.end is None:
+                turns.setdefault(key, {}).setdefault(line.number, {}).update(line.turn)
+            elif (whole := _whole(turns.pop(key, {}), line.stages)) is not None:
+                found[key] = replace(line.end, turns=whole)
+        return found
+
+    def drop_until(self, step: int) -> None:
+        """Forgets the steps up to this one."""
+        for path in self._folder.iterdir():
+            if (match := _FILE.fullmatch(path.name)) and int(match["step"]) <= step:
+                with self._lock:
+                    self._appender.remove(path)
+
+    def _write(self, step: int, line: Line) -> None:
+        body = encode(line)
+        with self._lock:
+            self._appender.append(self._path(step), body)
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"{step:06d}-played.jsonl.gz"
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    for body in read_members(path) if path.exists() else ():
+        if "playing" not in body:
+            raise LedgerError(
+                f"{path} was written by another version of Turnstile; go on with that one, or remove the file and have "
+                "the episodes of its step played again"
+            )
+        yield decode(body, Line)
+
+
+def _name() -> str:
+    return secrets.token_hex(4)
+
+
+def _whole(turns: Mapping[int, Mapping[str, JSON]], stages: Sequence[Stage]) -> tuple[Turn, ...] | None:
+    """The turns of an attempt that came to these stages; None where a line is missing."""
+    found = []
+    for number, stage in enumerate(stages):
+        known = turns.get(number, {})
+        if len(known) < len(_FIELDS) or known["stage"] != stage:
+            return None
+        found.append(decode(known, Turn))
+    return tuple(found)

@@ -1,0 +1,164 @@
+"""The record of every episode: what was shown, sampled, granted, withheld, credited and trained.
+
+It lies in `RUN/record/`, one file for each step and phase, only ever appended to. Each entry is a gzip member of its
+own (`members.py`), so that a process killed in the middle of a write costs that entry and no other. A machine that
+stops costs no entry written before the last `Recorder.sync`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from turnstile.errors import TurnstileError
+from turnstile.records.codec import decode, encode
+from turnstile.records.gzip_log import Appender, read_members
+from turnstile.types import F32, Group, Score
+
+Phase = Literal["warmstart", "train", "eval"]
+PerToken = tuple[tuple[F32, ...], ...]
+"""[trajectory][turn] -> f32[n], for the sampled tokens of one group."""
+
+WEIGHT, LOGPROB = "weight", "logprob"
+"""What `trained` holds: each token's share of the loss, and its log-probability under the trainer before the
+update. Further arrays may stand beside them under names of their own."""
+
+REHEARSAL, AGAIN = "rehearsal", "again"
+"""Labels: of samples stored before the first step, and of attempts of earlier steps that a step trained on again."""
+
+_FILE = re.compile(r"(?P<step>\d{6,})-(?P<phase>[a-z]+)(?:-(?P<label>[\w.]+))?\.jsonl\.gz")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One group as it was played, judged and trained. `label` tells evaluations of one step apart.
+
+    `scores` are in the order of the group's trajectories; `advantages` and each array of `trained` are
+    [trajectory][turn] -> f32[n]; None and {} where the group was not trained on.
+    """
+
+    step: int
+    phase: Phase
+    group: Group
+    scores: tuple[Score, ...]
+    advantages: PerToken | None = None
+    trained: Mapping[str, PerToken] = field(default_factory=dict)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if self.phase not in get_args(Phase):
+            raise ValueError(f"phase {self.phase!r}: known are {', '.join(get_args(Phase))}")
+        if self.label and not re.fullmatch(r"[\w.]+", self.label):
+            raise ValueError(f"label {self.label!r}: use letters, digits, dots and underscores")
+        attempts = len(self.group.trajectories)
+        if len(self.scores) != attempts:
+            raise ValueError(f"group {self.group.id!r} of {attempts} trajectories has {len(self.scores)} scores")
+        for name, arrays in {"advantages": self.advantages or (), **self.trained}.items():
+            if name != "advantages" or self.advantages is not None:
+                _check_shape(self.group, name, arrays)
+
+
+def label_of(name: str) -> str:
+    """The label for an evaluation of that name: what no file name should hold is replaced."""
+    return re.sub(r"[^\w.]+", "_", name)[-100:]
+
+
+class Recorder:
+    """Appends entries to the record of one run."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = Path(run) / "record"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._appender = Appender(self._folder)
+
+    def write(
+        self,
+        step: int,
+        phase: Phase,
+        group: Group,
+        scores: Sequence[Score],
+        advantages: Sequence[Sequence[F32]] | None = None,
+        trained: Mapping[str, Sequence[Sequence[F32]]] | None = None,
+        *,
+        label: str = "",
+    ) -> None:
+        """Appends one group, which a killed process does not lose (see `sync` for a machine that stops).
+
+        Writing a group of the same step, phase and label again replaces it for readers. Raises ValueError when
+        the arrays do not fit the group.
+        """
+        entry = Entry(
+            step=step,
+            phase=phase,
+            group=group,
+            scores=tuple(scores),
+            advantages=None if advantages is None else _frozen(advantages),
+            trained={name: _frozen(arrays) for name, arrays in (trained or {}).items()},
+            label=label,
+        )
+        self._appender.append(self._folder / _file_name(step, phase, label), encode(entry))
+
+    def drop(self, step: int, phase: Phase, label: str) -> None:
+        """Forgets what was recorded of that step and phase under that label."""
+        self._appender.remove(self._folder / _file_name(step, phase, label))
+
+    def sync(self) -> None:
+        """Everything written so far is on the disk when this returns."""
+        self._appender.sync()
+
+    def resume_at(self, step: int) -> None:
+        """Drops what was recorded after `step`, the last one that stands, because it will be made again."""
+        for path, its_step, _, _ in _files(self._folder):
+            if its_step > step:
+                self._appender.remove(path)
+
+
+def read_record(
+    run: Path, *, phase: Phase | None = None, step: int | None = None, label: str | None = None
+) -> Iterator[Entry]:
+    """The entries of a run by step, each group of a step, phase and label once; None takes all. `label` may be
+    the name of an evaluation too.
+
+    Damaged entries (the writer was killed, a byte was changed) are left out with a warning for each file in the log.
+    Raises TurnstileError when the run has no record.
+    """
+    folder = Path(run) / "record"
+    if not folder.is_dir():
+        raise TurnstileError(f"run {str(run)!r} has no record of episodes; give the folder of a run, like runs/NAME")
+    return _read(folder, phase, step, None if label is None else label_of(label))
+
+
+def _read(folder: Path, phase: str | None, step: int | None, label: str | None) -> Iterator[Entry]:
+    for path, its_step, its_phase, its_label in _files(folder):
+        if phase in (None, its_phase) and step in (None, its_step) and label in (None, its_label):
+            entries = (decode(body, Entry) for body in read_members(path))
+            yield from {entry.group.id: entry for entry in entries}.values()
+
+
+def _files(folder: Path) -> list[tuple[Path, int, str, str]]:
+    """(path, step, phase, label) of each file in the order of a run: a step is evaluated after it is trained."""
+    order = {name: place for place, name in enumerate(get_args(Phase))}
+    found = [
+        (path, int(match["step"]), match["phase"], match["label"] or "")
+        for path in folder.iterdir()
+        if (match := _FILE.fullmatch(path.name)) and match["phase"] in order
+    ]
+    return sorted(found, key=lambda item: (item[1], order[item[2]], item[3]))
+
+
+def _file_name(step: int, phase: str, label: str) -> str:
+    return f"{step:06d}-{phase}{'-' if label else ''}{label}.jsonl.gz"
+
+
+def _frozen(arrays: Sequence[Sequence[F32]]) -> PerToken:
+    return tuple(tuple(turns) for turns in arrays)
+
+
+def _check_shape(group: Group, name: str, arrays: Sequence[Sequence[Any]]) -> None:
+    expected = [[len(turn.completion.token_ids) for turn in item.turns] for item in group.trajectories]
+    found = [[len(values) for values in turns] for turns in arrays]
+    if found != expected:
+        raise ValueError(f"{name} of group {group.id!r} have the lengths {found}, but its turns {expected}")

@@ -1,0 +1,177 @@
+"""Where two runs parted: the first step at which their records differ, and what differs in it first.
+
+What is compared is what decides: the tasks drawn, then each attempt turn by turn (what the model saw, its
+log-probabilities, the tokens sampled, what came back), then scores, advantages, and what the update saw. What clocks
+said is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turnstile.records.codec import encode
+from turnstile.records.record import Entry, read_record
+from turnstile.types import F32, Score, Trajectory, Turn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parting:
+    """`what` first differed at `step`. `others` counts further attempts (or groups) of that step that differ too."""
+
+    step: int
+    what: str
+    where: str = ""
+    others: int = 0
+
+    def __str__(self) -> str:
+        more = f", and in {self.others} more of that step" if self.others else ""
+        return f"step {self.step}: {self.what} differ{f' in {self.where}' if self.where else ''}{more}"
+
+
+def parting(one: Path, other: Path) -> Parting | int:
+    """The first difference of two runs' records, or the last step up to which they are equal.
+
+    Where one run goes on after the other ends, the steps of both are compared. Raises TurnstileError for a run
+    without a record.
+    """
+    last = 0
+    for ours, theirs in zip(_steps(one), _steps(other), strict=False):
+        if found := _in_step(*ours, *theirs):
+            return found
+        last = ours[0]
+    return last
+
+
+def _steps(run: Path) -> Iterator[tuple[int, list[Entry]]]:
+    """The groups of each step that was trained on, of the warm start as of step 0; by their ids."""
+    entries = (entry for entry in read_record(run) if entry.phase != "eval")
+    for step, found in groupby(entries, key=lambda entry: entry.step):
+        yield step, sorted(found, key=_order)
+
+
+def _order(entry: Entry) -> tuple[Any, ...]:
+    """As the groups were drawn: numbers in their ids count as numbers."""
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in entry.group.id.split("/"))
+
+
+def _in_step(step: int, ours: list[Entry], other_step: int, theirs: list[Entry]) -> Parting | None:
+    if step != other_step:
+        return Parting(step=min(step, other_step), what="the steps recorded")
+    drawn = [[entry.group.task.id for entry in entries] for entries in (ours, theirs)]
+    if drawn[0] != drawn[1]:
+        place = next(i for i, (a, b) in enumerate(zip_longest(*drawn)) if a != b)
+        names = " and ".join(repr(names[place]) if place < len(names) else "none" for names in drawn)
+        return Parting(step=step, what="the tasks drawn", where=f"place {place} ({names})")
+    pairs = list(zip(ours, theirs, strict=True))
+    for compare in (_played, _scores, _credit, _trained):
+        found = [(what, where) for a, b in pairs for what, where in compare(a, b)]
+        if found:
+            what, where = found[0]
+            return Parting(step=step, what=what, where=where, others=len(found) - 1)
+    return None
+
+
+Found = Iterator[tuple[str, str]]
+"""(what differs, where)"""
+
+
+def _played(ours: Entry, theirs: Entry) -> Found:
+    if not _same(ours.group.task, theirs.group.task):
+        yield "the task's contents", ours.group.id
+    for a, b in zip_longest(ours.group.trajectories, theirs.group.trajectories):
+        where = f"{ours.group.id}, attempt {(a or b).attempt}"
+        if a is None or b is None:
+            yield "the attempts", where
+        elif found := _in_attempt(a, b):
+            yield found[0], f"{where}{found[1]}"
+
+
+def _in_attempt(a: Trajectory, b: Trajectory) -> tuple[str, str] | None:
+    for number, (ours, theirs) in enumerate(zip(a.turns, b.turns, strict=False)):
+        if found := _in_turn(ours, theirs):
+            return found[0], f", turn {number}{found[1]}"
+    if len(a.turns) != len(b.turns) or a.stop is not b.stop:
+        return f"the ends ({a.stop.value} after {len(a.turns)} turns, {b.stop.value} after {len(b.turns)})", ""
+    if not _same(a.signals, b.signals):
+        return "the final measurements", _first_key(a.signals, b.signals)
+    return None
+
+
+def _in_turn(a: Turn, b: Turn) -> tuple[str, str] | None:
+    if (place := _first(a.context_ids, b.context_ids)) is not None:
+        return "the tokens shown", f", token {place}"
+    tokens = _first(a.completion.token_ids, b.completion.token_ids)
+    logprobs = _first(a.completion.logprobs, b.completion.logprobs)
+    if logprobs is not None and (tokens is None or logprobs < tokens):
+        values = [float(turn.completion.logprobs[logprobs]) for turn in (a, b)]
+        return (
+            "the sampler's log-probabilities (weights or engine)",
+            f", token {logprobs} ({values[0]:.9g}, {values[1]:.9g})",
+        )
+    if tokens is not None:
+        return "the tokens sampled", f", token {tokens}"
+    for what, ours, theirs in (
+        ("the distributions sampled from", a.completion.sampling, b.completion.sampling),
+        ("the answers", a.observation, b.observation),
+        ("the environment's rewards", a.rewards, b.rewards),
+        ("the turn's signals", a.signals, b.signals),
+        ("the environment's states", a.state_key, b.state_key),
+    ):
+        if not _same(ours, theirs):
+            return what, ""
+    return None
+
+
+def _scores(ours: Entry, theirs: Entry) -> Found:
+    for trajectory, a, b in zip(ours.group.trajectories, ours.scores, theirs.scores, strict=True):
+        if not _same(a, b):
+            yield f"the scores ({_total(a)}, {_total(b)})", f"{ours.group.id}, attempt {trajectory.attempt}"
+
+
+def _total(score: Score) -> str:
+    return "no verdict" if score.outcome is None else f"{score.total:.9g}"
+
+
+def _credit(ours: Entry, theirs: Entry) -> Found:
+    return _arrays("the advantages", ours, ours.advantages or (), theirs.advantages or ())
+
+
+def _trained(ours: Entry, theirs: Entry) -> Found:
+    for name, what in {
+        "weight": "the tokens' weights in the loss",
+        "logprob": "the trainer's log-probabilities",
+    }.items():
+        yield from _arrays(what, ours, ours.trained.get(name, ()), theirs.trained.get(name, ()))
+
+
+def _arrays(what: str, entry: Entry, ours: Sequence[Sequence[F32]], theirs: Sequence[Sequence[F32]]) -> Found:
+    for place, trajectory in enumerate(entry.group.trajectories):
+        a, b = (side[place] if side else () for side in (ours, theirs))  # nothing where it was not trained on
+        nothing = np.empty(0, np.float32)
+        for number, (x, y) in enumerate(zip_longest(a, b, fillvalue=nothing)):
+            if (token := _first(x, y)) is not None:
+                yield what, f"{entry.group.id}, attempt {trajectory.attempt}, turn {number}, token {token}"
+                break
+
+
+def _same(a: Any, b: Any) -> bool:
+    """As they are recorded, where NaN is NaN."""
+    return json.dumps(encode(a), sort_keys=True) == json.dumps(encode(b), sort_keys=True)
+
+
+def _first(a: np.ndarray, b: np.ndarray) -> int | None:
+    """The first place at which two arrays are not the same bit for bit; NaN is NaN."""
+    both = min(len(a), len(b))
+    differ = np.flatnonzero(~((a[:both] == b[:both]) | ((a[:both] != a[:both]) & (b[:both] != b[:both]))))
+    return int(differ[0]) if len(differ) else None if len(a) == len(b) else both
+
+
+def _first_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    return next((f", {key}" for key in sorted({*a, *b}) if not _same(a.get(key), b.get(key))), "")

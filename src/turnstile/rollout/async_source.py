@@ -1,0 +1,246 @@
+"""Groups that another process plays ahead of training: generation goes on while the trainer computes.
+
+The groups of step s are asked for as soon as weights of version s - 1 - `ahead` are out, so none of their tokens is of
+older ones; new weights are taken over between two tokens, also in the middle of a turn. A step takes the groups that
+were asked for it and no others, however long they take: nothing that is finished is thrown away, and slow tasks are
+trained on as often as quick ones. At most (1 + `ahead`) steps' episodes are under way or waiting, which is all that
+ever queues up. With `ahead` = 0 this is playing and training in turn, in two processes.
+
+What the other process tells is booked by the thread that reads it, also while the trainer computes: a run that is
+killed then has everything written down but the turns in flight.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from turnstile.errors import EngineError, TrainingError
+from turnstile.records.journal import Key
+from turnstile.rewards.examine import Examiner
+from turnstile.rollout.episode import Attempt
+from turnstile.rollout.group import Job, examined
+from turnstile.rollout.hints import Hint, hint_of
+from turnstile.rollout.pipe import Hear
+from turnstile.rollout.run_records import Books, Step
+from turnstile.rollout.source import Publisher, Say, Tell, label, taken
+from turnstile.rollout.workers import PATIENCE, Began, Ended, Play, Stands, Told, Turned, Weights, Worker
+from turnstile.tasks.base import TaskSampler
+from turnstile.tracking.board import Board
+from turnstile.types import Group, Task, Trajectory, Turn
+
+DEATHS = 3  # of workers in a row that finished no episode
+
+
+@dataclass(kw_only=True, slots=True)
+class _Batch:
+    """What one step was given to play, what of it has come, and where the tasks stand behind it."""
+
+    jobs: dict[Key, Job]
+    tasks: dict[str, Task]
+    state: Mapping[str, Any]
+    watch: Step
+    turns: dict[Key, list[Turn]] = field(default_factory=dict)
+    played: dict[Key, Trajectory] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[Job]:
+        return [job for key, job in self.jobs.items() if key not in self.played]
+
+    def take(self, key: Key, told: Told) -> None:
+        """Books what the worker tells of one of these attempts."""
+        if isinstance(told, Began):
+            self.turns[key] = []
+            self.watch.begins(told.attempt)
+        elif isinstance(told, Turned):
+            self.turns[key][told.number :] = [told.turn]
+            self.watch.turned(told.attempt, told.number, told.turn)
+        else:
+            trajectory = replace(told.trajectory, turns=tuple(self.turns.pop(key)))
+            self.watch.ended(trajectory, again=told.again)
+            if not told.again:
+                self.played[key] = trajectory
+
+    def groups(self, attempts: int) -> list[Group]:
+        return [
+            Group(id=name, task=task, trajectories=tuple(self.played[name, number] for number in range(attempts)))
+            for name, task in self.tasks.items()
+        ]
+
+
+class Ahead:
+    """Obeys `rollout.source.GroupSource`.
+
+    `start` makes a worker, `write` puts the weights of a version into a file for it; `engine` is the trainer's own, for
+    evaluations. `say` is told what a worker prints, and when one died: another goes on with what was not finished, each
+    attempt from its first turn and with its own seed. `board` shows where the episodes are.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: Callable[[Hear], Worker],
+        write: Callable[[int], Path],
+        engine: Publisher,
+        books: Books,
+        sampler: TaskSampler,
+        groups: int,
+        attempts: int,
+        seed: int,
+        ahead: int,
+        last: int,
+        examiners: Sequence[Examiner] = (),
+        hint: Hint | None = None,
+        say: Say = lambda _: None,
+        board: Board | None = None,
+    ) -> None:
+        self._start, self._write, self._engine, self._sampler, self._say = start, write, engine, sampler, say
+        self._books, self._examiners, self._hint = books, examiners, hint
+        self._groups, self._attempts, self._seed, self._ahead, self._last = groups, attempts, seed, ahead, last
+        self._worker: Worker | None = None
+        self._weights: Weights | None = None
+        self._batches: dict[int, _Batch] = {}
+        self._done: Mapping[str, Any] = sampler.state()
+        self._taken: Mapping[str, Any] = self._done
+        self._stats: dict[str, float] = {}
+        self._deaths = 0
+        self._board = board or Board()
+        self._lock = threading.Lock()
+        """Held by whoever changes the batches or the statistics: training, and the thread that reads the line."""
+
+    async def next(self, step: int, tell: Tell) -> list[Group]:
+        """Raises TrainingError when worker after worker dies, and the fault of an episode."""
+        if self._weights is None:
+            self.publish(step - 1)
+        assert self._worker is not None
+        batch = self._batches[step]
+        for _ in range(await self._worker.waiting()):  # what came while training computed may be a fault
+            await self._take()
+        tell(len(batch.played), len(batch.jobs))
+        while batch.missing:
+            await self._take()
+            tell(len(batch.played), len(batch.jobs))
+        self._taken = batch.state
+        with self._lock:
+            del self._batches[step]
+        return await examined(batch.groups(self._attempts), self._examiners, step, self._board)
+
+    def publish(self, version: int) -> None:
+        """Hands the weights over, and asks for the groups that they are new enough for."""
+        self._done = self._taken
+        self._engine.publish(version)
+        self._weights = Weights(version, self._write(version))
+        if self._worker is None:
+            self._worker = self._start(self._hear)
+        self._pass_on()
+        self._worker.send(self._weights)
+        newest = max(self._batches, default=version)
+        for step in range(newest + 1, min(self._last, version + 1 + self._ahead) + 1):
+            batch = self._draw(step)
+            with self._lock:
+                self._batches[step] = batch
+            self._worker.send(Play(batch.missing))
+
+    def state(self) -> Mapping[str, Any]:
+        return self._done
+
+    def take_stats(self) -> dict[str, float]:
+        with self._lock:
+            taken, self._stats = self._stats, {}
+        return taken
+
+    async def close(self, *, patience: float = PATIENCE) -> None:
+        """Ends the worker; what it has told is written down."""
+        if self._worker is not None:
+            await self._worker.close(patience=patience)
+            self._pass_on()
+
+    def _draw(self, step: int) -> _Batch:
+        tasks = {
+            f"{label(step)}/{place}/{task.id}": task for place, task in enumerate(self._sampler.next(self._groups))
+        }
+        jobs = {
+            (name, number): (
+                task,
+                Attempt(
+                    group=name,
+                    number=number,
+                    seed=self._seed,
+                    hint=hint_of(self._hint, task, number, self._attempts, step),
+                ),
+            )
+            for name, task in tasks.items()
+            for number in range(self._attempts)
+        }
+        watch = self._books.watch(step)
+        found = dict(watch.issued(list(jobs.values())))
+        if found:
+            self._say(taken(step, len(found), len(jobs)))
+        return _Batch(jobs=jobs, tasks=tasks, state=self._sampler.state(), watch=watch, played=found)
+
+    async def _take(self) -> None:
+        """Waits for what happens next, to whatever step."""
+        assert self._worker is not None
+        try:
+            await self._worker.receive()
+        except EngineError as error:
+            if any(batch.missing for batch in self._batches.values()):
+                await self._again(error)
+
+    def _hear(self, found: Any) -> Any:
+        """Books what the worker tells, as it comes: in the thread that reads the line."""
+        if isinstance(found, Stands):
+            self._board.elsewhere = found.counts
+            return None
+        if isinstance(found, Told):
+            with self._lock:
+                self._book(found)
+        return found
+
+    def _book(self, found: Told) -> None:
+        if isinstance(found, Ended):
+            self._deaths = self._deaths if found.again else 0
+            for name, value in found.stats.items():
+                self._stats[name] = self._stats.get(name, 0.0) + value
+            key = found.trajectory.key
+        else:
+            key = found.attempt.group, found.attempt.number
+        for batch in self._batches.values():
+            if key in batch.jobs:
+                batch.take(key, found)
+                self._show(key, found)
+
+    def _show(self, key: Key, found: Told) -> None:
+        if isinstance(found, Turned):
+            self._board.turned(found.turn)
+        elif isinstance(found, Ended):
+            self._board.ended(found.trajectory, again=found.again)
+            if found.again:
+                self._board.take([key])  # it is the worker's still
+
+    def _pass_on(self) -> None:
+        """Says what the worker has printed."""
+        for line in self._worker.printed() if self._worker is not None else ():
+            self._say(line)
+
+    async def _again(self, error: EngineError) -> None:
+        assert self._worker is not None
+        assert self._weights is not None
+        self._deaths += 1
+        await self._worker.close()
+        self._board.elsewhere = {}
+        self._pass_on()
+        if self._deaths >= DEATHS:
+            raise TrainingError(
+                f"{error}, and so did {DEATHS} one after another without finishing an episode; mend it and run the "
+                "same command again"
+            )
+        lost = sum(len(batch.missing) for batch in self._batches.values())
+        self._say(f"{error}; another plays the {lost} episodes again that it had not finished")
+        self._worker = self._start(self._hear)
+        self._worker.send(self._weights)
+        for _, batch in sorted(self._batches.items()):
+            self._worker.send(Play(batch.missing))

@@ -1,0 +1,76 @@
+"""`turnstile audit`: a run's ledger beside its recipe, and two runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnstile.records.audit import Audit, Declared, audit
+from turnstile.records.run_diff import Parting, parting
+from turnstile.runs.run_folder import changed, read_recipe, read_resolved
+from turnstile.tracking.jsonl import read_metrics
+from turnstile.trainer import checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audited:
+    """What a run's ledger says; how many steps its recipe has; and how many versions the tokens of each step that it
+    logged were behind, in the mean and at most."""
+
+    audit: Audit
+    steps: int
+    staleness: Mapping[int, tuple[float, float]]
+
+
+def audit_run(run: Path, *, record: bool = False) -> Audited:
+    """Raises ConfigError for a folder that is no run, LedgerError where its ledger is missing or damaged."""
+    recipe = read_recipe(run)
+    train, again = recipe.train, recipe.buffer.uses if recipe.buffer.size else 0
+    declared = Declared(attempts=train.groups * train.attempts, passes=train.epochs * (1 + again))
+    return Audited(
+        audit=audit(run, declared, record=record),
+        steps=train.steps,
+        staleness={
+            step["step"]: (step["staleness/mean"], step["staleness/max"])
+            for step in read_metrics(run)
+            if "staleness/mean" in step
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Of two runs: keys of the recipe and packages that differ, where their records part, or after which step the
+    weights do though all that was recorded is equal."""
+
+    recipe: list[str]
+    versions: list[str]
+    parting: Parting | None
+    equal_until: int  # the last step that both recorded alike, if the records do not part
+    weights: int | None
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing that both have differs."""
+        return self.parting is None and self.weights is None
+
+
+def compare_runs(one: Path, other: Path) -> Difference:
+    """Where two runs parted. Raises ConfigError for a folder that is no run, TurnstileError for one without record."""
+    ours, theirs = read_resolved(one), read_resolved(other)
+    recipe, another = (read_recipe(run).model_dump(mode="json") for run in (one, other))
+    found = parting(one, other)
+    weights = None
+    if isinstance(found, int):
+        sums = [checkpoint.weights_digests(run / "checkpoints") for run in (one, other)]
+        weights = min(
+            (step for step in sums[0].keys() & sums[1].keys() if sums[0][step] != sums[1][step]), default=None
+        )
+    return Difference(
+        recipe=changed(recipe, another) + changed(ours.get("given", {}), theirs.get("given", {})),
+        versions=changed(ours["versions"], theirs["versions"]) + changed(ours["git"], theirs["git"], "git."),
+        parting=found if isinstance(found, Parting) else None,
+        equal_until=found if isinstance(found, int) else found.step - 1,
+        weights=weights,
+    )

@@ -1,0 +1,168 @@
+"""What a checkpoint keeps of a run: saved, committed in the ledger, pruned, and put back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from turnstile.credit.base import Estimator
+from turnstile.errors import ConfigError, LedgerError
+from turnstile.evaluation.metrics import EpisodeResult, counted
+from turnstile.lookup import nearest
+from turnstile.records.ledger import FILE
+from turnstile.rollout.replay_buffer import Buffer
+from turnstile.rollout.run_records import Books
+from turnstile.runs.run_folder import FINAL, drop_results, read_results
+from turnstile.runs.session import Run
+from turnstile.tasks.base import TaskSampler
+from turnstile.tracking.alarms import Alarm, standard_alarms
+from turnstile.trainer import checkpoint
+from turnstile.trainer import rng as chance
+from turnstile.trainer.critic import Learned
+from turnstile.trainer.learner import Learner
+from turnstile.trainer.loop import Progress
+from turnstile.wiring.components import make_learned
+
+HELDOUT = "heldout/"
+"""train.keep_best of an evaluation's mean instead of a metric of the steps."""
+FIELDS = ("completion", "modification", "resolution", "outcome", "total")
+
+
+def open_books(run: Path) -> Books:
+    """The books of a run. Raises LedgerError where its checkpoints are there and its ledger is not."""
+    found = checkpoint.newest(run / "checkpoints")
+    if found is not None and not (run / FILE).is_file():
+        raise LedgerError(
+            f"{run} has {found.name} but no {FILE}, so nobody knows what was trained on; "
+            "put it back, or start the run anew with --fresh"
+        )
+    return Books(run)
+
+
+class Kept:
+    """What a checkpoint keeps, put into it and taken out of it."""
+
+    def __init__(self, run: Run, learner: Learner, estimator: Estimator) -> None:
+        self.run = run
+        self.learner = learner
+        self.learned: Learned | None = None
+        self._estimator = estimator
+        self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
+        self.tasks_at: Callable[[], Mapping[str, Any]] = self.sampler.state  # behind the last step that is done
+        buffer = run.recipe.buffer
+        self.buffer = Buffer(run.folder, size=buffer.size, batch=buffer.batch, uses=buffer.uses, seed=run.recipe.seed)
+        self.alarms: dict[str, Alarm] = standard_alarms()
+        self.progress = Progress()
+        self.scores: dict[int, float] = {}  # of steps with a checkpoint, by train.keep_best
+        self._folder = run.folder / "checkpoints"
+
+    def begin(self) -> None:
+        """Makes what learns beside the policy, which may begin as the policy does: as RL finds it."""
+        self.learned = make_learned(self.run.recipe, self._estimator, self.learner)
+
+    def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        """A step is done when the ledger names its checkpoint, so what it played and logged is on the disk before."""
+        self.run.recorder.sync()
+        self.run.tracker.sync()
+        self._note(progress.step, metrics)
+        state = {
+            "credit": dict(progress.credit),
+            "sampler": dict(self.tasks_at()),
+            "buffer": self.buffer.state(),
+            "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
+            "examiners": {name: examiner.state() for name, examiner in self.run.world.examiners.items()},
+            "scores": {str(step): score for step, score in self.scores.items()},
+            "threads": torch.get_num_threads(),
+        }
+        learned = None if self.learned is None else self.learned.state()
+        tokenizer = self.run.agent.tokenizer
+        saved = checkpoint.save(self._folder, progress.step, self.learner, tokenizer, state, learned=learned)
+        books, recipe = self.run.books, self.run.recipe
+        last = [step for step in sorted({*books.ledger.committed(), saved.step}) if step <= saved.step]
+        last = last[-recipe.train.keep :]
+        books.commit(saved.step, saved.digest, min(last))
+        checkpoint.keep(self._folder, {*last, *self._best()})
+
+    def save_if_new(self) -> None:
+        """Saves the last whole step of a run that is stopped, if that is not saved yet."""
+        if self.progress.step not in self.run.books.ledger.committed():
+            self.save(self.progress, {})
+
+    def _note(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Remembers by what a checkpoint is told to be the best."""
+        name = self.run.recipe.train.keep_best
+        if name and metrics and not name.startswith(HELDOUT):
+            if name not in metrics:
+                raise ConfigError(f"train.keep_best = {name!r} is nothing that a step logs; {nearest(name, metrics)}")
+            self.scores[step] = metrics[name]
+
+    def _best(self) -> list[int]:
+        """The step whose checkpoint is kept for being the best, of equals the first."""
+        name = self.run.recipe.train.keep_best
+        scores = self.scores
+        if name.startswith(HELDOUT):
+            scores = _heldout(read_results(self.run.folder), name.removeprefix(HELDOUT))
+        scores = {step: score for step, score in scores.items() if self._folder.joinpath(f"step-{step:06d}").is_dir()}
+        return [max(scores, key=lambda step: (scores[step], -step))] if scores else []
+
+    def restore(self) -> bool:
+        """Goes back to the newest whole checkpoint that the ledger names, if there is one."""
+        books = self.run.books
+        found, complaints = checkpoint.latest(self._folder, books.ledger.committed())
+        for line in complaints:
+            self.run.tracker.say(line, level="warning")
+        if found is None:
+            books.ledger.resume_at(-1)
+            return False
+        books.ledger.resume_at(found.step)
+        checkpoint.restore(found, self.learner)
+        self.run.engine.publish(found.step)
+        self.progress = Progress(step=found.step, credit=found.state["credit"])
+        self.scores = {int(step): score for step, score in found.state["scores"].items()}
+        if self.run.recipe.engine.deterministic:  # sums come out otherwise with other threads
+            torch.set_num_threads(int(found.state["threads"]))
+        self.sampler.restore(found.state["sampler"])
+        self.buffer.restore(found.state.get("buffer", {"kept": []}))
+        with chance.untouched():  # its first weights are not the ones that stay
+            self.begin()
+        if self.learned is not None:
+            checkpoint.restore_learned(found, self.learned)
+        for name, alarm in self.alarms.items():
+            if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
+                alarm.restore(found.state["alarms"][name])
+        for name, examiner in self.run.world.examiners.items():
+            examiner.restore(found.state["examiners"][name])
+        self.run.tracker.resume_at(found.step)
+        self.run.recorder.resume_at(found.step)
+        for name in read_results(self.run.folder):
+            if _is_later(name, found.step, self.run.recipe.train.steps):
+                drop_results(self.run.folder, name)
+        self.run.tracker.say(f"going on after step {found.step} of {self.run.recipe.train.steps}")
+        return True
+
+
+def _is_later(evaluation: str, step: int, steps: int) -> bool:
+    """Whether an evaluation was of weights behind which the run has gone back."""
+    numbered = re.fullmatch(r"step-(\d+)", evaluation)
+    return step < (int(numbered[1]) if numbered else steps if evaluation == FINAL else 0)
+
+
+def check_keep_best(name: str) -> None:
+    """Raises ConfigError for a field that evaluations do not have."""
+    field = name.removeprefix(HELDOUT)
+    if name.startswith(HELDOUT) and field not in FIELDS:
+        raise ConfigError(f"train.keep_best = {name!r}: evaluations have no {field!r}; {nearest(field, FIELDS)}")
+
+
+def _heldout(results: Mapping[str, Sequence[EpisodeResult]], field: str) -> dict[int, float]:
+    """The mean of a field in each evaluation in between, by its step."""
+    return {
+        int(name.removeprefix("step-")): float(np.mean([getattr(result, field) for result in counted(found)]))
+        for name, found in results.items()
+        if name.startswith("step-") and counted(found)
+    }

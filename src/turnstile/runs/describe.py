@@ -1,0 +1,32 @@
+"""`turnstile tasks describe`: repository tasks, and a model that words their problem statements."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from turnstile.agents.writer import writer
+from turnstile.config import make_recipe
+from turnstile.swe.bugs.describe import Described, describe
+from turnstile.types import Sampling
+from turnstile.wiring.components import make_agent
+
+
+def describe_tasks(
+    file: str | Path,
+    model: str,
+    *,
+    tries: int = 3,
+    temperature: float = 0.7,
+    max_tokens: int = 256,
+    done: Callable[[Described], None] = lambda one: None,
+) -> list[Described]:
+    """Statements by a chat model that is loaded into this process; see `swe.bugs.describe.describe`."""
+    recipe = make_recipe(
+        {"model": {"id": model}, "agent": {"renderer": {"kind": "chat"}, "parser": {"kind": "hermes"}}}
+    )
+    agent = make_agent(recipe)
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    write = writer(agent.engine, agent.scaffold.renderer, sampling)
+    return asyncio.run(describe(file, write, model=model, tries=tries, done=done))

@@ -1,0 +1,153 @@
+"""`turnstile train --dry-run`: what a run will take, from one real group of it on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from turnstile.agents.base import Renderer
+from turnstile.batching.rows import rows_of
+from turnstile.config import Recipe
+from turnstile.errors import EngineError
+from turnstile.rewards.compose import failed
+from turnstile.rollout.episode import Attempt
+from turnstile.rollout.failures import Failures
+from turnstile.rollout.workers import LOG, Ended, Play, Worker
+from turnstile.runs.rehearsal import rehearsal_objective
+from turnstile.runs.scripted import check_scripts
+from turnstile.runs.session import peak_memory_mb
+from turnstile.runs.sft import play_talks, read_talks
+from turnstile.runs.worker import Setup
+from turnstile.trainer.learner import Learner
+from turnstile.types import Group, Row, Task
+from turnstile.wiring.components import (
+    Agent,
+    check_kinds,
+    make_agent,
+    make_annotators,
+    make_learner,
+    make_objective,
+    make_player,
+    make_scorer,
+    make_trackers,
+    make_world,
+    read_tasks,
+)
+from turnstile.wiring.graders import check_asked, check_examiners, make_examiners
+from turnstile.wiring.group_size import check_company
+from turnstile.wiring.kinds import bind
+from turnstile.wiring.recipe_check import check_recipe
+
+
+def dry_run(recipe: Recipe) -> dict[str, Any]:
+    """Checks what a recipe names, plays one of its groups and does one update; trains and keeps nothing. The warm
+    start is not timed, and a step's groups, which are played together, are counted one after the other.
+
+    The model plays as it comes. One that does not know the task yet plays to its limits, so that a warm start or
+    learning makes the run shorter than what is told here. Seconds, minutes and megabytes. With `rollout.ahead` the
+    group is played in the other process too, whose model takes memory of its own.
+    """
+    check_recipe(recipe)
+    tasks = read_tasks(recipe, "train", recipe.tasks.limit)
+    heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
+    check_kinds(recipe)
+    check_examiners(recipe)
+    check_asked(recipe, train=tasks, heldout=heldout)
+    check_scripts(recipe)
+    rehearsal_objective(recipe)
+    talks = read_talks(recipe)
+    check_company(recipe, bind("credit", recipe.credit, given=("groups", "scores", "aux", "state")))
+    make_scorer(recipe)
+    with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
+        make_trackers(recipe, Path(folder)).close()
+    agent = make_agent(recipe)
+    told = {"conversations to learn from": play_talks(recipe, talks, agent).summary()} if talks else {}
+    learner = make_learner(recipe, agent)
+    group, playing = asyncio.run(_play(recipe, agent, tasks[0]))
+    updating = _update(recipe, learner, group, agent.scaffold.renderer)
+    step = recipe.train.groups * (playing + updating * recipe.train.epochs)
+    ahead: dict[str, float] = {}
+    if recipe.rollout.ahead:
+        slower = recipe.train.groups * max(playing, updating * recipe.train.epochs)
+        ahead = {
+            "at best, where the two processes share no processor": recipe.train.steps * slower / 60,
+            "peak memory of the process that plays, MB": asyncio.run(_play_elsewhere(recipe, tasks[0])),
+        }
+    evaluations = len(heldout) * recipe.eval.samples * (2 + recipe.train.steps // (recipe.eval.every or 10**9))
+    sampled = sum(len(turn.completion.token_ids) for t in group.trajectories for turn in t.turns)
+    return {
+        "training tasks": len(tasks),
+        "held-out tasks": len(heldout),
+        **told,
+        "parameters": f"{sum(p.numel() for p in agent.model.parameters()) / 1e6:.1f} M",
+        "trained": f"{sum(p.numel() for p in learner.parameters) / 1e6:.1f} M",
+        "device, dtype": f"{agent.model.device}, {str(agent.model.dtype).removeprefix('torch.')}",
+        "sampled tokens/s": sampled / playing,
+        "seconds a group, playing": playing,
+        "seconds a group, updating": updating,
+        "minutes of RL": recipe.train.steps * step / 60,
+        **ahead,
+        "minutes of evaluation": evaluations * playing / recipe.train.attempts / 60,
+        "peak memory, MB": peak_memory_mb(),
+    }
+
+
+async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]:
+    """One group of the recipe, and the seconds it took."""
+    world = make_world(recipe, examiners=make_examiners(recipe, None, agent))
+    try:
+        player = make_player(recipe, world, agent.scaffold, agent.engine, agent.context)
+        player = replace(player, failures=Failures())
+        began = time.monotonic()
+        (group,) = await player.groups([task], recipe.train.attempts, label="dry", seed=recipe.seed)
+        return group, time.monotonic() - began
+    finally:
+        await world.close()
+
+
+async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
+    """Has the process that plays ahead play a group; the megabytes that it took."""
+    jobs = [(task, Attempt(group="dry", number=number, seed=recipe.seed)) for number in range(recipe.train.attempts)]
+    with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
+        worker = Worker(Setup(recipe=recipe), log=Path(folder, LOG))
+        try:
+            worker.send(Play(jobs))
+            left = len(jobs)
+            while left:
+                told = await worker.receive()
+                left -= isinstance(told, Ended) and not told.again
+        except EngineError as error:
+            raise EngineError("; ".join([str(error), *worker.printed()[-1:]])) from None
+        finally:
+            await worker.close()
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
+def _update(recipe: Recipe, learner: Learner, group: Group, renderer: Renderer) -> float:
+    """The seconds of one update on a group, whose weights are put back."""
+    before = [parameter.detach().clone() for parameter in learner.parameters]
+    rows: list[Row] = []
+    for sign, trajectory in enumerate(group.trajectories):
+        turns = [np.full(len(t.completion.token_ids), (-1.0) ** sign, np.float32) for t in trajectory.turns]
+        rows += [row for row in rows_of(trajectory, turns) if row.loss_mask.any()]
+    objective = make_objective(recipe)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
+        for annotator in make_annotators(recipe, objective, learner, Path(folder), renderer=renderer):
+            annotator.meets([group], [[failed(trajectory) for trajectory in group.trajectories]])
+            rows = annotator.annotate(rows, objective.sampling)
+    if rows:
+        learner.update(rows, objective)
+    seconds = time.monotonic() - began
+    with torch.no_grad():
+        for parameter, value in zip(learner.parameters, before, strict=True):
+            parameter.copy_(value)
+    return seconds

@@ -1,0 +1,89 @@
+"""The samples that a recipe's `[rehearsal]` keeps: played before the first step, recorded, and read from the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from turnstile.config import Recipe
+from turnstile.errors import ConfigError, ReplayError
+from turnstile.losses.base import needs_of
+from turnstile.records.record import REHEARSAL, Entry, read_record
+from turnstile.runs.session import Run, counter
+from turnstile.trainer.learner import Objective
+from turnstile.trainer.rehearsal import Rehearsal
+from turnstile.wiring.components import make_sampling
+from turnstile.wiring.kinds import bind
+
+KNOWN = ("ref_logprobs",)
+"""Arrays that stored samples have."""
+
+
+def rehearsal_objective(recipe: Recipe) -> Objective | None:
+    """What is learned from stored samples, their coefficient in it. Raises ConfigError for a loss that needs what they
+    have not."""
+    wanted = recipe.rehearsal
+    if not wanted.tasks:
+        return None
+    loss = bind("loss", wanted.loss, given=("logprobs", "batch"))
+    needs = needs_of(loss)
+    if unknown := [name for name in needs.extras if name not in KNOWN]:
+        raise ConfigError(f"rehearsal.loss = {wanted.loss.kind!r} needs the array {unknown[0]!r}, which no sample has")
+    if needs.whole:
+        raise ConfigError(
+            f"rehearsal.loss = {wanted.loss.kind!r} compares the tokens of a whole {needs.whole}, which stored samples "
+            "are not; take forward_kl, kl or sft"
+        )
+    return Objective(
+        loss=loss,
+        coefficient=wanted.coef,
+        weigh=bind("weights", recipe.weights, given=("rows",)),
+        sampling=make_sampling(recipe),
+    )
+
+
+async def store_samples(run: Run, replay: Path | None) -> None:
+    """Plays the samples and records them; with `replay` takes those of that run."""
+    wanted = run.recipe.rehearsal
+    if not wanted.tasks:
+        return
+    if replay is not None:
+        found = [(entry.group, list(entry.scores)) for entry in _recorded(replay)]
+        if not found:
+            raise ReplayError(f"run {str(replay)!r} has recorded no samples for [rehearsal], and its recipe wants some")
+    else:
+        tasks = [run.train_tasks[place % len(run.train_tasks)] for place in range(wanted.tasks)]
+        done = counter(run.tracker, "playing samples to rehearse", len(tasks) * wanted.attempts)
+        with run.timed("samples to rehearse"), run.untrained():
+            groups = await run.player.groups(tasks, wanted.attempts, label=REHEARSAL, seed=run.recipe.seed, done=done)
+        run.engine.take_stats()  # they are of no step
+        found = list(zip(groups, run.scorer(groups), strict=True))
+    for group, own in found:
+        run.recorder.write(0, "warmstart", group, own, label=REHEARSAL)
+
+
+def read_rehearsal(run: Run) -> Rehearsal | None:
+    """The samples of a run with what is learned from them. Raises ConfigError where none is good enough."""
+    objective = rehearsal_objective(run.recipe)
+    if objective is None:
+        return None
+    wanted = run.recipe.rehearsal
+    kept = tuple(
+        trajectory
+        for entry in _recorded(run.folder)
+        for trajectory, score in zip(entry.group.trajectories, entry.scores, strict=True)
+        if score.outcome is not None
+        and score.in_gradient
+        and (wanted.least is None or sum(score.outcome.values()) >= wanted.least)
+    )
+    if not kept:
+        good = "an outcome" if wanted.least is None else f"an outcome of {wanted.least:g} or more"
+        raise ConfigError(
+            f"rehearsal: none of the samples of {wanted.tasks} tasks has {good}; play more tasks, or lower "
+            "rehearsal.least"
+        )
+    return Rehearsal(episodes=kept, objective=objective, batch=wanted.batch, seed=run.recipe.seed)
+
+
+def _recorded(folder: Path) -> Iterator[Entry]:
+    return read_record(folder, phase="warmstart", label=REHEARSAL)

@@ -1,0 +1,40 @@
+"""`turnstile serve`: a model of this process behind an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from turnstile.config import make_recipe
+from turnstile.gateway.reload import Reload
+from turnstile.gateway.server import EngineServer
+from turnstile.trainer.checkpoint import load_weights
+from turnstile.wiring.components import make_agent
+
+
+def make_server(
+    model: str,
+    overrides: Sequence[str] = (),
+    *,
+    name: str = "",
+    token: str = "",
+    renderer: str = "chat",
+    weights_from: Path | None = None,
+) -> EngineServer:
+    """The server of a model: a folder, a hub id or a packaged name. `overrides` change keys of a recipe, like
+    engine.max_batch=32. Clients may have it load weights that lie below `weights_from`. Raises ConfigError for a model
+    that cannot be had."""
+    parser = "lines" if renderer == "lines" else "hermes"
+    agent = {"renderer": {"kind": renderer}, "parser": {"kind": parser}}
+    recipe = make_recipe({"model": {"id": model}, "agent": agent}, overrides)
+    made = make_agent(recipe)
+    return EngineServer(
+        made.engine,
+        model=name or model,
+        words=made.scaffold.renderer,
+        tokenizer=made.tokenizer,
+        context=made.context,
+        token=token,
+        reload=Reload(made.engine, functools.partial(load_weights, made.model), weights_from) if weights_from else None,
+    )

@@ -1,0 +1,139 @@
+"""A run in progress: its parts, its evaluations, and what each of its stages took."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from turnstile.config import Kind, Recipe
+from turnstile.engines.base import Engine
+from turnstile.engines.local.transformers import TransformersEngine
+from turnstile.evaluation.metrics import EpisodeResult, from_group
+from turnstile.records.record import Recorder, label_of
+from turnstile.rewards.build import Scorer
+from turnstile.rollout.group import Player
+from turnstile.rollout.run_records import Books
+from turnstile.rollout.source import Publisher
+from turnstile.runs.run_folder import read_results, write_results, write_whole
+from turnstile.runs.scripted import play_policy
+from turnstile.tracking.base import Tracker
+from turnstile.types import Group, Task, Trajectory
+from turnstile.wiring.components import EVALUATION, Agent, World, for_evaluation
+
+
+class Sampler(Engine, Publisher, Protocol):
+    """What samples with the weights that are published."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Run:
+    """A run in progress: its parts, and what it has done. `engine` is the agent's, or servers in its place."""
+
+    recipe: Recipe
+    folder: Path
+    world: World
+    agent: Agent
+    engine: Sampler
+    player: Player
+    scorer: Scorer
+    tracker: Tracker
+    recorder: Recorder
+    books: Books
+    train_tasks: list[Task]
+    heldout: list[Task]
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Adds the seconds of a stage, and the memory it reached, to costs.json in the run folder; a stage that
+        goes on after an interruption adds up."""
+        began, others = time.monotonic(), sum(read_costs(self.folder)["seconds"].values())
+        try:
+            yield
+        finally:
+            costs = read_costs(self.folder)
+            inside = sum(costs["seconds"].values()) - others  # stages within this one count for themselves
+            took = time.monotonic() - began - inside
+            costs["seconds"][stage] = costs["seconds"].get(stage, 0.0) + took
+            costs["memory_mb"][stage] = max(costs["memory_mb"].get(stage, 0.0), peak_memory_mb())
+            write_whole(self.folder / "costs.json", json.dumps(costs, indent=1))
+
+    def untrained(self) -> AbstractContextManager[None]:
+        """Nobody will train on what is sampled inside: an engine of this process keeps no trunk for it."""
+        return self.engine.without_trunk() if isinstance(self.engine, TransformersEngine) else nullcontext()
+
+    async def evaluate(self, name: str, tasks: Sequence[Task], *, samples: int, step: int = 0) -> None:
+        """Plays `tasks` with the model as it is; done before is done."""
+        if name in read_results(self.folder) or not tasks:
+            return
+        player = for_evaluation(self.recipe, self.player)
+        done = counter(self.tracker, f"evaluating {name}", len(tasks) * samples)
+        with self.timed(f"evaluate {name}"), self.untrained():
+            groups = await player.groups(
+                tasks, samples, label=f"eval/{name}", seed=self.recipe.seed, stream=EVALUATION, done=done
+            )
+        self.engine.take_stats()  # they are of no step
+        self.finish(name, groups, step)
+
+    async def compare(self, name: str, kind: Kind, tasks: Sequence[Task]) -> None:
+        """The same for a policy that is no model."""
+        if name in read_results(self.folder) or not tasks:
+            return
+        done = counter(self.tracker, f"evaluating {name}", len(tasks))
+        groups = await play_policy(self.recipe, self.world, self.agent.scaffold, kind, tasks, done)
+        self.finish(name, groups, 0)
+
+    def finish(self, name: str, groups: Sequence[Group], step: int) -> None:
+        """Writes an evaluation's episodes and results down, and says what they came to."""
+        scores = self.scorer(groups)
+        for group, own in zip(groups, scores, strict=True):
+            self.recorder.write(step, "eval", group, own, label=label_of(name))
+        self.recorder.sync()
+        results = [result for group, own in zip(groups, scores, strict=True) for result in from_group(group, own)]
+        write_results(self.folder, name, results)
+        self.tracker.say(f"{name}: {_rates(results)}")
+
+
+def counter(tracker: Tracker, label: str, total: int) -> Callable[[Trajectory], None]:
+    done = 0
+    tracker.progress(label, 0, total)
+
+    def count(_: Trajectory) -> None:
+        nonlocal done
+        done += 1
+        tracker.progress(label, done, total)
+
+    return count
+
+
+def _rates(results: Sequence[EpisodeResult]) -> str:
+    counted = [result for result in results if result.outcome is not None]
+    if not counted:
+        return f"{len(results)} episodes, none with a verdict"
+    shares = (
+        f"{name} {float(np.mean([getattr(result, name) for result in counted])):.3f}"
+        for name in ("completion", "modification", "resolution")
+    )
+    return f"{', '.join(shares)} ({len(counted)} episodes)"
+
+
+def read_costs(folder: Path) -> dict[str, dict[str, float]]:
+    """Seconds and peak megabytes by stage."""
+    file = folder / "costs.json"
+    if not file.is_file():
+        return {"seconds": {}, "memory_mb": {}}
+    costs: dict[str, dict[str, float]] = json.loads(file.read_text(encoding="utf-8"))
+    return costs
+
+
+def peak_memory_mb() -> float:
+    """The most that this process and the largest of its finished children have held so far."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(resource.getrusage(kind).ru_maxrss for kind in kinds) / 1024

@@ -1,0 +1,154 @@
+"""What comes before the first RL step: the baselines, demonstrations and conversations, and learning from them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from turnstile.config import Kind, Recipe
+from turnstile.errors import ReplayError, TaskError
+from turnstile.records.record import REHEARSAL, read_record
+from turnstile.runs.run_folder import UNTOUCHED
+from turnstile.runs.scripted import demonstrate
+from turnstile.runs.session import Run, counter
+from turnstile.tasks.conversations.conversation import Conversation
+from turnstile.tasks.conversations.play import Played, play
+from turnstile.tasks.conversations.source import read_conversations
+from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.sft import demo_rows, warm_start
+from turnstile.types import F32, Group, Score, Task, Trajectory
+from turnstile.wiring.components import Agent
+from turnstile.wiring.kinds import bind
+
+
+def read_talks(recipe: Recipe) -> list[Conversation]:
+    """The conversations to learn from. Raises TaskError naming file and row for what cannot be read."""
+    return read_conversations(recipe.warmstart.conversations) if recipe.warmstart.conversations else []
+
+
+async def baselines_and_warm_start(run: Run, learner: Learner, talks: Sequence[Conversation]) -> None:
+    """What comes before the first RL step: the baselines, then the warm start."""
+    recipe = run.recipe
+    for name, kind in recipe.eval.policies.items():
+        await run.compare(name, kind, run.heldout)
+    if recipe.eval.before:
+        few = recipe.eval.baseline_tasks or len(run.heldout)
+        await run.evaluate(UNTOUCHED, run.heldout[:few], samples=1)
+    if not recipe.warmstart.wanted:
+        return
+    with run.timed("demonstrations"):
+        demos = [*await _demonstrations(run), *_conversations(run, talks)]
+    with run.timed("warm start"):
+        _learn_demos(run, learner, demos)
+
+
+def learn_recorded(run: Run, learner: Learner, recorded: Path) -> None:
+    """The warm start of another run, from its record."""
+    if not run.recipe.warmstart.wanted:
+        return
+    demos: list[Trajectory] = []
+    for entry in read_record(recorded, phase="warmstart"):
+        if entry.label == REHEARSAL:
+            continue
+        run.recorder.write(0, "warmstart", entry.group, entry.scores, label=entry.label)
+        demos += entry.group.trajectories
+    if not demos:
+        raise ReplayError(f"run {str(recorded)!r} has recorded no demonstrations, and its recipe wants some")
+    with run.timed("warm start"):
+        _learn_demos(run, learner, demos)
+
+
+async def _demonstrations(run: Run) -> list[Trajectory]:
+    """Oracle episodes, played, judged and recorded."""
+    number = run.recipe.warmstart.demos
+    if not number:
+        return []
+    done = counter(run.tracker, "playing demonstrations", number)
+    demos = await demonstrate(run.recipe, run.world, run.agent.scaffold, run.train_tasks, done)
+    for group, own in zip(demos, run.scorer(demos), strict=True):
+        run.recorder.write(0, "warmstart", group, own)
+    return [group.trajectories[0] for group in demos]
+
+
+def _conversations(run: Run, talks: Sequence[Conversation]) -> list[Trajectory]:
+    """Conversations in the agent's tokens, recorded under a label of their own; what they lack of a score is zero."""
+    if not talks:
+        return []
+    done = counter(run.tracker, "reading conversations", len(talks))
+    played = play_talks(run.recipe, talks, run.agent, done)
+    run.tracker.say(played.summary())
+    for item in played.trajectories:
+        group = Group(id=item.group, task=Task(id=item.task_id, env=""), trajectories=(item,))
+        outcome = float(bool(item.signals.get("resolved")))
+        score = Score(outcome={"agent": outcome}, turn=np.zeros(len(item.turns), np.float32), total=outcome)
+        run.recorder.write(0, "warmstart", group, [score], label="conversations")
+    return played.trajectories
+
+
+def play_talks(
+    recipe: Recipe,
+    talks: Sequence[Conversation],
+    agent: Agent,
+    done: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> Played:
+    """Conversations as the agent's trajectories. Raises TaskError where none of them is left to learn from."""
+    warm = recipe.warmstart
+    played = play(
+        talks,
+        agent.scaffold,
+        context=agent.context,
+        cut=warm.too_long == "cut",
+        controls=agent.tokenizer.all_special_tokens,
+        done=done,
+    )
+    if talks and not played.trajectories:
+        why = "; ".join(f"{count} of them: {why}" for why, count in played.left_out.most_common())
+        raise TaskError(
+            f"{warm.conversations}: nothing of its {len(talks)} conversations can be learned ({why}); the agent's "
+            f"renderer is {recipe.agent.renderer.kind!r}, its parser {recipe.agent.parser.kind!r}, its context "
+            f"{agent.context} tokens"
+        )
+    return played
+
+
+def _learn_demos(run: Run, learner: Learner, demos: Sequence[Trajectory]) -> None:
+    """The supervised warm start, with an optimiser of its own so that RL begins with fresh moments."""
+    warm = run.recipe.warmstart
+    rows = demo_rows(demos, functools.partial(_key_weights, weight=warm.key_weight))
+    steps = warm.epochs * -(-len(rows) // warm.batch)
+    plan = Plan(
+        lr=warm.lr,
+        schedule=bind("schedule", Kind(kind="linear")),
+        warmup=warm.warmup,
+        total=steps,
+        clip=run.recipe.train.clip,
+        budget=run.recipe.train.budget,
+        checkpointing=run.recipe.train.checkpointing,
+    )
+    objective = Objective(loss=bind("loss", Kind(kind="sft")), weigh=bind("weights", Kind(kind="token")))
+
+    def say(done: int, total: int, metrics: dict[str, float]) -> None:
+        run.tracker.progress("warm start", done, total)
+        if done % max(1, total // 5) == 0:
+            run.tracker.say(f"warm start {done}/{total}: loss {metrics['loss/total']:.3f}")
+
+    warm_start(
+        Learner(run.agent.model, learner.parameters, plan),
+        rows,
+        objective,
+        epochs=warm.epochs,
+        batch=warm.batch,
+        seed=run.recipe.seed,
+        report=say,
+    )
+    run.engine.publish(0)
+
+
+def _key_weights(demo: Trajectory, turn: int, *, weight: float) -> F32:
+    """1 for every token, `weight` for the first of a turn: it decides which action is taken."""
+    weights = np.ones(len(demo.turns[turn].completion.token_ids), np.float32)
+    weights[:1] = weight
+    return weights

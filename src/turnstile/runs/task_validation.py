@@ -1,0 +1,132 @@
+"""`turnstile tasks check`: repository tasks, the grader that judges their episodes, and a random agent in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from turnstile.config import Kind, Recipe
+from turnstile.envs.base import Env
+from turnstile.errors import TaskError
+from turnstile.swe import oracle, shell_oracle
+from turnstile.swe.bug import ENV
+from turnstile.swe.formats.instance import INSTANCE, instance_of
+from turnstile.swe.grading.findings import CheckedTask
+from turnstile.swe.grading.gate import check
+from turnstile.swe.grading.notes import Notes, failed_before
+from turnstile.swe.problems.cases import ProblemCases
+from turnstile.swe.problems.problems import REPOSITORY, Problems
+from turnstile.types import Task
+from turnstile.wiring.components import make_world
+from turnstile.wiring.kinds import bind, takes
+
+TURNS = 8  # of the random agent
+RANDOM = {ENV: oracle.random_agent, INSTANCE: shell_oracle.random_agent}
+"""The random agent of an environment."""
+LOCAL = Kind(kind="local")
+CONTAINER = "container"
+IMAGES = (CONTAINER, "remote")  # kinds of sandboxes that instances can be checked in
+
+
+def check_tasks(
+    tasks: Sequence[Task],
+    *,
+    repeats: int = 2,
+    probed: int | None = 2,
+    sandbox: Kind = LOCAL,
+    containers: Kind | None = None,
+    workers: int = 2,
+    again: bool = False,
+    done: Callable[[CheckedTask], None] = lambda checked: None,
+) -> list[CheckedTask]:
+    """Checks the repository tasks among `tasks` (see `swe.grading.gate.check`): made ones in `sandbox`,
+    instances in `containers` (see `containers_of`; default: of this machine).
+
+    What was found before is not looked for again, unless `again`. Raises TaskError when there is none, and
+    ConfigError for an unknown kind of sandbox.
+    """
+    found: list[CheckedTask] = []
+    for env in REPOSITORY:
+        mine = [task for task in tasks if task.env == env]
+        if mine:
+            where = sandbox if env == ENV else containers_of(mine[0], containers)
+            section = where.model_dump(exclude=set() if env == ENV else {"image"})  # an instance has its own
+            notes = Notes(section, known=not again)
+            found += asyncio.run(_check(mine, repeats, probed, where, workers, notes, done))
+    if not found:
+        raise TaskError(f"there is no repository task to check: env is none of {', '.join(REPOSITORY)}")
+    return found
+
+
+def containers_of(task: Task, section: Kind | None = None) -> Kind:
+    """The section's containers for an instance and others like it: where it says nothing else as root, who owns the
+    files of images. Any other kind than `container` stays as it is."""
+    if section is not None and section.kind != CONTAINER:
+        return section
+    knobs = section.knobs if section is not None else {}
+    for name in ("dockerfile", "rootfs"):  # what containers of made tasks start from
+        knobs.pop(name, None)
+    image = instance_of(task).image
+    return Kind.model_validate({"kind": CONTAINER, "user": "0:0", "warm": 0, **knobs, "image": image})
+
+
+async def _check(
+    tasks: Sequence[Task],
+    repeats: int,
+    probed: int | None,
+    sandbox: Kind,
+    workers: int,
+    notes: Notes,
+    done: Callable[[CheckedTask], None],
+) -> list[CheckedTask]:
+    if takes(bind("sandbox", sandbox), "workers") and "workers" not in sandbox.knobs:
+        sandbox = Kind.model_validate({**sandbox.model_dump(), "workers": workers})
+    world = make_world(Recipe(env=Kind(kind=tasks[0].env), sandbox=sandbox))
+    try:
+        (problems,) = (part for part in world.shared if isinstance(part, Problems))
+
+        async def play(task: Task) -> bool:
+            return await play_randomly(world.make_env(), task)
+
+        return await check(
+            tasks,
+            ProblemCases(problems=problems),
+            repeats=repeats,
+            probed=probed,
+            play=play,
+            workers=workers,
+            notes=notes,
+            done=done,
+        )
+    finally:
+        await world.close()
+
+
+async def play_randomly(env: Env, task: Task, *, turns: int = TURNS) -> bool:
+    """One episode of the agent that acts validly and blindly: whether it resolved the task."""
+    agent = RANDOM[task.env](task, random.Random(f"check/{task.id}"))
+    try:
+        seen = (await env.reset(task)).messages
+        for _ in range(turns):
+            step = await env.step(agent(seen))
+            seen = step.messages
+            if step.terminated or step.truncated:
+                break
+        return bool((await env.measure())["resolved"])
+    finally:
+        await env.close()
+
+
+def refuse_failed(recipe: Recipe, train: Sequence[Task], heldout: Sequence[Task]) -> None:
+    """Raises TaskError when a task that a run would use failed its check, unless the recipe allows it."""
+    if recipe.tasks.allow_failed:
+        return
+    for file, tasks in ((recipe.tasks.train, train), (recipe.tasks.heldout, heldout)):
+        failed = failed_before(tasks) if file else {}
+        if failed:
+            name, why = next(iter(failed.items()))
+            raise TaskError(
+                f"{file}: {len(failed)} of its tasks failed their check, for example {name} ({why}); leave them "
+                f"out (turnstile tasks check {file} --keep GOOD.jsonl), or set tasks.allow_failed=true"
+            )

@@ -1,0 +1,258 @@
+"""The process that plays episodes ahead of training: `python -m turnstile.runs.worker DESCRIPTOR`.
+
+It makes its own model, engine and environments from the recipe, plays what it is asked for and tells each episode as
+it ends. When its end of the line closes, training is gone or done: it puts everything away and ends. SIGTERM and SIGINT
+that are sent to it itself have it do the same, and training starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from turnstile.config import Recipe
+from turnstile.engines.remote.router import Router
+from turnstile.envs.base import Env
+from turnstile.models.load import load_tokenizer
+from turnstile.rollout.episode import Attempt
+from turnstile.rollout.group import Player, Watch
+from turnstile.rollout.pipe import Line
+from turnstile.rollout.workers import PATIENCE, Began, Ended, Fault, Play, Stands, Turned, Weights, cannot_be_sent
+from turnstile.runs.session import Sampler
+from turnstile.tracking.board import Place
+from turnstile.types import Trajectory, Turn
+from turnstile.wiring.components import make_agent, make_player, make_scaffold, make_world, trainable
+from turnstile.wiring.servers import Given, Remote, make_remote
+
+EVERY = 0.5
+"""Seconds between two looks at where the episodes are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What the parts are made of; `env` takes the place of the recipe's."""
+
+    recipe: Recipe
+    env: Callable[..., Env] | None = None
+
+
+class Model:
+    """What this process samples with: its own copy of the model."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._agent = make_agent(recipe)
+        trainable(recipe, self._agent)  # adds the adapters of a run that trains such
+        self.engine: Sampler = self._agent.engine
+        self.scaffold, self.context = self._agent.scaffold, self._agent.context
+
+    async def load(self, weights: Weights) -> None:
+        """Takes a file of weights. Raises FileNotFoundError for one that newer ones have replaced."""
+        await self._agent.engine.update(functools.partial(load, self._agent.model, weights))
+
+    async def close(self) -> None:
+        pass
+
+
+class Servers:
+    """The same over servers, which load whole folders: there is no model here."""
+
+    def __init__(self, recipe: Recipe, remote: Remote) -> None:
+        assert isinstance(remote.engine, Router)
+        self._remote = remote
+        self._given = Given(recipe, remote.engine, _no_write)
+        self.engine: Sampler = self._given
+        self.scaffold, self.context = remote.scaffold, remote.context
+
+    async def load(self, weights: Weights) -> None:
+        """Has the servers take a folder of weights; nothing more is sampled with others."""
+        self._given.hand_out(weights.version, weights.file)
+
+    async def close(self) -> None:
+        await self._remote.close()
+
+
+async def speaker(recipe: Recipe) -> Model | Servers:
+    """What plays a recipe's episodes here."""
+    if recipe.engine.in_process:
+        return Model(recipe)
+    scaffold = make_scaffold(recipe, load_tokenizer(recipe.model.id))
+    return Servers(recipe, await make_remote(recipe, scaffold, training=True))
+
+
+def _no_write(version: int) -> Path:
+    raise AssertionError("weights come from training")
+
+
+async def serve(line: Line, setup: Setup) -> None:
+    """Plays until the line closes. A fault in an episode ends it."""
+    world = make_world(setup.recipe, setup.env)
+    try:
+        own = await speaker(setup.recipe)
+        try:
+            await _Desk(line, own, make_player(setup.recipe, world, own.scaffold, own.engine, own.context)).work()
+        finally:
+            await own.close()
+    finally:
+        await world.close()
+
+
+class _Desk:
+    """Takes the messages in, and has them done side by side."""
+
+    def __init__(self, line: Line, own: Model | Servers, player: Player) -> None:
+        self._line = line
+        self._own = own
+        self._newest: Weights | None = None
+        self._came = asyncio.Event()
+        self._player = replace(player, deterministic=False, places=asyncio.Semaphore(player.concurrent))
+
+    async def work(self) -> None:
+        loading: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            doing = {tasks.create_task(self._stands())}
+            while (message := await self._line.receive()) is not None:
+                if isinstance(message, Exception):
+                    raise message
+                if isinstance(message, Weights):
+                    self._newest = message
+                    self._came.set()
+                    task = loading = tasks.create_task(self._load(loading))
+                else:
+                    assert isinstance(message, Play)
+                    task = tasks.create_task(self._play(message, loading))
+                doing.add(task)
+                task.add_done_callback(doing.discard)
+            for task in doing:
+                task.cancel()
+
+    async def _load(self, before: asyncio.Task[None] | None) -> None:
+        """Loads the newest weights. Training keeps the last files alone: where one is gone, newer ones are on their
+        way, and nothing is sampled before those are loaded."""
+        if before is not None:
+            await before
+        while True:
+            self._came.clear()
+            weights = self._newest
+            assert weights is not None
+            try:
+                await self._own.load(weights)
+                return
+            except FileNotFoundError:
+                await self._came.wait()
+
+    async def _play(self, asked: Play, loading: asyncio.Task[None] | None) -> None:
+        if loading is not None:
+            await loading  # nothing is sampled with weights older than those that it was asked for with
+        await self._player.play(asked.jobs, watch=_Teller(self._line, self._own.engine))
+
+    async def _stands(self) -> None:
+        """Tells where the episodes are, now and then, when that has changed."""
+        told: dict[Place, int] = {}
+        while True:
+            counts = self._player.board.under_way()
+            if counts != told:
+                self._line.send(Stands(counts))
+                told = counts
+            await asyncio.sleep(EVERY)
+
+
+class _Teller(Watch):
+    """Tells training all that happens to an attempt."""
+
+    def __init__(self, line: Line, engine: Sampler) -> None:
+        self._line = line
+        self._engine = engine
+
+    def begins(self, attempt: Attempt) -> None:
+        self._line.send(Began(attempt))
+
+    def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
+        self._line.send(Turned(attempt, number, turn))
+
+    def ended(self, trajectory: Trajectory, *, again: bool) -> None:
+        self._line.send(Ended(replace(trajectory, turns=()), again, self._engine.take_stats()))
+
+
+@torch.no_grad()
+def load(model: PreTrainedModel, weights: Weights) -> int:
+    """The file's parameters into the model, in place."""
+    parameters = dict(model.named_parameters())
+    for name, value in load_file(weights.file).items():
+        parameters[name].copy_(value)
+    return weights.version
+
+
+def main(descriptor: int) -> None:
+    asyncio.run(_main(descriptor))
+
+
+async def _main(descriptor: int) -> None:
+    line = Line(socket.socket(fileno=descriptor), at_end=_end_soon)
+    told: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        told.append(number)
+        line.shut()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    setup = await line.receive()
+    if setup is not None:
+        await _serve(line, setup)
+    if told:
+        raise SystemExit(128 + told[0])
+
+
+async def _serve(line: Line, setup: Setup | Exception) -> None:
+    try:
+        if isinstance(setup, Exception):
+            raise cannot_be_sent(setup)
+        await serve(line, setup)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        _report(line, error)
+        raise SystemExit(1) from None
+
+
+def _end_soon() -> None:
+    """Nobody is there any more to end this process, should something in it hang."""
+
+    def end() -> None:
+        time.sleep(PATIENCE)
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def _report(line: Line, error: BaseException) -> None:
+    """Tells training what ended this process: the first fault of those that one brought about."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    told = "".join(traceback.format_exception(error))
+    where = f"in the process that plays episodes:\n{told}"
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # one that does not survive the way is told in words
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    line.send(Fault(error, where))
+    line.finish()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

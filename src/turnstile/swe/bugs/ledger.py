@@ -1,0 +1,62 @@
+"""What has been judged of a package already, and where new verdicts go: the task file and a file beside it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turnstile.swe.bugs.candidates import Candidate
+from turnstile.swe.packages.source import Package
+from turnstile.tasks import journal
+from turnstile.tasks.base import dump_task, load_tasks
+from turnstile.types import Task
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The task file and its side file: what has been judged already, and where new verdicts go."""
+
+    out: Path
+    package: Package
+    tasks: dict[str, Task] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
+    undecided: set[str] = field(default_factory=set)  # of this call alone
+
+    @property
+    def side(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.rejected.jsonl")
+
+    def open(self) -> None:
+        """Reads both files; a line that a killed run left half-written is cut off."""
+        for path in (self.out, self.side):
+            journal.mend(path)
+        if self.out.exists() and self.out.stat().st_size:
+            prefix = f"{self.package.label}/"
+            self.tasks = {task.id: task for task in load_tasks(self.out) if task.id.startswith(prefix)}
+        self.rejected = {record["id"]: record["why"] for record in journal.read(self.side)}
+
+    def verdict_on(self, candidate: Candidate) -> Task | str | None:
+        return self.tasks.get(candidate.id) or self.rejected.get(candidate.id)
+
+    def add(self, candidate: Candidate, verdict: Task | str | None) -> None:
+        if verdict is None:
+            self.undecided.add(candidate.id)
+            return
+        if isinstance(verdict, Task):
+            self.tasks[candidate.id] = verdict
+            journal.append(self.out, dump_task(verdict))
+        else:
+            self.rejected[candidate.id] = verdict
+            journal.append(self.side, json.dumps({"id": candidate.id, "why": verdict}))
+
+    def kept(self, row: Sequence[Candidate]) -> int:
+        """How many of the candidates became tasks."""
+        return sum(candidate.id in self.tasks for candidate in row)
+
+    def reasons(self, rows: Sequence[Sequence[Candidate]]) -> Counter[str]:
+        """How many of the candidates were rejected, by reason."""
+        names = (candidate.id for row in rows for candidate in row)
+        return Counter(self.rejected[name] for name in names if name in self.rejected)

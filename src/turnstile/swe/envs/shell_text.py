@@ -1,0 +1,113 @@
+"""Text of a file for an agent: shown with line numbers, and edited by search and replace that says why it failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from turnstile.swe.envs.code import EditError, nearest_line
+
+_NUMBERED = re.compile(r" *\d+\t")
+_SHOWN = 3  # places that are named
+
+
+def decode(data: bytes) -> str:
+    """A file as text; bytes that are no UTF-8 come back as they were from `encode`."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def numbered(text: str, start: int, end: int, chars: int) -> str:
+    """Lines `start` to `end` (from 1, both included) with their numbers, as many as fit into `chars`."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    last = min(end, len(lines))
+    shown: list[str] = []
+    size = 0
+    for number in range(start, last + 1):
+        line = f"{number:6}\t{_clean(lines[number - 1])}"
+        size += len(line) + 1
+        if size > chars and shown:
+            shown.append(f"[lines {number} to {last} are left out here; view them with start={number}]")
+            break
+        shown.append(line if len(line) <= chars else f"{line[:chars]} [{len(line) - chars} characters left out]")
+    else:
+        if last < len(lines):
+            shown.append(f"[{len(lines) - last} more lines]")
+    return "\n".join(shown)
+
+
+def _clean(line: str) -> str:
+    """What can be shown of a line: bytes that are no text become question marks."""
+    return line.removesuffix("\r").encode("utf-8", "replace").decode()
+
+
+def replaced(text: str, old: str, new: str) -> tuple[str, int]:
+    """The text with the one occurrence of `old` replaced, and the line where it stood.
+
+    In a file whose lines end in carriage return and newline both are taken to. Raises EditError that says why not.
+    """
+    if not old:
+        raise EditError("old is empty; give the text that is to be replaced, or use create for a new file")
+    if old == new:
+        raise EditError("no change: old and new are the same")
+    if "\r\n" in text and "\r" not in old + new:
+        old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+    places = _places(text, old)
+    if len(places) > 1:
+        named = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
+        raise EditError(f"old occurs {len(places)} times, at lines {named}; give more of the lines around it")
+    if not places:
+        raise EditError(_why_not(text, old.replace("\r\n", "\n")))
+    at = text.index(old)
+    return text[:at] + new + text[at + len(old) :], places[0]
+
+
+def _places(text: str, part: str) -> list[int]:
+    """The lines in which `part` begins, also where occurrences overlap."""
+    found, at = [], text.find(part)
+    while at >= 0:
+        found.append(text.count("\n", 0, at) + 1)
+        at = text.find(part, at + 1)
+    return found
+
+
+def _why_not(text: str, old: str) -> str:
+    lines = text.replace("\r\n", "\n").split("\n")
+    wanted = old.strip("\n").split("\n")
+    if all(_NUMBERED.match(line) for line in wanted if line.strip()):
+        bare = "\n".join(_NUMBERED.sub("", line, count=1) for line in wanted)
+        if bare in "\n".join(lines):
+            return "old is not in the file; it holds the line numbers that view shows, leave them out"
+    same = _same_but_blanks(lines, wanted)
+    if same:
+        first = same[0]
+        shown = "\n".join(lines[first - 1 : first - 1 + len(wanted)])
+        more = f" (and at {', '.join(map(str, same[1:_SHOWN]))})" if len(same) > 1 else ""
+        return (
+            f"old is not in the file as written: whitespace or indentation differs. From line {first}{more} it is:\n"
+            f"{_clean(shown)}"
+        )
+    sought = max(wanted, key=lambda line: len(line.strip()))
+    nearest = nearest_line(sought, [line for line in lines if line.strip()])
+    numbers = [number for number, line in enumerate(lines, 1) if line.strip() == nearest][:_SHOWN]
+    if not nearest:
+        return "old is not in the file, which is empty"
+    around = numbered("\n".join(lines), max(numbers[0] - 1, 1), numbers[0] + 1, 600)
+    return f"old is not in the file; the nearest that is there:\n{around}"
+
+
+def _same_but_blanks(lines: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """The first line of each place where the wanted lines stand but for blanks."""
+    bare = ["".join(line.split()) for line in lines]
+    sought = ["".join(line.split()) for line in wanted]
+    if not any(sought):
+        return []
+    if len(sought) == 1:
+        return [number for number, line in enumerate(bare, 1) if sought[0] in line]
+    ends = range(len(bare) - len(sought) + 1)
+    return [first + 1 for first in ends if bare[first : first + len(sought)] == sought]

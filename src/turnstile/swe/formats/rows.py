@@ -1,0 +1,56 @@
+"""Instances from the rows of data sets and from Harbor folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from turnstile.errors import TaskError
+from turnstile.lookup import nearest
+from turnstile.swe.formats import harbor, r2egym, swebench, swegym, swesmith
+from turnstile.swe.formats.instance import Instance
+from turnstile.tasks.rows import files_of, read_rows
+
+Read = Callable[[Mapping[str, Any], str], Instance]
+FORMATS: Mapping[str, Read] = {
+    "swe-bench": swebench.read,
+    "swe-gym": swegym.read,
+    "swe-smith": swesmith.read,
+    "r2e-gym": r2egym.read,
+    "turnstile": lambda row, where: Instance.from_json(row),
+}
+
+
+def read_instances(source: str | Path, format: str = "auto", *, split: str = "") -> list[Instance]:
+    """The instances of a file, of a Harbor task folder or a folder of such, or of a data set on the hub (OWNER/NAME).
+
+    `format` is one of FORMATS, by default told from the columns. `split` chooses among the files of a data set.
+    Raises TaskError naming file and row for what cannot be read.
+    """
+    if format != "auto" and format not in FORMATS:
+        raise TaskError(f"unknown instance format {format!r}; {nearest(format, (*FORMATS, 'auto'))}")
+    path = Path(source)
+    if path.is_dir() and (found := harbor.task_folders(path)):
+        return [harbor.read_folder(folder) for folder in found]
+    instances = [
+        FORMATS[_told(row, where) if format == "auto" else format](row, where)
+        for file in files_of(source, split)
+        for where, row in read_rows(file)
+    ]
+    if not instances:
+        raise TaskError(f"{source}: it holds no instance")
+    return instances
+
+
+def _told(row: Mapping[str, Any], where: str) -> str:
+    """The format of a row, told from its columns."""
+    if "expected_output_json" in row:
+        return "r2e-gym"
+    if "instance_id" not in row:
+        if "id" in row and "problem" in row:
+            return "turnstile"
+        raise TaskError(f"{where}: the columns are of no known format; known: {', '.join(FORMATS)}")
+    if "test_patch" not in row and "image_name" in row:
+        return "swe-smith"
+    return "swe-bench" if "environment_setup_commit" in row or isinstance(row.get("FAIL_TO_PASS"), str) else "swe-gym"

@@ -1,0 +1,26 @@
+"""SWE-Gym: SWE-bench's columns with the tests as lists and without environment_setup_commit; images of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from turnstile.swe.formats import swebench
+from turnstile.swe.formats.instance import Instance
+from turnstile.types import JSON
+
+
+def read(row: Mapping[str, Any], where: str) -> Instance:
+    """A row as an instance. Where it names no image, that is the one published for it, as OpenHands finds it."""
+    instance = swebench.read(row, where)
+    if row.get("docker_image") or row.get("image_name"):
+        return instance
+    published = f"xingyaoww/sweb.eval.x86_64.{instance.id.replace('__', '_s_').lower()}"
+    return dataclasses.replace(instance, image=published)
+
+
+def write(instance: Instance) -> dict[str, JSON]:
+    """The instance as a row."""
+    own = {"test_patch": instance.test_patch, "docker_image": instance.image}
+    return swebench.row_of(instance, instance.patch, list, **own)

@@ -1,0 +1,79 @@
+"""The grader's word on a repository task: for the reward of an episode, and for what makes a task a sound one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnstile.errors import VerifierError
+from turnstile.swe.bug import Bug
+from turnstile.swe.grading.bench import Files
+from turnstile.swe.grading.grader import Grader, Verdict
+from turnstile.swe.packages.source import Package
+
+
+async def judge(grader: Grader, bug: Bug, package: Package, text: str, *, repeat: int = 0) -> Verdict:
+    """The verdict on the bug's tests when its file holds `text`. Raises as `Grader.grade`."""
+    return await judge_files(grader, bug, package, {bug.file: text.encode("utf-8", "surrogatepass")}, repeat=repeat)
+
+
+async def judge_files(
+    grader: Grader,
+    bug: Bug,
+    package: Package,
+    files: Files,
+    *,
+    executable: frozenset[str] = frozenset(),
+    repeat: int = 0,
+) -> Verdict:
+    """The verdict on the bug's tests when `files` are what was changed in the pristine tree: a caller whose agent
+    did not touch the bug's own file names it too. Raises as `Grader.grade`."""
+    return await grader.grade(
+        package.tree,
+        files,
+        executable=executable,
+        fail_to_pass=bug.f2p,
+        pass_to_pass=bug.p2p,
+        env=package.environment,
+        repeat=repeat,
+    )
+
+
+async def fault(grader: Grader, bug: Bug, package: Package) -> str | None:
+    """Why the bug makes no sound task, in a clause; None if it does.
+
+    In a sound one all tests pass without the bug, and with it the FAIL_TO_PASS tests fail and no others.
+    Raises TaskError when the package is not the one the bug was made in, VerifierError when the wall clock
+    ended the tests, which a busy machine alone can bring about, and as `Grader.grade`.
+    """
+    gold = settled(await judge(grader, bug, package, bug.pristine_text(package)))
+    empty = settled(await judge(grader, bug, package, bug.bugged_text(package))) if gold.resolved else gold
+    return trouble(gold, empty, must_fail=bug.f2p, must_pass=bug.p2p)
+
+
+def trouble(gold: Verdict | None, empty: Verdict, *, must_fail: Sequence[str], must_pass: Sequence[str]) -> str | None:
+    """What the verdicts on the repair (None where the task has none) and on no change say against a task, in a clause;
+    None for nothing. Without the repair the tests of `must_fail` are to fail, and those of `must_pass` to pass."""
+    if gold is not None and not gold.resolved:
+        first = gold.failed[0]
+        return f"the repair scores 0: {first} ({gold.problem or gold.messages.get(first) or 'it was skipped'})"
+    if gold is None and empty.problem is not None:  # no repair shows that it is the fault which does this
+        return f"its tests do not run, and it has no repair: {empty.problem}"
+    if gold is None and empty.silent:
+        return "none of its tests is among those that ran, and it has no repair"
+    passing = [test for test in must_fail if test not in empty.failed]
+    if empty.resolved:
+        return f"no change scores 1{f': {passing[0]} passes' if passing else ''}"
+    if passing:
+        return f"with the bug: {passing[0]} passes"
+    failing = [test for test in must_pass if test in empty.failed]
+    if failing:
+        why = empty.problem or empty.messages.get(failing[0])
+        return f"with the bug {failing[0]} is to pass and does not ({why})"
+    return None
+
+
+def settled(verdict: Verdict) -> Verdict:
+    """The verdict itself. Raises VerifierError for one that the wall clock brought about."""
+    if verdict.waited_out:
+        raise VerifierError(f"the tests {verdict.problem} on the wall clock; is the machine busy?")
+    return verdict

@@ -1,0 +1,64 @@
+"""Compiles a tree once, so that runs on copies of it compile only what was changed.
+
+    python -m turnstile.swe.in_sandbox.precompile
+
+Every source file below the working folder gets byte code that Python checks against a hash of the source
+(PEP 552), and every test file the form that pytest's assertion rewriting gives it, so no copy, edit or clock
+makes stale code run. Nothing of the tree is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import compileall
+import importlib.util
+import io
+import py_compile
+import sys
+from pathlib import Path
+
+from _pytest.assertion import rewrite
+
+from turnstile.swe.tree import is_test_file
+
+
+def rewrite_tests(root: Path) -> int:
+    """Write the rewritten form of every test file; returns how many were written.
+
+    None are where pytest's cache is not the hash-checked one: it then rewrites in every run, which only costs time.
+    """
+    header = io.BytesIO()
+    try:
+        rewrite._write_pyc_fp(header, b"\0" * 8, compile("", "", "exec"))
+    except (AttributeError, TypeError):
+        return 0  # a pytest whose cache goes by modification times
+    if header.getvalue()[4:8] != b"\x03\0\0\0":
+        return 0
+    written = 0
+    for file in sorted(root.rglob("*.py")):
+        if is_test_file(file.name) or file.name == "conftest.py":
+            name = file.relative_to(root).as_posix()  # the copies that run it are elsewhere
+            source = file.read_bytes()
+            try:
+                tree = ast.parse(source, filename=name)
+            except (SyntaxError, ValueError):
+                continue  # it will say so when it is collected
+            rewrite.rewrite_asserts(tree, source, name, None)
+            code = compile(tree, name, "exec", dont_inherit=True)
+            folder = file.parent / "__pycache__"
+            folder.mkdir(exist_ok=True)
+            with (folder / (file.stem + rewrite.PYC_TAIL)).open("wb") as target:
+                rewrite._write_pyc_fp(target, importlib.util.source_hash(source), code)
+            written += 1
+    return written
+
+
+def main() -> None:
+    mode = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(".", quiet=2, maxlevels=20, invalidation_mode=mode)  # a file that is no Python is skipped
+    rewrite_tests(Path())
+
+
+if __name__ == "__main__":
+    sys.setrecursionlimit(10_000)  # long expressions in generated tests
+    main()

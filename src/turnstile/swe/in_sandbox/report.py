@@ -1,0 +1,226 @@
+"""A pytest plugin that tells every outcome under a random key. For Python 3.6 and pytest 3.6 or newer, whatever the
+project's own settings are; of the standard library, and handed into a container as a package with what it imports.
+
+It is named in PYTEST_PLUGINS. Beside its folder lies KEYFILE: the key of the report's lines, the name of the tests that
+it adds, which must fail, the repository's folder, what the files of the change were before, and the names that the
+repository's modules had at the beginning. `in_sandbox.startup` imports it when Python starts, so that all of these are
+gone before any code of the repository can be imported. Where pytest is called by a program of the repository, it is
+imported when pytest is. PYTEST_DONT_REWRITE
+"""
+
+import importlib
+import os
+import sys
+import types
+import unittest
+from typing import Any
+
+import pytest
+from _pytest import config as settings  # a name that begins with pytest would be taken for a hook
+from _pytest.unittest import TestCaseFunction
+
+from .channel import LONGEST, Channel, codes, first_line, keeper, replaced, request
+from .imports import guard
+from .origin import Origins, real
+from .testfiles import Expected, test_files
+
+SEALED = ("pytest", "_pytest", "pluggy", "unittest")
+
+
+class CanaryModule(pytest.Module):
+    """A test file that is nowhere on the disk: a test function that fails, and a method of a `TestCase` too where
+    the suite has such. It has no marks, whatever those beside it have, and the settings' names of tests do not
+    matter."""
+
+    def _getobj(self) -> types.ModuleType:
+        canary = self.name.rpartition("/")[2].partition(".")[0]
+
+        def function() -> None:
+            raise AssertionError("this test is to fail")
+
+        def method(self: unittest.TestCase) -> None:
+            self.fail("this test is to fail")
+
+        made: Any = types.ModuleType(canary)
+        function.__name__ = canary
+        function.__test__ = True  # type: ignore[attr-defined]
+        setattr(made, canary, function)
+        made.Case = type("Case", (unittest.TestCase,), {canary: method, "__module__": canary})
+        return made  # type: ignore[no-any-return]
+
+
+def canaries(name: str, session: Any, items: Any) -> Any:
+    """The tests called `name` that are to fail, of each form that `items` has."""
+    last = items[-1]
+    file = last.getparent(pytest.Module)
+    parent: Any = session if file is None or file.parent is None else file.parent
+    made: Any = CanaryModule
+    if hasattr(last, "path"):
+        module = made.from_parent(parent, path=last.path.parent / (name + ".py"))
+    elif hasattr(made, "from_parent"):
+        module = made.from_parent(parent, fspath=last.fspath.dirpath(name + ".py"))
+    else:
+        module = made(last.fspath.dirpath(name + ".py"), parent)
+    with_cases = any(isinstance(item, TestCaseFunction) for item in items)
+    return [item for item in session.genitems(module) if with_cases or not isinstance(item, TestCaseFunction)]
+
+
+class Report(Channel):
+    """Writes begin, collect, test, tampered and end lines."""
+
+    def __init__(self, asked: Any) -> None:
+        super().__init__(asked["key"])
+        root = asked["root"]
+        self.canary = asked["canary"]
+        self.outcomes: Any = {}
+        self.told: Any = set()
+        self.messages: Any = {}
+        self.expected = Expected(root, test_files(root))
+        self.origins = Origins(root, asked["before"], asked["repaired"])
+        self.unsound: Any = set()
+        self.note: Any = None
+        self.files: Any = set()
+        self.packages: Any = set(SEALED)
+        self.parts: Any = {}
+        self.sealed = codes(self.packages)
+        self.emit(event="begin")
+
+    def is_stranger(self, plugin: Any) -> bool:
+        """Whether a plugin's hooks are written in code under test, and are not those that it had before the change. In
+        a file that the repair touches too, those that are there from the beginning of the run may be changed."""
+        for name in dir(plugin):
+            code = getattr(getattr(plugin, name, None), "__code__", None) if name.startswith("pytest_") else None
+            if code is not None and self.origins.is_under_test(code.co_filename):
+                file = real(code.co_filename)
+                early = code.co_filename in self.files and file in self.origins.repaired
+                if not early and not self.origins.is_written(code, file):
+                    return True
+        return False
+
+    def functions(self) -> Any:
+        """The code of what is sealed, of the report itself too."""
+        return codes(self.packages, {**sys.modules, **self.parts})
+
+    def seal(self, plugins: Any) -> None:
+        """Takes the report out of where modules are looked for. What these plugins have replaced by now is as it
+        should be, and so is what they put in the place of something later, as pytest-mock does, if it is a function
+        of their own."""
+        for name in list(sys.modules):
+            if name.partition(".")[0] == __name__:
+                self.parts[name] = sys.modules.pop(name)
+        for plugin in plugins:
+            home = plugin.__name__ if isinstance(plugin, types.ModuleType) else type(plugin).__module__
+            self.packages.add(home.partition(".")[0])
+        for name, code in self.functions().items():
+            if not self.origins.is_under_test(code.co_filename):
+                self.sealed[name] = code
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, session: Any, items: Any) -> None:
+        if items:
+            items += canaries(self.canary, session, items)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.emit(event="collect", id=report.nodeid, message=last_line(report.longrepr))
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
+        report = (yield).get_result()
+        function = getattr(item, "function", None)
+        name = getattr(item, "originalname", None) or item.name.partition("[")[0]
+        own = str(getattr(item, "path", None) or item.fspath)
+        ours = self.canary in item.nodeid  # in no file
+        if function is not None and not ours and self.origins.altered(function, name, own):
+            self.unsound.add(item.nodeid)
+            self.messages[item.nodeid] = "the test that ran is not the one in its file"
+        elif hasattr(report, "wasxfail") and not self.expected.of(item):
+            self.unsound.add(item.nodeid)
+            self.messages[item.nodeid] = "only the tests may say that a failure is expected"
+        elif report.failed and item.nodeid not in self.messages:
+            said = last_line(report.longrepr) if call.excinfo is None else first_line(call.excinfo.value)
+            self.messages[item.nodeid] = said
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        expected = hasattr(report, "wasxfail")
+        if report.skipped:
+            outcome = "XFAIL" if expected else "SKIPPED"
+        elif report.passed:
+            outcome = "XPASS" if expected else "PASSED"
+        else:
+            outcome = "FAILED" if report.when == "call" else "ERROR"
+        if report.nodeid in self.unsound:
+            outcome = "FAILED"
+        if report.when == "call" or outcome not in ("PASSED", "XPASS"):
+            known = self.outcomes.get(report.nodeid)
+            if known is None or known in ("PASSED", "XPASS"):
+                self.outcomes[report.nodeid] = outcome
+                self.note(report.nodeid, outcome)
+        if report.when == "teardown" and report.nodeid in self.outcomes:
+            self.told.add(report.nodeid)
+            message = self.messages.get(report.nodeid, "")
+            self.emit(event="test", id=report.nodeid, outcome=self.outcomes[report.nodeid], message=message)
+
+    def witness(self) -> Any:
+        """A plugin that ends the report, and knows what it was made of and what it noted where no attribute leads."""
+        noted: Any = {}
+        self.note = noted.__setitem__
+        restore = keeper((self, self.origins, self.expected))
+        outcomes, told = self.outcomes, self.told
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
+            changed = restore()
+            if outcomes != noted or not told <= set(noted):
+                changed.append("the report's outcomes")
+            changed += replaced(self.sealed, self.functions())
+            plugins = session.config.pluginmanager.get_plugins()
+            changed += ["the plugin " + repr(plugin) for plugin in plugins if self.is_stranger(plugin)]
+            if changed:
+                self.emit(event="tampered", what=changed[0])
+            self.emit(event="end", count=len(told), exit_code=int(exitstatus))
+
+        made: Any = types.ModuleType("witness")
+        made.pytest_sessionfinish = pytest_sessionfinish
+        return made
+
+
+def last_line(rendered: Any) -> str:
+    """What went wrong, of what pytest has made of it."""
+    lines = [line.strip() for line in str(rendered).splitlines() if line.strip()]
+    said = lines[-1] if lines else ""
+    return said[2:].strip()[:LONGEST] if said.startswith("E ") else said[:LONGEST]
+
+
+def pytest_addoption(parser: Any) -> None:
+    os.environ.pop("PYTEST_PLUGINS", None)  # pytest has read it, and what the tests start is not to
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: Any) -> None:
+    """No conftest file has been imported yet."""
+    if REPORT is not None:
+        REPORT.seal(early_config.pluginmanager.get_plugins())
+
+
+def pytest_configure(config: Any) -> None:
+    if REPORT is not None and not hasattr(config, "workerinput"):
+        REPORT.files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        REPORT.origins.settings = config
+        config.pluginmanager.register(REPORT.witness(), "turnstile-witness")
+        config.pluginmanager.register(REPORT, "turnstile")
+
+
+def _open() -> Any:
+    """The report of the process that finds the key; those that it starts find none."""
+    asked = request()
+    if asked is None:
+        return None
+    for name in settings.default_plugins:  # so that they are sealed
+        importlib.import_module("_pytest." + name)
+    if asked["own"]:
+        guard(asked["root"], asked["own"])
+    return Report(asked)
+
+
+REPORT = _open()

@@ -1,0 +1,93 @@
+"""Whether the tests that run are the ones in the test files, as they were before any code under test ran.
+
+Code under test can empty a test function in memory, or write over a test file or its byte code before that is
+imported. So what the files hold is read first and compared with what ran. Beside pytest, of the standard library.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+from _pytest.assertion import rewrite
+
+from turnstile.swe.tree import can_change_tests
+
+_DEEP = 6  # decorators over one another
+
+
+class TestCode:
+    """The code of every function in the test files, read when this is made."""
+
+    __test__ = False  # the name begins like a test's
+
+    def __init__(self, files: Iterable[str]) -> None:
+        self.files = tuple(files)
+        self._root = os.getcwd()
+        self._known = {os.path.abspath(file): frozenset(_functions(_compiled(file))) for file in self.files}
+
+    def altered(self, item: pytest.Item) -> bool:
+        """Whether a test consists of other code than its file holds, or comes from the code under test.
+
+        A decorated test does, under its decorators, of the file's. Tests that a helper beside the test files
+        defines are taken as they are.
+        """
+        function = getattr(item, "function", None)
+        if not isinstance(function, FunctionType):
+            return False
+        home = os.path.abspath(getattr(sys.modules.get(function.__module__), "__file__", None) or "")
+        inside = home.startswith(self._root + os.sep) and not can_change_tests(os.path.relpath(home, self._root))
+        if home not in self._known and not inside:
+            return False
+        known = self._known.get(home) or self._known.get(str(item.path), frozenset())
+        return not any(found.__code__ in known for found in _below(function, _DEEP))
+
+
+def _compiled(file: str) -> CodeType | None:
+    """The file's code as pytest imports it: from its byte code, where that is sound, else made anew."""
+    path = Path(file)
+    if not path.is_file():
+        return None
+    kept = path.parent / "__pycache__" / (path.stem + rewrite.PYC_TAIL)
+    code = rewrite._read_pyc(path, kept)
+    if code is not None:
+        return code
+    source = path.read_bytes()
+    try:
+        tree = ast.parse(source, filename=file)
+    except (SyntaxError, ValueError):
+        return None  # it will say so when it is collected
+    rewrite.rewrite_asserts(tree, source, file, None)
+    return compile(tree, file, "exec", dont_inherit=True)
+
+
+def _functions(code: CodeType | None) -> Iterator[CodeType]:
+    for constant in () if code is None else code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _functions(constant)
+
+
+def _below(found: Any, depth: int) -> Iterator[FunctionType]:
+    """A function and those that it wraps: named, closed over, or kept in an attribute."""
+    if isinstance(found, FunctionType):
+        yield found
+    if depth and isinstance(found, FunctionType):
+        cells = []
+        for cell in found.__closure__ or ():
+            try:
+                cells.append(cell.cell_contents)
+            except ValueError:
+                continue  # a cell that is empty as yet
+        for inner in (*cells, *vars(found).values()):
+            yield from _below(inner, depth - 1)
+    elif depth and hasattr(found, "__dict__") and not isinstance(found, type | ModuleType):
+        for inner in list(vars(found).values()):
+            if isinstance(inner, FunctionType):
+                yield from _below(inner, depth - 1)

@@ -1,0 +1,118 @@
+"""Which files hold tests, and what these say in their source. For Python 3.6 or newer, of the standard library alone,
+as it also goes into containers beside `in_sandbox.report`.
+"""
+
+import ast
+import os
+from typing import Any
+
+TEST_FOLDERS = frozenset({"test", "tests"})
+WHOLE_SUITES = frozenset({"test.py", "tests.py"})
+STARTUP = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
+INSTALLED = (".dist-info", ".egg-info")
+"""How folders end that say what is installed: they can name plugins of the test runner."""
+ENVIRONMENTS = frozenset({".venv", ".tox", ".nox"})
+"""Folders of libraries that can lie in a repository; no change reaches into them."""
+HOOKS = frozenset({"pytest_collection_modifyitems", "pytest_itemcollected", "pytest_runtest_setup"})
+"""Functions of a conftest file that can mark any test."""
+
+
+def is_test_file(path: str) -> bool:
+    """Whether the file at `path` holds tests, going by its name: as pytest has it, and as older suites call theirs."""
+    name = path.rpartition("/")[2]
+    return name in WHOLE_SUITES or (name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py")))
+
+
+def can_change_tests(path: str) -> bool:
+    """Whether a change to `path` could change the tests instead of the code, so that grading leaves it out."""
+    parts = os.path.normpath(path).split("/")
+    return (
+        is_test_file(path)
+        or parts[-1] in STARTUP
+        or parts[-1].startswith("test_")  # data beside the tests
+        or parts[-1].endswith((".pyc", ".pth"))
+        or not TEST_FOLDERS.isdisjoint(parts[:-1])
+        or "__pycache__" in parts
+        or any(part.endswith(INSTALLED) for part in parts)
+    )
+
+
+def python_files(root: str) -> Any:
+    """The Python files of a repository, without those in hidden folders."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            file = os.path.join(folder, name)
+            if name.endswith(".py") and os.path.isfile(file):
+                yield file
+
+
+def test_files(root: str) -> Any:
+    """Those of them that are tests or beside them."""
+    return (file for file in python_files(root) if can_change_tests(os.path.relpath(file, root)))
+
+
+class Expected:
+    """Which failures the test files expect, as they are when this is made: what code under test marks is no part."""
+
+    def __init__(self, root: str, files: Any) -> None:
+        self.root = os.path.realpath(root)
+        self.sources: Any = {}
+        for file in files:
+            for each in (file, *self.conftests(file)):
+                if os.path.isfile(each):
+                    with open(each, "rb") as opened:
+                        self.sources[os.path.realpath(each)] = opened.read()
+
+    def conftests(self, file: str) -> Any:
+        """The conftest files that a test file is run with."""
+        folder = os.path.dirname(os.path.realpath(file))
+        while folder == self.root or folder.startswith(self.root + os.sep):
+            yield os.path.join(folder, "conftest.py")
+            folder = os.path.dirname(folder)
+
+    def of(self, item: Any) -> bool:
+        """Whether the source of a test, of its class, module or fixtures, or a hook beside it says that it may fail."""
+        file = os.path.realpath(str(getattr(item, "path", None) or item.fspath))
+        function = getattr(item, "function", None)
+        names = {getattr(function, "__name__", ""), item.name.partition("[")[0], *getattr(item, "fixturenames", ())}
+        above = item.parent
+        while above is not None:
+            names.add(above.name)
+            above = above.parent
+        written = os.path.realpath(getattr(getattr(function, "__code__", None), "co_filename", file))
+        return self.says({file, written, *map(os.path.realpath, self.conftests(file))}, names | HOOKS)
+
+    def says(self, files: Any, names: Any) -> bool:
+        """Whether one of these files expects a failure, for all of it or where one of `names` is made."""
+        return any(says_xfail(self.sources.get(each, b""), names) for each in files)
+
+
+def says_xfail(source: bytes, names: Any) -> bool:
+    """Whether a source has a mark or a call that expects a failure, for all of it or where one of `names` is made."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    words: Any = set()
+
+    def says(node: Any) -> bool:
+        for inner in ast.walk(node):
+            word = getattr(inner, "attr", None) or getattr(inner, "id", None)
+            if isinstance(word, str) and (word in words or "xfail" in word.lower() or word == "expectedFailure"):
+                return True
+        return False
+
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and says(statement.value):
+            words.update(target.id for target in statement.targets if isinstance(target, ast.Name))
+    if "pytestmark" in words:
+        return True
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in names and says(node):
+            return True
+        if isinstance(node, ast.ClassDef) and node.name in names:
+            marks = [inner for inner in node.body if isinstance(inner, ast.Assign)]
+            if any(map(says, [*node.decorator_list, *marks])):
+                return True
+    return False

@@ -1,0 +1,146 @@
+"""What a project says of itself: name, version, licence and requirements, in the files of its tree."""
+
+from __future__ import annotations
+
+import configparser
+import email.parser
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from turnstile.swe.packages import pip
+
+
+def read_metadata(tree: Path) -> Message:
+    """The PKG-INFO with requirements if one has them; an empty message where there is none."""
+    found = [tree / "PKG-INFO", *sorted(tree.glob("*.egg-info/PKG-INFO")), *sorted(tree.glob("*/*.egg-info/PKG-INFO"))]
+    messages = [
+        email.parser.Parser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
+        for path in found
+        if path.is_file()
+    ]
+    messages.sort(key=lambda message: "Requires-Dist" not in message)
+    metadata = messages[0] if messages else Message()
+    if "Requires-Dist" not in metadata:
+        for line in _egg_requirements(tree):
+            metadata["Requires-Dist"] = line
+    return metadata
+
+
+def _egg_requirements(tree: Path) -> Iterator[str]:
+    """`requires.txt` of older setuptools, as Requires-Dist lines."""
+    for path in [*sorted(tree.glob("*.egg-info/requires.txt")), *sorted(tree.glob("*/*.egg-info/requires.txt"))]:
+        extra, marker = "", ""
+        for line in path.read_text(encoding="utf-8").splitlines():
+            section = re.fullmatch(r"\[([^:\]]*):?(.*)\]", line.strip())
+            if section:
+                extra, marker = section[1], section[2]
+            elif line.strip():
+                clauses = [f"({marker})"] if marker else []
+                clauses += [f'extra == "{extra}"'] if extra else []
+                yield line.strip() + (f" ; {' and '.join(clauses)}" if clauses else "")
+        return
+
+
+def project_of(folder: Path, default: str) -> tuple[str, str]:
+    """Name and version of the project in a folder; see `named`."""
+    return named(_said(folder), default)
+
+
+def _said(tree: Path) -> Mapping[str, str]:
+    """The texts of the files in which a project may say outright what it is."""
+    files = [tree / file for file in ("pyproject.toml", "setup.cfg")]
+    return {file.name: file.read_text("utf-8", "replace") for file in files if file.is_file()}
+
+
+def named(texts: Mapping[str, str], default: str) -> tuple[str, str]:
+    """Name and version as the project's files say them, else `default` and 0."""
+    metadata = static_metadata(texts)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", str(metadata.get("Name") or default)).strip("-._")
+    version = re.sub(r"[^A-Za-z0-9.]", "", str(metadata.get("Version") or "")) or "0"
+    return canonicalize_name(name or "package"), version
+
+
+def entry_points(tree: Path) -> str:
+    """What the project offers to others by name (plugins, commands), as an installed package has it; "" for nothing."""
+    built = [*sorted(tree.glob("*.egg-info/entry_points.txt")), *sorted(tree.glob("*/*.egg-info/entry_points.txt"))]
+    if built:
+        return built[0].read_text(encoding="utf-8", errors="replace")
+    project, config = _declared(_said(tree))
+    groups: dict[str, dict[str, str]] = dict(project.get("entry-points", {}))
+    if "scripts" in project:
+        groups["console_scripts"] = project["scripts"]
+    lines = [f"[{group}]\n" + "".join(f"{name} = {path}\n" for name, path in found.items())
+             for group, found in groups.items()]  # fmt: skip
+    if config.has_section("options.entry_points"):
+        lines += [f"[{group}]\n{text.strip()}\n" for group, text in config.items("options.entry_points")]
+    return "\n".join(lines)
+
+
+def _declared(texts: Mapping[str, str]) -> tuple[dict[str, Any], configparser.RawConfigParser]:
+    """The table `project` of pyproject.toml, and setup.cfg; empty where they are missing or damaged."""
+    try:
+        project: dict[str, Any] = tomllib.loads(texts.get("pyproject.toml", "")).get("project", {})
+    except tomllib.TOMLDecodeError:
+        project = {}
+    config = configparser.RawConfigParser()
+    try:
+        config.read_string(texts.get("setup.cfg", ""))
+    except configparser.Error:
+        config = configparser.RawConfigParser()
+    return project, config
+
+
+def static_metadata(texts: Mapping[str, str]) -> Message:
+    """The metadata that pyproject.toml (PEP 621) or setup.cfg says outright."""
+    metadata = Message()
+    project, config = _declared(texts)
+    options = {name: dict(config[name]) if name in config else {} for name in ("metadata", "options")}
+    extras = dict(config["options.extras_require"]) if "options.extras_require" in config else {}
+    for key, value in (
+        ("Name", project.get("name") or options["metadata"].get("name")),
+        ("Version", project.get("version") or options["metadata"].get("version")),
+        ("License", project.get("license") or options["metadata"].get("license")),
+    ):
+        if isinstance(value, dict):
+            value = value.get("text")
+        if isinstance(value, str) and not value.startswith(("attr:", "file:")):
+            metadata[key] = value
+    needed = [*project.get("dependencies", ()), *_lines(options["options"].get("install_requires", ""))]
+    for line in needed:
+        metadata["Requires-Dist"] = line
+    optional = {**project.get("optional-dependencies", {}), **{name: _lines(text) for name, text in extras.items()}}
+    for extra, lines in optional.items():
+        for line in lines:
+            bare, _, marker = line.partition(";")
+            clauses = [f"({marker.strip()})"] if marker.strip() else []
+            metadata["Requires-Dist"] = f"{bare.strip()}; {' and '.join([*clauses, f'extra == {extra!r}'])}"
+    dynamic = "dependencies" in project.get("dynamic", ()) or not (project or options["options"])
+    if dynamic and not needed:
+        metadata["Dynamic"] = "Requires-Dist"
+    return metadata
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def write_metadata(tree: Path, name: str, version: str) -> None:
+    """A PKG-INFO as a source distribution has it; where no file says outright what is needed, its builder is asked."""
+    if (tree / "PKG-INFO").is_file():
+        return
+    metadata = static_metadata(_said(tree))
+    needs = [str(line) for line in metadata.get_all("Requires-Dist") or []]
+    builds = any((tree / file).is_file() for file in ("setup.py", "pyproject.toml"))
+    if "Dynamic" in metadata and builds:
+        needs = pip.required_by(tree, f"{name}=={version}")
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    if "License" in metadata:
+        lines.append(f"License: {str(metadata['License']).splitlines()[0]}")
+    lines += [f"Requires-Dist: {line}" for line in needs]
+    (tree / "PKG-INFO").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,255 @@
+"""Where packages come from: an unpacked source tree with its dependencies, cached.
+
+The cache holds one folder a package, made beside its final place and renamed into it, so a folder that is
+there is whole. What it depends on is elsewhere: of these, a sandbox shows the folder of its own task's package, and
+nothing of the package as it should be, which is not even there where a dependency needs it:
+
+    CACHE/swe/NAME-VERSION/tree/             the source distribution without build products: the pristine template
+    CACHE/swe/NAME-VERSION/package.json      the `Package` record with a digest of the tree
+    CACHE/swe-deps/NAME-VERSION/             runtime and test dependencies, for the import path only
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from packaging.utils import canonicalize_name
+
+from turnstile.cache import cache_dir, locked
+from turnstile.errors import TaskError
+from turnstile.lookup import nearest
+from turnstile.swe.packages import layout, pip
+from turnstile.swe.packages.checkout import parse_git, parse_path
+from turnstile.swe.packages.metadata import entry_points, read_metadata
+from turnstile.swe.tree import tree_digest
+
+Progress = Callable[[str], None]
+_RECORD = "package.json"
+
+
+def deps_home(cache: Path | None = None) -> Path:
+    """The folder of all packages' dependencies, of which a sandbox needs its own task's."""
+    return (cache or cache_dir()) / "swe-deps"
+
+
+class Source(Protocol):
+    """A place packages come from; `kind` is the word before the colon of its spec."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def spec(self) -> str: ...
+
+    def unpack(self, into: Path) -> None:
+        """Puts the pristine tree into the empty folder `into`. Raises TaskError."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PypiSource:
+    """A source distribution of the package index that pip is set up for."""
+
+    name: str
+    version: str
+    kind: str = "pypi"
+
+    @property
+    def spec(self) -> str:
+        return f"pypi:{self.name}=={self.version}"
+
+    def unpack(self, into: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=into.parent, prefix=".sdist-") as folder:
+            archive = pip.download_sdist(self.name, self.version, Path(folder))
+            layout.unpack_archive(archive, into)
+
+
+def _parse_pypi(rest: str, spec: str) -> Source:
+    match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)", rest)
+    if match is None:
+        raise TaskError(f"source {spec!r}: write it as pypi:NAME==VERSION with one exact version")
+    return PypiSource(name=canonicalize_name(match[1]), version=match[2])
+
+
+_KINDS: dict[str, Callable[[str, str], Source]] = {
+    "pypi": _parse_pypi,
+    "path": lambda rest, spec: parse_path(spec),
+    "git": lambda rest, spec: parse_git(spec),
+}
+
+
+def parse_source(spec: str) -> Source:
+    """The source that a spec names: `pypi:toolz==1.2.0`, a folder (`./toolz` or `path:./toolz`), or a commit of a
+    repository (`git+file:///work/toolz@v1.2.0`). Raises TaskError for anything else."""
+    kind, colon, rest = spec.partition(":")
+    if spec.startswith(("./", "../", "/", "~")) or spec in (".", ".."):
+        kind, colon, spec = "path", ":", f"path:{spec}"
+    elif spec.startswith("git+"):
+        kind, colon = "git", ":"
+    if not colon:
+        raise TaskError(f"source {spec!r}: write it as pypi:NAME==VERSION, ./FOLDER or git+URL@REVISION")
+    if kind not in _KINDS:
+        raise TaskError(f"source {spec!r}: unknown kind {kind!r}; {nearest(kind, _KINDS)}")
+    return _KINDS[kind](rest, spec)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Package:
+    """One unpacked package. Paths inside the tree are relative and use forward slashes.
+
+    `tree` is the pristine template: copy it, never work in it. Tests run with the copy as working folder in
+    `environment`. `requires` pins what `deps` holds.
+    """
+
+    spec: str
+    name: str
+    version: str
+    tree: Path
+    deps: Path
+    import_root: str  # "." or "src" or the like: the folder on the import path
+    modules: tuple[str, ...]  # the package's own source files, the ones that may carry a bug
+    tests: tuple[str, ...]  # test files
+    licence: str
+    licence_file: str | None
+    requires: tuple[str, ...]
+    digest: str  # of every file in the tree
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}-{self.version}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tests in a copy of the tree need beside a plain environment; relative entries are of the copy."""
+        return {"PYTHONPATH": os.pathsep.join(dict.fromkeys((self.import_root, ".", str(self.deps))))}
+
+
+def fetch(
+    source: Source | str,
+    *,
+    extra: Sequence[str] = (),
+    requires: Sequence[str] | None = None,
+    cache: Path | None = None,
+    progress: Progress = lambda message: None,
+) -> Package:
+    """The package of a source, from the cache or fetched into it.
+
+    `extra` adds requirements that the package's metadata does not name; `requires` replaces everything that
+    the metadata says by exact pins, as recorded in a task file. Several processes may call this at once.
+
+    Raises TaskError when the package cannot be had, a dependency cannot be installed, or there are no tests in it.
+    """
+    source = parse_source(source) if isinstance(source, str) else source
+    requires = None if requires is None else [pin for pin in requires if not _is_of(pin, source.name)]
+    home = (cache or cache_dir()) / "swe" / f"{source.name}-{source.version}"
+    cached = _load(home, cache)
+    if cached is not None and _serves(cached, extra, requires):
+        return cached
+    with locked(home):
+        cached = _load(home, cache)  # another process may have been quicker
+        if cached is not None and _serves(cached, extra, requires):
+            return cached
+        with tempfile.TemporaryDirectory(
+            dir=home.parent, prefix=f".{home.name}-", ignore_cleanup_errors=True
+        ) as folder:
+            staged = Path(folder) / "package"
+            _build(source, staged, extra, requires, progress)
+            deps_home(cache).mkdir(parents=True, exist_ok=True)
+            _put(staged / "deps", deps_home(cache) / home.name)
+            _put(staged, home)
+    package = _load(home, cache)
+    if package is None:
+        raise TaskError(f"{source.spec}: the cache folder {home} was damaged while it was made; try again")
+    return package
+
+
+def _build(
+    source: Source, staged: Path, extra: Sequence[str], requires: Sequence[str] | None, progress: Progress
+) -> None:
+    tree, deps = staged / "tree", staged / "deps"
+    tree.mkdir(parents=True)
+    progress(f"fetching {source.spec}")
+    source.unpack(tree)
+    metadata, offered = read_metadata(tree), entry_points(tree)
+    layout.remove_build_products(tree)
+    tests = layout.find_tests(tree)
+    if not tests:
+        raise TaskError(
+            f"{source.spec}: {'its source distribution' if source.kind == 'pypi' else 'it'} holds no tests "
+            "(no test_*.py, *_test.py or tests.py); choose another package"
+        )
+    import_root = layout.find_import_root(tree, source.name)
+    wanted = list(requires) if requires is not None else [*layout.requirements(tree, metadata), *extra]
+    if wanted:
+        progress(f"installing {len(wanted)} dependencies of {source.spec}")
+    deps.mkdir()
+    pip.install_target(wanted, deps, source.spec, no_deps=requires is not None)
+    layout.remove_distribution(deps, source.name)
+    pins = layout.pins(deps)
+    # the package's own metadata, since some packages ask importlib.metadata for their version or plugins
+    own = deps / f"{source.name.replace('-', '_')}-{source.version}.dist-info"
+    own.mkdir(exist_ok=True)
+    (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {source.name}\nVersion: {source.version}\n")
+    if offered:
+        (own / "entry_points.txt").write_text(offered, encoding="utf-8")
+    licence, licence_file = layout.find_licence(tree, metadata)
+    record = {
+        "spec": source.spec,
+        "name": source.name,
+        "version": source.version,
+        "import_root": import_root,
+        "modules": layout.find_modules(tree, import_root),
+        "tests": tests,
+        "licence": licence,
+        "licence_file": licence_file,
+        "requires": pins,
+        "extra": sorted(extra),
+        "digest": tree_digest(tree),
+    }
+    (staged / _RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def _put(staged: Path, home: Path) -> None:
+    """Renames the staged folder into place; an older one is moved away first, and only then deleted."""
+    if home.exists():
+        old = staged.with_name(f"old-{staged.name}")
+        home.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    staged.rename(home)
+
+
+def _load(home: Path, cache: Path | None) -> Package | None:
+    """The package in the cache; None where it is missing, half there or changed since it was unpacked."""
+    try:
+        record = json.loads((home / _RECORD).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None
+    tree, deps = home / "tree", deps_home(cache) / home.name
+    if not deps.is_dir() or not tree.is_dir() or tree_digest(tree) != record.get("digest"):
+        return None
+    record.pop("extra", None)
+    for key in ("modules", "tests", "requires"):
+        record[key] = tuple(record[key])
+    return Package(tree=tree, deps=deps, **record)
+
+
+def _serves(package: Package, extra: Sequence[str], requires: Sequence[str] | None) -> bool:
+    if requires is not None:
+        return set(requires) <= set(package.requires)
+    return all(any(_is_of(name, pin.split("==")[0]) for pin in package.requires) for name in extra)
+
+
+def _is_of(requirement: str, name: str) -> bool:
+    """Whether a requirement is of the package of that name."""
+    return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]) == canonicalize_name(name)

@@ -1,0 +1,121 @@
+"""Changed files as a diff in the form that git writes and `git apply` reads."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import hashlib
+import zlib
+from collections.abc import Callable, Collection, Sequence
+
+from turnstile.swe.grading.bench import Files
+
+MOST_LINES = 4000
+"""Lines from the first to the last that was changed, old and new together, that are compared one by one. The time that
+takes can grow with their square; of more, all old ones are replaced by all new ones."""
+_ENDLESS = "\\ No newline at end of file\n"
+
+
+def git_diff(files: Files, base: Callable[[str], bytes | None], executable: Collection[str] = ()) -> str:
+    """The diff from `base` (a file's bytes at the beginning, None if there was none) to `files`; "" for no difference.
+
+    Files that are no UTF-8 text are binary patches. `executable` are the new files that can be run.
+    """
+    return "".join(_file(path, base(path), files[path], path in executable) for path in sorted(files))
+
+
+def _file(path: str, old: bytes | None, new: bytes | None, executable: bool) -> str:
+    if old == new:
+        return ""
+    before, after = quoted(f"a/{path}"), quoted(f"b/{path}")
+    head = f"diff --git {before} {after}\n"
+    mode = "100755" if executable else "100644"
+    if old is None:
+        head += f"new file mode {mode}\n"
+    elif new is None:
+        head += "deleted file mode 100644\n"
+    texts = _text(old or b""), _text(new or b"")
+    if texts[0] is None or texts[1] is None:
+        index = f"index {_blob(old)}..{_blob(new)}{'' if old is None or new is None else ' 100644'}\n"
+        return f"{head}{index}GIT binary patch\n{_literal(new or b'')}\n{_literal(old or b'')}\n"
+    before = "/dev/null" if old is None else before
+    after = "/dev/null" if new is None else after
+    ours, theirs = _lines(texts[0]), _lines(texts[1])
+    if _span(ours, theirs) > MOST_LINES:
+        lines = [f"--- {before}\n", f"+++ {after}\n", f"@@ -{_extent(ours)} +{_extent(theirs)} @@\n"]
+        lines += [f"-{line}" for line in ours] + [f"+{line}" for line in theirs]
+    else:
+        lines = list(difflib.unified_diff(ours, theirs, before, after))
+    return head + "".join(line if line.endswith("\n") else f"{line}\n{_ENDLESS}" for line in lines)
+
+
+def _text(data: bytes) -> str | None:
+    if b"\0" in data:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _lines(text: str) -> list[str]:
+    """Lines that end with a newline and nothing else, as git has it."""
+    lines = text.split("\n")
+    return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def _span(old: Sequence[str], new: Sequence[str]) -> int:
+    """How many lines, old and new together, lie between the beginning and the end that both have."""
+    shorter = min(len(old), len(new))
+    first = next((at for at in range(shorter) if old[at] != new[at]), shorter)
+    last = next((at for at in range(shorter - first) if old[-1 - at] != new[-1 - at]), shorter - first)
+    return len(old) + len(new) - 2 * (first + last)
+
+
+def _extent(lines: Sequence[str]) -> str:
+    """A whole file in a hunk's header."""
+    return f"{min(len(lines), 1)},{len(lines)}"
+
+
+def _blob(data: bytes | None) -> str:
+    if data is None:
+        return "0" * 40
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _literal(data: bytes) -> str:
+    """A whole file as `git apply` reads it: its deflated bytes, 52 a line in base 85 after their number."""
+    packed = zlib.compress(data)
+    lines = [f"literal {len(data)}\n"]
+    for first in range(0, len(packed), 52):
+        part = packed[first : first + 52]
+        size = chr(ord("A") + len(part) - 1) if len(part) <= 26 else chr(ord("a") + len(part) - 27)
+        lines.append(size + base64.b85encode(part, pad=True).decode() + "\n")
+    return "".join(lines)
+
+
+_ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\", ord("\n"): "\\n", ord("\t"): "\\t"}
+
+
+def quoted(path: str) -> str:
+    """A path as git writes it: quoted where it holds what is no plain ASCII."""
+    data = path.encode("utf-8", "surrogateescape")
+    if all(32 <= byte < 127 and byte not in _ESCAPES for byte in data):
+        return path
+    plain = (_ESCAPES.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in data)
+    return f'"{"".join(plain)}"'
+
+
+def touched(patch: str) -> tuple[str, ...]:
+    """The files that a unified diff changes, adds or removes."""
+    found: dict[str, None] = {}
+    for line in patch.splitlines():
+        name = ""
+        if line.startswith("diff --git a/"):
+            name = line.removeprefix("diff --git a/").partition(" b/")[2]
+            found[line.removeprefix("diff --git a/").partition(" b/")[0]] = None
+        elif line.startswith(("--- a/", "+++ b/")):
+            name = line[6:].partition("\t")[0]
+        if name:
+            found[name] = None
+    return tuple(found)

@@ -1,0 +1,141 @@
+"""An instance's image made ready: its bug put in, its history cut to one commit, its hidden tests apart.
+
+What the agent starts from and what its change is graded on are two images. Neither holds a commit but the state that
+the task begins with, so that nothing of what came later, the repair least of all, can be read from the repository.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from turnstile.errors import ConfigError, TaskError
+from turnstile.sandboxes.base import ExecResult, Image, Limits, Sandbox, Sandboxes
+from turnstile.swe.formats.history import cut_history
+from turnstile.swe.formats.instance import Instance
+from turnstile.swe.problems.copy import GIT_ENV, ended
+
+LIMITS = Limits(seconds=600.0, cpu_seconds=600.0, memory_mb=1 << 20, file_mb=4096)
+TOP = "/"
+TESTS = "its tests' patch"
+_PATCH = ".turnstile.patch"
+_CARRIED = ".turnstile-carried"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What copies start from: `agent` in the repository's folder, `graded` in `/`. `git`: it is a git repository."""
+
+    agent: Image
+    graded: Image
+    git: bool
+
+
+async def prepare_image(instance: Instance, sandboxes: Sandboxes) -> Prepared:
+    """Makes an instance's image ready; the images made of it last as long as `sandboxes`.
+
+    Raises TaskError when the image lacks what is needed, or its history cannot be cut; and SandboxError.
+    """
+    source = Image(name=instance.image, root=TOP)
+    try:
+        sandbox = await sandboxes.start(source)
+    except ConfigError as error:  # of this image alone; others may be there
+        raise TaskError(f"instance {instance.id}: {error}") from None
+    try:
+        git = await _check(instance, sandbox)
+        await apply_patch(instance, sandbox, instance.bug_patch, "its bug")
+        await apply_patch(instance, sandbox, instance.test_patch, TESTS, dry=True)
+        if git:
+            await _cut_history(instance, sandbox)
+        graded = await _image(sandbox) if git or instance.bug_patch else source
+        agent = graded
+        if instance.hidden:
+            await run(instance, sandbox, f"rm -rf -- {shlex.join(instance.hidden)}", "its tests cannot be hidden")
+            agent = await _image(sandbox)
+        return Prepared(agent=replace(agent, root=instance.workdir), graded=graded, git=git)
+    finally:
+        await sandbox.close()
+
+
+async def _image(sandbox: Sandbox) -> Image:
+    made = await sandbox.snapshot()
+    if not isinstance(made, Image):
+        raise TaskError("an instance needs sandboxes that start from images: sandbox kind 'container'")
+    return made
+
+
+_CHECK = """
+cd {workdir} 2>/dev/null || {{ echo "there is no folder {workdir} in it" >&2; exit 1; }}
+command -v python3 >/dev/null || {{ echo "there is no python3 in it" >&2; exit 1; }}
+test -w . || {{ echo "user $(id -u) cannot write in {workdir}; set sandbox.user = \\"0:0\\"" >&2; exit 1; }}
+test -e .git || exit 0
+test -d .git || {{ echo ".git is no folder, so its history cannot be cut" >&2; exit 1; }}
+command -v git >/dev/null && echo git || rm -rf .git
+"""
+
+
+async def _check(instance: Instance, sandbox: Sandbox) -> bool:
+    """Whether the image is a git repository whose git can be used."""
+    done = await run(instance, sandbox, _CHECK.format(workdir=shlex.quote(instance.workdir)), "it cannot be used")
+    return done.stdout.strip() == "git"
+
+
+async def _cut_history(instance: Instance, sandbox: Sandbox) -> None:
+    done = await run(instance, sandbox, cut_history(instance.workdir), "its history cannot be cut")
+    if done.stdout.split() != ["1", "1"]:
+        raise TaskError(
+            f"instance {instance.id}: commits are left in {instance.image} after its history was cut "
+            f"({done.stdout.strip() or 'nothing was counted'}); it must not be trained on"
+        )
+
+
+async def apply_patch(instance: Instance, sandbox: Sandbox, patch: str, what: str, *, dry: bool = False) -> None:
+    """Applies a unified diff, if there is one, in the repository; only tries it when `dry`.
+
+    Raises TaskError naming `what` when it does not fit.
+    """
+    if not patch:
+        return
+    try_git, try_patch = ("--check", "--dry-run") if dry else ("", "")
+    await sandbox.write(_PATCH, patch.encode("utf-8", "surrogateescape"))
+    command = (
+        f"file=$PWD/{_PATCH}; cd {shlex.quote(instance.workdir)} && {{ git apply --whitespace=nowarn {try_git} $file"
+        f" 2>/dev/null || patch -p1 --batch --forward --no-backup-if-mismatch {try_patch} -i $file; }}; code=$?;"
+        " rm -f $file; exit $code"
+    )
+    await run(instance, sandbox, command, f"{what} does not apply")
+
+
+async def carry(instance: Instance, sandbox: Sandbox, folder: Path, place: str) -> None:
+    """Copies a folder from here to an absolute place of the sandbox. Raises TaskError where it cannot be read."""
+    try:
+        files = await asyncio.to_thread(_contents, folder)
+    except OSError as error:
+        raise TaskError(f"instance {instance.id}: {folder} cannot be read ({error.strerror})") from error
+    if not files:
+        raise TaskError(f"instance {instance.id}: there is no folder {folder}; import the task again")
+    for path, data in files.items():
+        await sandbox.write(f"{_CARRIED}/{path}", data)
+    await run(instance, sandbox, f"rm -rf {place} && mv {_CARRIED} {place}", f"{place} cannot be made")
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+async def run(instance: Instance, sandbox: Sandbox, script: str, what: str) -> ExecResult:
+    """Runs a script with bash. Raises TaskError naming `what` when it fails, SandboxError when it was ended."""
+    done = await sandbox.exec(["bash", "-c", script], limits=LIMITS, env=GIT_ENV)
+    ended(done, f"instance {instance.id}, image {instance.image}: a command ({what})")
+    if done.exit_code != 0:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        said = last[0] if last else f"exit code {done.exit_code}"
+        raise TaskError(f"instance {instance.id}, image {instance.image}: {what}: {said}")
+    return done
+
+
+def inner(instance: Instance, path: str) -> str:
+    """A path of the repository as seen from `/`."""
+    return str(PurePosixPath(instance.workdir.lstrip("/")) / path)

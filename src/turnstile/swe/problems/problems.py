@@ -1,0 +1,59 @@
+"""Tasks to problems: one place that knows both kinds, and keeps what all episodes of a run share."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from turnstile.sandboxes.base import Limits
+from turnstile.swe.bug import ENV, Bug
+from turnstile.swe.formats.instance import INSTANCE, instance_of
+from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.memo import Memo
+from turnstile.swe.grading.suite import SUITE_LIMITS, Outcome
+from turnstile.swe.problems.base import Problem
+from turnstile.swe.problems.image import Prepared
+from turnstile.swe.problems.instance import InstanceProblem
+from turnstile.swe.problems.made import MadeProblem
+from turnstile.types import Task
+
+REPOSITORY = (ENV, INSTANCE)
+"""The environments that tasks of repositories name."""
+_KEPT = 1024  # problems
+
+
+class Problems:
+    """The problems of a run's tasks. Images are made ready and verdicts remembered once for all episodes; `limits`
+    hold for the test command of an instance."""
+
+    def __init__(self, grader: Grader, *, limits: Limits = SUITE_LIMITS, memo: int = 50_000) -> None:
+        self.grader = grader
+        self._limits = limits
+        self._outcomes: Memo[Outcome] = Memo(memo, passing=lambda outcome: outcome.waited_out)
+        self._images: Memo[Prepared] = Memo(memo, passing=lambda _: False)
+        self._known: OrderedDict[str, tuple[Task, Problem]] = OrderedDict()
+
+    async def of(self, task: Task) -> Problem:
+        """A task's problem. Raises TaskError where the task is none of a repository, or what it needs is not there."""
+        known = self._known.get(task.id)
+        if known is not None and known[0] == task:
+            self._known.move_to_end(task.id)
+            return known[1]
+        if task.env == ENV:
+            problem: Problem = await MadeProblem.of(task.id, Bug.of(task), self.grader)
+        else:
+            problem = InstanceProblem(
+                instance_of(task),
+                self.grader.bench.sandboxes,
+                images=self._images,
+                outcomes=self._outcomes,
+                limits=self._limits,
+            )
+        self._known[task.id] = (task, problem)
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return problem
+
+    async def close(self) -> None:
+        """End the runs under way. Grader and sandboxes are their owners' to close."""
+        await self._outcomes.close()
+        await self._images.close()

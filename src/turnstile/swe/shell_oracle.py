@@ -1,0 +1,109 @@
+"""The agents that others are compared with in the shell and the editor of `turnstile.swe.envs.shell`: the repair of a
+made task, to learn from too, and chance."""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+from collections.abc import Generator, Sequence
+
+from turnstile.swe.bug import Bug, package_of
+from turnstile.swe.edits import apply
+from turnstile.swe.oracle import TOKEN, random_edit
+from turnstile.swe.tree import can_change_tests
+from turnstile.tasks.demonstration import Agent, DemoStep, call
+from turnstile.types import Message, Task
+
+
+def demonstrate(task: Task, rng: random.Random, *, skip_run: float = 0.25) -> list[DemoStep]:
+    """A repair: the failing test is run, the function viewed, the bug replaced, the test run again (but for a share
+    `skip_run` of demonstrations, drawn by `rng`) and the whole submitted."""
+    bug = Bug.of(task)
+    test = call("bash", command=f"python -m pytest -q {shlex.quote(bug.f2p[0])} 2>&1 | tail -n 20")
+    view = call("view", path=bug.file, start=bug.shown[0], end=bug.shown[1])
+    steps = [test, view, *_edits(bug, task)]
+    if rng.random() >= skip_run:
+        steps.append(test)
+    return [DemoStep(message=message) for message in (*steps, call("submit"))]
+
+
+def oracle(task: Task) -> Agent:
+    """The agent that knows the repair, step by step; the messages it is given decide nothing."""
+    script = iter(step.message for step in demonstrate(task, random.Random(task.id), skip_run=0.0))
+
+    def act(_: Sequence[Message]) -> Message:
+        return next(script, call("submit"))
+
+    return act
+
+
+_EDITS = 3
+_LIST = "find . -name '*.py' -type f -not -path '*/.*' | sort"
+_NUMBERED = re.compile(r"^ *\d+\t(.*)$", re.MULTILINE)
+
+
+def random_agent(task: Task, rng: random.Random) -> Agent:
+    """An agent that acts validly and blindly: in files of the code, drawn at random, a token becomes another one of the
+    file a few times, and the whole is submitted. What the task holds does not matter."""
+    turns = _blind(rng)
+    next(turns)
+
+    def act(seen: Sequence[Message]) -> Message:
+        return turns.send(seen[-1].content)
+
+    return act
+
+
+def _blind(rng: random.Random) -> Generator[Message, str, None]:
+    """Is sent what the last action answered, and gives the next one."""
+    yield call("submit")  # the prompt is sent next
+    listed = yield call("bash", command=_LIST)
+    files = [line.removeprefix("./") for line in listed.splitlines() if line.startswith("./") and line.endswith(".py")]
+    files = [file for file in files if not can_change_tests(file)]
+    for _ in range(_EDITS if files else 0):
+        path = rng.choice(files)
+        shown = yield call("view", path=path)
+        edit = _blind_edit(_NUMBERED.findall(shown), rng)
+        if edit is not None:
+            yield call("str_replace", path=path, old=edit[0], new=edit[1])
+    while True:
+        yield call("submit")
+
+
+def _blind_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | None:
+    tokens = sorted({token for line in lines for token in TOKEN.findall(line)})
+    return random_edit(lines, rng, lambda token: tokens)
+
+
+def _edits(bug: Bug, task: Task) -> list[Message]:
+    """One replacement for each place, of a text that occurs once: the last place first, as the others then stay."""
+    package = package_of(task)
+    pristine = bug.pristine_text(package)
+    messages = []
+    before = bug.bugged_text(package)
+    edits = sorted(bug.edits)
+    for count in reversed(range(len(edits))):
+        after = pristine
+        for line, col, old, new in reversed(edits[:count]):
+            after = apply(after, line, col, old, new)
+        messages.append(call("str_replace", path=bug.file, **_difference(before, after)))
+        before = after
+    return messages
+
+
+def _difference(before: str, after: str) -> dict[str, str]:
+    """old and new of a replacement that makes `after` of `before`: whole lines, and as many around them as it takes
+    for the text to occur once."""
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    first = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    last = 0
+    while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
+        last += 1
+    wider = 0
+    while True:
+        start, end = max(first - wider, 0), max(last - wider, 0)
+        text = "".join(old[start : len(old) - end])
+        if (text and before.count(text) == 1) or (start, end) == (0, 0):
+            return {"old": text, "new": "".join(new[start : len(new) - end])}
+        wider += 1

@@ -1,0 +1,62 @@
+"""What holds of any source tree: its digest, and which of its files are tests.
+
+Of the standard library, as it is also run in sandboxes beside the code under test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from turnstile.errors import TaskError
+from turnstile.swe.in_sandbox.testfiles import can_change_tests, is_test_file
+
+__all__ = ["can_change_tests", "hides_a_library", "inside", "is_test_file", "tree_digest"]
+
+RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "turnstile"})
+"""What runs tests: the top-level modules that a verifier imports beside the standard library."""
+UNCOUNTED = frozenset({"__pycache__", ".git"})
+
+
+def inside(path: str) -> str:
+    """The path itself. Raises ValueError when it leaves the folder that it is relative to."""
+    if os.path.isabs(path) or os.path.normpath(path).split(os.sep)[0] == os.pardir:
+        raise ValueError(f"the path {path!r} leaves the template; give one relative to its root")
+    return path
+
+
+def hides_a_library(path: str, exists: Callable[[str], bool], import_path: Iterable[str]) -> bool:
+    """Whether a new file at `path` would be imported in place of the standard library, of what runs the tests,
+    or of a dependency. `exists` says whether the tree as it was has a path; `import_path` is the tests' PYTHONPATH:
+    folders of the tree, and absolute ones of dependencies.
+    """
+    places = [os.path.normpath(place) for place in import_path]
+    libraries = {entry.name.removesuffix(".py") for place in places if os.path.isabs(place)
+                 for entry in Path(place).iterdir()}  # fmt: skip
+    for root in {".", *(place for place in places if not os.path.isabs(place))}:
+        inside = os.path.relpath(os.path.normpath(path), root).split(os.sep)
+        name = inside[0].partition(".")[0]
+        if not name or not (name in sys.stdlib_module_names or name in RUNNER or name in libraries):
+            continue
+        if not exists(os.path.normpath(f"{root}/{name}")) and not exists(os.path.normpath(f"{root}/{name}.py")):
+            return True
+    return False
+
+
+def tree_digest(tree: Path) -> str:
+    """SHA-256 over the paths and contents of all files of the tree, byte code and history left out.
+
+    Task files name packages by it, so it must not change. Raises TaskError when there is no such folder.
+    """
+    if not tree.is_dir():
+        raise TaskError(f"there is no template folder {tree}")
+    total = hashlib.sha256()
+    for path in sorted(tree.rglob("*")):
+        inner = path.relative_to(tree)
+        if path.is_file() and UNCOUNTED.isdisjoint(inner.parts):
+            total.update(inner.as_posix().encode() + b"\0")
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()

@@ -1,0 +1,105 @@
+"""A recipe's examiners, and the model that those which judge ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from turnstile.agents.renderer_messages import MessagesRenderer
+from turnstile.agents.writer import writer
+from turnstile.config import Kind, Recipe
+from turnstile.errors import ConfigError
+from turnstile.rewards.examine import Examiner
+from turnstile.rewards.judges.ask import Asker
+from turnstile.types import Sampling, Task
+from turnstile.wiring.components import Agent, make_agent
+from turnstile.wiring.hints import make_hint
+from turnstile.wiring.kinds import bind, takes
+from turnstile.wiring.servers import make_servers
+
+POLICY = ("engine", "renderer", "tokenizer")
+"""What examiners that ask the policy itself are given."""
+GIVEN = ("asker", "chars", *POLICY)
+VERDICTS = "verdicts.jsonl"
+"""The file of a run folder with what judges answered."""
+
+
+def check_examiners(recipe: Recipe) -> None:
+    """Raises ConfigError for an examiner that cannot be had, for a judge without a model, and for one that asks the
+    policy where that is behind a server."""
+    for kind in recipe.examiners:
+        maker = bind("examiner", kind, given=GIVEN)
+        if takes(maker, "engine") and not recipe.engine.in_process:
+            raise ConfigError(
+                f"examiner kind {kind.kind!r} asks the policy how likely given tokens are, which engine.kind = "
+                f"{recipe.engine.kind!r} cannot tell: play with engine.kind = 'transformers', or leave it out"
+            )
+        if takes(maker, "asker") and not (recipe.judge.model or recipe.judge.urls):
+            raise ConfigError(
+                f"examiner kind {kind.kind!r} asks a model: name it under [judge], with a url, or as a model to load"
+            )
+
+
+def check_asked(recipe: Recipe, *, train: Sequence[Task] = (), heldout: Sequence[Task] = ()) -> None:
+    """Raises ConfigError, naming the task, where one lacks what an examiner asks of it, or a training task what the
+    hint does. No model is loaded for it."""
+    given = {**dict.fromkeys(("asker", *POLICY)), "chars": recipe.judge.chars}
+    for kind in recipe.examiners:
+        maker = bind("examiner", kind, given=GIVEN)
+        if hasattr(getattr(maker, "func", maker), "check"):
+            examiner = _made(kind, maker, given)
+            for task in (*train, *heldout):
+                examiner.check(task)
+    if (check := getattr(make_hint(recipe), "check", None)) is not None:
+        for task in train:
+            check(task)
+
+
+def make_examiners(recipe: Recipe, folder: Path | None, agent: Agent | None) -> dict[str, Examiner]:
+    """The examiners in their order, by kind and place; those that ask share one model, whose answers are kept in
+    `folder`. `agent` is the policy, where it is a model in this process."""
+    check_examiners(recipe)
+    makers = [bind("examiner", kind, given=GIVEN) for kind in recipe.examiners]
+    given: dict[str, Any] = dict.fromkeys(POLICY)
+    if agent is not None:
+        given = {"renderer": agent.scaffold.renderer, "tokenizer": agent.tokenizer}
+        if any(takes(maker, "engine") for maker in makers):
+            given["engine"] = agent.engine
+    if any(takes(maker, "asker") for maker in makers):
+        given |= {"asker": make_asker(recipe, folder), "chars": recipe.judge.chars}
+    found: dict[str, Examiner] = {}
+    for place, (kind, maker) in enumerate(zip(recipe.examiners, makers, strict=True)):
+        found[f"{place}:{kind.kind}"] = _made(kind, maker, given)
+    return found
+
+
+def _made(kind: Kind, maker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    try:
+        return maker(**{name: it for name, it in given.items() if takes(maker, name)})
+    except TypeError as error:
+        raise ConfigError(f"examiner kind {kind.kind!r}: {error}") from None
+
+
+def make_asker(recipe: Recipe, folder: Path | None) -> Asker:
+    """The model of `[judge]`: behind a server, or loaded."""
+    judge = recipe.judge
+    sampling = Sampling(temperature=judge.temperature, max_tokens=judge.max_tokens)
+    close = None
+    if judge.urls:
+        knobs = {"mode": "text", "model": judge.model, "key": judge.key, "concurrent": judge.concurrent}
+        engine = make_servers("openai", judge.urls, {**knobs, "timeout": judge.timeout, "retries": judge.retries})
+        write, close = writer(engine, MessagesRenderer(), sampling), engine.disconnect
+    else:
+        chat = {"renderer": {"kind": "chat"}, "parser": {"kind": "hermes"}}
+        agent = make_agent(Recipe.model_validate({"model": {"id": judge.model}, "agent": chat}))
+        write = writer(agent.engine, agent.scaffold.renderer, sampling)
+    return Asker(
+        write,
+        identity=f"{judge.model or judge.url} temperature={judge.temperature:g} max_tokens={judge.max_tokens}",
+        kept=folder / VERDICTS if folder is not None else None,
+        concurrent=judge.concurrent,
+        tries=judge.tries,
+        constrained=judge.constrained,
+        close=close,
+    )

@@ -1,0 +1,168 @@
+"""What of a recipe can be found wrong without loading anything: a moment's work, and no torch.
+
+`turnstile config --check` says it, and `turnstile train` begins with it. What it cannot know, kinds of the user's own
+above all, is checked at start, before a run's folder is made (`runs/train.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from turnstile.config import Kind, Recipe
+from turnstile.errors import ConfigError
+from turnstile.knobs import check_kind
+from turnstile.lookup import KINDS, nearest
+
+ALONE = ("swe", "swe_shell", "guess")
+"""Environments of ours, in which one agent speaks and nobody tags turns or names subgoals."""
+UNFED = {
+    "branch": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
+    "tree": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
+    "vine": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
+    "per_agent": "an environment in which several agents speak (Turn.agent)",
+    "role_baseline": "an environment in which several agents speak (Turn.agent)",
+    "rlvmr": "an environment whose turns have the signal 'tag' (Step.signals)",
+    "subgoal": "an environment whose turns have the signal 'subgoal' (Step.signals)",
+}
+"""Credit that the rollout of our environments cannot feed, and what it needs: without it they are another kind's."""
+SERVERS = "openai"
+BRANCHES = ("branch", "tree", "vine")
+TERM = ("name", "scope", "level", "weight", "gate")
+"""Keys that every reward term has."""
+
+
+def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
+    """A line for each part that is checked at start; `env` says that the environment is the caller's own. Raises
+    ConfigError for the first thing that is wrong."""
+    lines = []
+    for room, where, kind in _kinds(recipe):
+        if room == "env" and env:
+            continue
+        own = kind.knobs
+        if where.startswith("regularizers"):
+            _coefficient(where, own)
+        found = check_kind(room, f"{where}.kind", kind.kind, own, also=TERM if room == "reward" else ())
+        lines += [found] if found else []
+    for wrong in (*_of_model(recipe), *_of_sampling(recipe), *_of_rollout(recipe), *_of_training(recipe, env)):
+        raise ConfigError(wrong)
+    return lines
+
+
+def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
+    """Every kind that a recipe names: its room, its place, itself."""
+    yield from (("env", "env", recipe.env), ("sandbox", "sandbox", recipe.sandbox))
+    yield from (("renderer", "agent.renderer", recipe.agent.renderer), ("parser", "agent.parser", recipe.agent.parser))
+    if recipe.engine.kind == SERVERS or ":" in recipe.engine.kind:
+        yield "engine", "engine", Kind.model_validate({"kind": recipe.engine.kind, **_served(recipe)})
+    for room, where, kinds in (
+        ("reward", "rewards.terms", recipe.rewards.terms),
+        ("examiner", "examiners", recipe.examiners),
+        ("factor", "factors", recipe.factors),
+        ("loss", "regularizers", recipe.regularizers),
+        ("tracker", "trackers", recipe.trackers),
+    ):
+        yield from ((room, f"{where}[{place}]", kind) for place, kind in enumerate(kinds))
+    if recipe.hint is not None:
+        yield "hint", "hint", recipe.hint
+    yield from (
+        ("credit", "credit", recipe.credit),
+        ("loss", "loss", recipe.loss),
+        ("weights", "weights", recipe.weights),
+    )
+    if recipe.warmstart.demos:
+        yield "demonstrator", "warmstart.demonstrator", recipe.warmstart.demonstrator
+    if recipe.rehearsal.tasks:
+        yield "loss", "rehearsal.loss", recipe.rehearsal.loss
+    yield from (("policy", f"eval.policies.{name}", kind) for name, kind in recipe.eval.policies.items())
+
+
+def _served(recipe: Recipe) -> dict[str, Any]:
+    """The knobs of servers, of which a recipe may name several."""
+    knobs = dict(recipe.engine.knobs)
+    if isinstance(knobs.get("url"), list | tuple):
+        knobs["url"] = next(iter(knobs["url"]), "")
+    return knobs
+
+
+def _coefficient(where: str, knobs: dict[str, Any]) -> None:
+    """Takes the coefficient that every regulariser has off its knobs. Raises ConfigError where there is none."""
+    found = knobs.pop("coef", None)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise ConfigError(f"{where}.coef is missing: what the regulariser is multiplied by, a number")
+
+
+def _of_model(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
+    if model.train == "all" and model.top_layers:
+        yield f"model.top_layers = {model.top_layers} goes with model.train = 'top' or 'lora'; with 'all' all learn"
+    if model.train == "top" and not model.top_layers:
+        yield "model.train = 'top' wants model.top_layers: how many of the last layers learn"
+    if model.train == "lora" and importlib.util.find_spec("peft") is None:
+        yield "model.train = 'lora' needs an optional dependency; install it with: pip install 'turnstile-rl[lora]'"
+
+
+def _of_sampling(recipe: Recipe) -> Iterator[str]:
+    sampling = recipe.sampling
+    if sampling.temperature == 0:
+        yield "sampling.temperature = 0 leaves nothing to learn from; train with one above 0"
+    engine = recipe.engine
+    if not engine.in_process and engine.kind != SERVERS and ":" not in engine.kind:
+        known = engine.kind in KINDS["engine"]
+        near = "" if known else f" ({nearest(engine.kind, ('transformers', SERVERS))})"
+        yield f"engine.kind = {engine.kind!r} cannot train; take transformers, or openai for servers{near}"
+    if engine.kind == SERVERS and engine.knobs.get("mode") == "text":
+        yield "engine.mode = 'text' is for evaluation and judges; training needs ids: use 'tokens'"
+    if not (sampling.regex or sampling.grammar):
+        return
+    if sampling.regex and sampling.grammar:
+        yield "sampling.regex and sampling.grammar are both set; take one"
+    if sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0:
+        yield "sampling.regex and sampling.grammar leave top_k, top_p and min_p no room; turn those off"
+    if recipe.engine.in_process and importlib.util.find_spec("llguidance") is None:
+        yield (
+            "sampling.regex or sampling.grammar needs an optional dependency; install it with: "
+            "pip install 'turnstile-rl[grammar]'"
+        )
+
+
+def _of_rollout(recipe: Recipe) -> Iterator[str]:
+    slack = recipe.rollout.slack
+    if 0 < slack <= 1:
+        yield (
+            f"rollout.slack = {slack} stops episodes sooner than others of their task took; take more than 1, or 0 for "
+            "never"
+        )
+    if slack and recipe.engine.deterministic:
+        yield "rollout.slack goes by the clock, so with it no run repeats; drop it or engine.deterministic"
+    if recipe.rollout.ahead and recipe.engine.deterministic:
+        yield (
+            f"rollout.ahead = {recipe.rollout.ahead} has new weights come in mid-turn, so with it no run repeats; drop "
+            "it or engine.deterministic"
+        )
+
+
+def _of_training(recipe: Recipe, env: bool) -> Iterator[str]:
+    train, kind = recipe.train, recipe.credit.kind
+    if recipe.buffer.size and kind in KINDS["credit"] and kind != "recalibrated":
+        yield (
+            f"buffer.size = {recipe.buffer.size} wants credit.kind = 'recalibrated', which judges earlier attempts by "
+            f"what the policy reaches now; {kind!r} does not"
+        )
+    if train.reference_every and not 0 < train.checkpoint_every <= train.reference_every:
+        yield (
+            f"train.reference_every = {train.reference_every} needs a checkpoint at least as often, but "
+            f"train.checkpoint_every = {train.checkpoint_every}"
+        )
+    losses = [recipe.loss.kind, *(regularizer.kind for regularizer in recipe.regularizers)]
+    if "value" in losses:
+        yield (
+            "the loss `value` is a critic's, and no policy's: take a credit that learns one, like gae, and set "
+            "critic.clip"
+        )
+    if "distill" in losses and not train.teacher:
+        yield "a loss of this recipe learns from a teacher; name its model in train.teacher"
+    ours = not env and recipe.env.kind in ALONE
+    if kind in UNFED and (ours or kind in BRANCHES):
+        yield f"credit.kind = {kind!r} needs {UNFED[kind]}; here it would be no other than grpo or rloo"

@@ -1,0 +1,117 @@
+"""A recipe's engine where that is a server: what speaks through it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnstile.agents.base import Scaffold
+from turnstile.config import Kind, Recipe
+from turnstile.engines.remote.replica import Replica
+from turnstile.engines.remote.router import Router
+from turnstile.engines.remote.weights import Weights
+from turnstile.errors import ConfigError
+from turnstile.types import Message
+from turnstile.wiring.kinds import bind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remote:
+    """A model behind a server. `context` is how many ids it can hold, 0 where nobody says it."""
+
+    scaffold: Scaffold
+    engine: Replica | Router
+    context: int
+
+    async def close(self) -> None:
+        await self.engine.disconnect()
+
+
+def is_text(recipe: Recipe) -> bool:
+    """Whether the recipe's server takes messages, so that no tokenizer is needed."""
+    return recipe.engine.knobs.get("mode") == "text"
+
+
+def check_servers(recipe: Recipe) -> None:
+    """Raises ConfigError for servers that cannot train, as far as the recipe says it."""
+    if recipe.engine.kind != "openai":
+        raise ConfigError(
+            f"engine.kind = {recipe.engine.kind!r} cannot train; take transformers, or openai for servers"
+        )
+    if is_text(recipe):
+        raise ConfigError("engine.mode = 'text' is for evaluation and judges; training needs ids: use 'tokens'")
+    _replicas(recipe.engine.kind, _urls(recipe), _knobs(recipe))
+
+
+async def make_remote(recipe: Recipe, scaffold: Scaffold, *, training: bool = False) -> Remote:
+    """The recipe's server, once it has shown what it can do; the servers, where `engine.url` names several. With
+    `training` they are a router, which gives them weights.
+
+    Raises ConfigError for what is missing or cannot be done, EngineGoneError for a server that does not answer.
+    """
+    patience = recipe.engine.patience if training else None
+    engine = make_servers(recipe.engine.kind, _urls(recipe), _knobs(recipe), patience=patience)
+    try:
+        await engine.meet(scaffold.renderer.prompt([Message(role="user", content="Hello.")], ()))
+    except BaseException:
+        await engine.disconnect()
+        raise
+    windows = [window for window in (recipe.episode.context, engine.context) if window]
+    return Remote(
+        scaffold=scaffold,
+        engine=engine,
+        context=recipe.episode.context if is_text(recipe) else min(windows, default=0),
+    )
+
+
+def make_servers(
+    kind: str, urls: Sequence[str], knobs: dict[str, object], *, patience: float | None = None
+) -> Replica | Router:
+    """The engine at an address, or a router over the engines at several. With `patience` it is for training: always a
+    router, which waits so many seconds for a server."""
+    training = {} if patience is None else {"training": True}
+    makers = _replicas(kind, urls, knobs | training)
+    if len(makers) == 1 and patience is None:
+        return makers[0]()
+    return Router([make() for make in makers], patience=patience or 0.0)
+
+
+def _replicas(kind: str, urls: Sequence[str], knobs: dict[str, object]) -> list[Callable[[], Replica]]:
+    """What makes the engine at each address. Raises ConfigError where there is none, and for a wrong knob."""
+    maker = bind("engine", Kind.model_validate({"kind": kind, **knobs}), given=("url",))
+    if not urls or not all(isinstance(url, str) and url for url in urls):
+        raise ConfigError(f"engine.kind = {kind!r} needs engine.url, like http://127.0.0.1:8000/v1, or a list of them")
+    return [functools.partial(maker, url) for url in urls]
+
+
+def _urls(recipe: Recipe) -> list[str]:
+    urls = recipe.engine.knobs.get("url", "")
+    return [urls] if isinstance(urls, str) else list(urls)
+
+
+def _knobs(recipe: Recipe) -> dict[str, object]:
+    return {name: value for name, value in recipe.engine.knobs.items() if name != "url"}
+
+
+class Given:
+    """Servers as training's engine: what it publishes is written down by `write` and given to them. Obeys
+    `engines.base.Engine` and `rollout.source.Publisher`."""
+
+    def __init__(self, recipe: Recipe, router: Router, write: Callable[[int], Path]) -> None:
+        self._router, self._write, self._head = router, write, recipe.model.train == "all"
+        self._owner, self._numbers = secrets.token_hex(6), itertools.count()
+        self.open, self.close, self.generate = router.open, router.close, router.generate
+        self.answers = router.answers
+        self.take_stats = router.take_stats
+
+    def publish(self, version: int) -> None:
+        self.hand_out(version, self._write(version))
+
+    def hand_out(self, version: int, folder: Path) -> None:
+        """The same of weights that are in a folder already."""
+        serial = next(self._numbers)
+        self._router.publish(Weights(version=version, folder=folder, owner=self._owner, serial=serial, head=self._head))

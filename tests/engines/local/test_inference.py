@@ -1,0 +1,154 @@
+"""The pass that samples gives what the model gives, fused where the family allows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import tiny_llama
+from networks import FAMILIES, network
+from turnstile.engines.local.cpu.decoder import Fused
+from turnstile.engines.local.inference import Inference, _fused
+from turnstile.models.adapt import choose_trainable
+from turnstile.models.attention import CausalLayout, forward_hidden, use_layouts
+from turnstile.models.frozen_layers import captured
+from turnstile.models.head import project
+
+TOKENS, POSITIONS = torch.arange(3, 20), torch.arange(17) + 90
+LIKE_LLAMA = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
+
+
+@torch.no_grad()
+def both(model: torch.nn.Module, inference: Inference, keep: int = 0) -> None:
+    """The pass and its logits against the model's own."""
+    with captured(model, keep) as kept:
+        plain = forward_hidden(model, TOKENS, POSITIONS, CausalLayout())
+    found = inference.hidden(TOKENS, POSITIONS, CausalLayout(), keep)
+    for one, other in zip(found, (plain, *kept), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(inference.logits(found[0]), project(model, plain), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gives_what_the_model_gives(family: str) -> None:
+    model = network(family)
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference, keep=1 if hasattr(model.get_decoder(), "layers") else 0)
+    assert (inference._fused is not None) == (family in LIKE_LLAMA)
+
+
+@pytest.mark.parametrize("change", [{"attention_bias": True, "mlp_bias": True}, {"hidden_act": "gelu"}])
+def test_variants_of_a_family(change: dict[str, object]) -> None:
+    model = network("llama", **change)
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    assert (inference._fused is not None) == ("hidden_act" not in change)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "fused"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, True),
+        ("smollm3", {"num_hidden_layers": 4}, False),  # every fourth layer does not rotate
+        ("glm4_moe", {"first_k_dense_replace": 2, "head_dim": 8, "pad_token_id": 0}, False),  # half of a head rotates
+    ],
+)
+def test_other_ways_to_rotate(family: str, change: dict[str, object], fused: bool) -> None:
+    model = network(family, **change)
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    assert (inference._fused is not None) == fused
+
+
+def test_other_numbers_and_unpacked_run_as_they_are() -> None:
+    for model, packed in ((network(dtype=torch.float64), True), (network(), False)):
+        use_layouts(model)
+        inference = Inference(model, packed=packed)
+        both(model, inference)
+        assert inference._fused is None
+
+
+def test_tokens_that_are_nothing_do_not_decide() -> None:
+    """As those that fill up batches: their embeddings are zero, and what comes of the first one is zero."""
+    model = tiny_llama(64)
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    assert inference._fused is not None
+
+
+@pytest.mark.parametrize(("far", "near", "fused"), [(8, 0, True), (9, 0, False), (0, 1, False), (0, 0, True)])
+def test_how_much_may_differ(monkeypatch: pytest.MonkeyPatch, far: int, near: int, fused: bool) -> None:
+    """A quarter of the tokens by somewhat more than rounding, none by much."""
+    model = network("llama")
+    use_layouts(model)
+    honest = Fused.hidden
+
+    def hidden(self: Fused, *args: Any) -> list[Tensor]:
+        (found,) = honest(self, *args)
+        found[:far] *= 1.001
+        found[:near] *= 1.02
+        return [found]
+
+    monkeypatch.setattr(Fused, "hidden", hidden)
+    assert (_fused(model) is not None) == fused
+
+
+def learn(parameters: list[torch.nn.Parameter]) -> None:
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.data.mul_(1.1)  # past the counter that changes in place raise
+
+
+@pytest.mark.parametrize(("train", "layers"), [("all", 0), ("top", 1), ("lora", 0), ("lora", 1)])
+def test_follows_what_learns(train: str, layers: int) -> None:
+    model = network()
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    learning = choose_trainable(model, train, top_layers=layers, lora_rank=2)  # type: ignore[arg-type]
+    for _ in range(2):
+        learn(learning)
+        inference.forget()
+        both(model, inference, keep=1)
+        assert inference._fused is not None
+
+
+def test_follows_parameters_that_are_replaced() -> None:
+    """Those of norms, which are in the weights of what they lead to, with the others."""
+    model = network()
+    use_layouts(model)
+    inference = Inference(model)
+    both(model, inference)
+    layer = model.get_decoder().layers[0]
+    for module in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp.up_proj):
+        module.weight = torch.nn.Parameter(2 * module.weight.detach())
+        inference.forget()
+        both(model, inference)
+        assert inference._fused is not None
+
+
+@pytest.mark.parametrize(("family", "train"), [("llama", "all"), ("gemma", "all"), ("gemma", "lora")])
+def test_really_computes_on_copies(family: str, train: str) -> None:
+    """Also under adapters, and where nothing is fused."""
+    model = network(family)
+    use_layouts(model)
+    choose_trainable(model, train)  # type: ignore[arg-type]
+    inference = Inference(model)
+
+    def found() -> Tensor:
+        return inference.hidden(TOKENS, POSITIONS, CausalLayout())[0]
+
+    before = found()
+    projection = model.get_decoder().layers[0].mlp.up_proj
+    projection = getattr(projection, "base_layer", projection)
+    projection.weight.data.mul_(2)
+    assert torch.equal(found(), before)
+    projection.weight.requires_grad_(False).mul_(1)  # a change in place is seen without being told
+    assert not torch.allclose(found(), before)

@@ -1,0 +1,225 @@
+"""Episodes whose engine is away for longer than they may take: an error, never an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from modelserver import Answer, always, bare_server
+from plays import TASK, FakeEnv, player, says, scripted
+from turnstile.engines.remote.downtime import lost
+from turnstile.engines.remote.openai import OpenAIEngine
+from turnstile.engines.remote.router import MOVES, Router
+from turnstile.rollout.deadlines import ENOUGH, Deadlines
+from turnstile.rollout.episode import Limits
+from turnstile.types import Sampling, Stop, Trajectory
+
+PROMPT = np.array([7, 8, 9], np.int32)
+SHORT = Limits(turns=3, seconds=0.2)
+ONE = {"choices": [{"finish_reason": "length", "token_ids": [1], "logprobs": {"token_logprobs": [0.0]}}]}
+
+
+async def played(engine: Any, limits: Limits = SHORT) -> tuple[list[FakeEnv], Trajectory]:
+    """One attempt with one retry, and the environments that it took."""
+    envs: list[FakeEnv] = []
+
+    def make() -> FakeEnv:
+        envs.append(FakeEnv())
+        return envs[-1]
+
+    (group,) = await player(make, engine=engine, limits=limits, retries=1).groups([TASK], 1, label="l", seed=1)
+    (trajectory,) = group.trajectories
+    return envs, trajectory
+
+
+def given_up(envs: list[FakeEnv], found: Trajectory) -> bool:
+    assert found.error is not None
+    assert "episode.seconds were over while the model was away" in found.error
+    return found.stop is Stop.ERROR and not found.signals and [env.did for env in envs] == [["reset", "close"]] * 2
+
+
+def until(silent: asyncio.Event, answer: Answer) -> Answer:
+    """The answer; none any more once `silent` is set."""
+
+    async def say(request: web.Request) -> web.StreamResponse:
+        if silent.is_set():
+            await asyncio.Event().wait()
+        return await answer(request)
+
+    return say
+
+
+def paths(silent: asyncio.Event) -> dict[str, Answer]:
+    answers = {"/v1/models": {"data": [{"id": "m"}]}, "/v1/completions": ONE}
+    return {path: until(silent, always(body)) for path, body in answers.items()}
+
+
+async def test_a_server_that_accepts_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnstile.engines.remote.openai.HEALTHY", 0.1)
+    silent = asyncio.Event()
+    async with bare_server(paths(silent)) as url:
+        engine = OpenAIEngine(url, retries=0, key="")
+        await engine.meet(PROMPT)
+        silent.set()
+        assert given_up(*await played(engine))
+        await engine.disconnect()
+
+
+@pytest.mark.parametrize("retries", [0, 9])
+async def test_servers_that_are_gone(retries: int) -> None:
+    """While one is waited for, and while one is asked again."""
+    async with bare_server(paths(asyncio.Event())) as url:
+        router = Router([OpenAIEngine(url, retries=retries, key="")], again=0.02, patience=60)
+        await router.meet(PROMPT)
+    assert given_up(*await played(router))
+    await router.disconnect()
+
+
+async def test_a_server_that_cannot_answer_now() -> None:
+    busy = {"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": always({}, 503, {"Retry-After": "30"})}
+    async with bare_server(busy) as url:
+        engine = OpenAIEngine(url, key="")
+        assert given_up(*await played(engine))
+        await engine.disconnect()
+
+
+LONG = Limits(turns=3, seconds=60.0)
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+async def test_a_turn_that_a_server_cannot_answer_ends_its_attempt(how: str) -> None:
+    """It is there, says so, and is asked once by each attempt: it is not held to be gone, and nobody is sent away."""
+    sent = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        if (await request.json())["max_tokens"] == 1:  # to find out what it can do
+            return web.json_response(ONE)
+        sent += 1
+        if how == "hangs":
+            await asyncio.Event().wait()
+        return web.json_response({"error": "this prompt breaks it"}, status=500)
+
+    async with bare_server({"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": answer}) as url:
+        router = Router([OpenAIEngine(url, retries=0, key="", timeout=0.3)], again=0.02, patience=60)
+        envs, found = await played(router, LONG)
+        assert router._places[0].gone is None
+        await router.disconnect()
+    assert (found.stop, sent, len(envs)) == (Stop.ERROR, 2, 2)
+    assert found.error is not None
+    assert found.error.startswith("RequestFailedError: the server at http://127.0.0.1:")
+    assert found.times.get("away", 0.0) == 0.0
+
+
+async def test_a_request_that_brings_its_server_down_each_time_is_given_up() -> None:
+    """It comes back, and is asked again, but not for ever."""
+    sent = 0
+
+    async def fall(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        if (await request.json())["max_tokens"] == 1:
+            return web.json_response(ONE)
+        sent += 1
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with bare_server({"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": fall}) as url:
+        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.01, patience=60)
+        _, found = await played(router, LONG)
+        await router.disconnect()
+    assert found.stop is Stop.ERROR
+    assert MOVES + 1 <= sent <= 2 * (MOVES + 1)  # the second attempt may begin while the server is not back yet
+    assert found.error is not None
+    assert f"a request has lost its server {MOVES + 1} times" in found.error
+
+
+async def test_a_server_that_fails_and_does_not_say_that_it_is_there_is_gone() -> None:
+    ok, down = {"data": [{"id": "m"}]}, asyncio.Event()
+
+    def either(body: Any) -> Answer:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return web.json_response({} if down.is_set() else body, status=503 if down.is_set() else 200)
+
+        return answer
+
+    async with bare_server({"/v1/models": either(ok), "/v1/completions": either(ONE)}) as url:
+        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.02, patience=60)
+        await router.meet(PROMPT)
+        session = router.open("g")
+        down.set()
+        asking = asyncio.ensure_future(router.generate(PROMPT, Sampling(max_tokens=4), session))
+        while router._places[0].gone is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        down.clear()
+        assert (await asking).token_ids.tolist() == [1]
+        await router.disconnect()
+
+
+async def test_an_engine_that_is_away_for_too_long_ends_the_episode() -> None:
+    """The clock is put forward for so long, and then no more."""
+    engine = scripted(says("look"))
+    sample, limits = engine.generate, replace(SHORT, seconds=0.3, away=0.5)
+
+    async def generate(*asked: Any) -> Any:
+        while True:
+            since = time.monotonic()
+            await asyncio.sleep(0.05)
+            lost("it was gone", since)
+
+    engine.generate = generate  # type: ignore[method-assign]
+    _, found = await played(engine, limits)
+    assert found.stop is Stop.ERROR
+    assert found.error == "EngineError: episode.seconds were over while the model was away: it was gone"
+    engine.generate = sample  # type: ignore[method-assign]
+    assert (await played(engine, limits))[1].stop is Stop.TURNS
+
+
+async def test_a_server_that_is_there_and_slow_takes_the_episodes_own_time() -> None:
+    silent = asyncio.Event()
+    answers = paths(silent) | {"/v1/models": always({"data": [{"id": "m"}]})}
+    async with bare_server(answers) as url:
+        engine = OpenAIEngine(url, retries=0, key="")
+        await engine.meet(PROMPT)
+        silent.set()
+        assert (await played(engine))[1].stop is Stop.TIMEOUT
+        await engine.disconnect()
+
+
+async def test_so_does_a_slow_engine_of_this_process() -> None:
+    engine = scripted(says("look"))
+    engine.generate = lambda *_: asyncio.sleep(60)  # type: ignore[method-assign,assignment,return-value]
+    assert (await played(engine))[1].stop is Stop.TIMEOUT
+
+
+async def test_what_an_outage_took_is_given_back() -> None:
+    engine = scripted(says("look"))
+    sample = engine.generate
+
+    async def generate(*asked: Any) -> Any:
+        since = time.monotonic()
+        await asyncio.sleep(0.7)
+        lost("it was gone", since)
+        lost("the same again", since)
+        return await sample(*asked)
+
+    engine.generate = generate  # type: ignore[method-assign]
+    _, found = await played(engine, Limits(turns=3, seconds=1.5))
+    assert (found.stop, len(found.turns)) == (Stop.TURNS, 3)
+    assert found.times["away"] <= found.times["generate"]
+
+
+async def test_an_outage_makes_no_deadline_longer() -> None:
+    _, found = await played(scripted(says("look")))
+    deadlines = Deadlines(2.0)
+    for _ in range(ENOUGH):
+        deadlines.note(replace(found, times={"total": 103.0, "measure": 1.0, "away": 100.0}))
+    assert deadlines.seconds(TASK) == 4.0
+    deadlines.note(replace(found, stop=Stop.ERROR, error="away", times={"total": 105.0, "away": 104.0}))
+    assert deadlines.seconds(TASK) == 4.0

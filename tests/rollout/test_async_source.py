@@ -1,0 +1,296 @@
+"""Episodes played ahead of training, in a real process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import guess_run
+import played_ahead
+from ends import said
+from turnstile.cli.main import run as command
+from turnstile.config import Recipe
+from turnstile.envs.guess import GuessEnv
+from turnstile.errors import ConfigError, TrainingError
+from turnstile.records.record import read_record
+from turnstile.rollout.episode import Attempt
+from turnstile.rollout.workers import LOG, MODULE, Play, Worker, ending
+from turnstile.runs.train import train
+from turnstile.runs.worker import Setup
+from turnstile.types import Task
+
+
+def in_turn(inputs: Path, steps: int, demos: int = 0, **rollout: Any) -> Recipe:
+    """The run of `guess_run` without what comes before and after its steps."""
+    recipe = guess_run.recipe(inputs, steps=steps)
+    changed = {"warmstart": {"demos": demos}, "eval": {"before": False, "every": 0}, "rollout": rollout}
+    changed["engine"] = {"deterministic": not rollout}
+    return recipe.model_copy(
+        update={name: getattr(recipe, name).model_copy(update=keys) for name, keys in changed.items()}
+    )
+
+
+def ahead(inputs: Path, steps: int, demos: int = 0) -> Recipe:
+    return in_turn(inputs, steps, demos, ahead=1)
+
+
+def seldom_saved(inputs: Path) -> Recipe:
+    recipe = ahead(inputs, 6)
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"checkpoint_every": 6})})
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inputs")
+
+
+@pytest.fixture(scope="module")
+def run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ahead") / "run"
+    assert train(ahead(inputs, 4, demos=30), run=folder)["step"] == 4
+    return folder
+
+
+def versions(run: Path, step: int) -> list[int]:
+    groups = [entry.group for entry in read_record(run, phase="train", step=step)]
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    return sorted(set(np.concatenate([turn.completion.versions for turn in turns]).tolist()))
+
+
+def test_tokens_are_as_old_as_allowed_and_no_older(run: Path) -> None:
+    found = [versions(run, step) for step in (1, 2, 3, 4)]
+    assert found[0] == [0]
+    assert 0 in found[1]  # asked for with the first weights
+    for step, own in enumerate(found, start=1):
+        assert max(0, step - 2) <= min(own) <= max(own) <= step - 1
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["staleness/max"] for entry in logged] == [
+        step - 1 - min(own) for step, own in enumerate(found, start=1)
+    ]
+    trained = [entry for entry in logged if entry["groups/flat"] < entry["groups/all"]]
+    assert trained
+    assert all("loss/correction" in entry for entry in trained)  # tis, as the recipe names no factor
+
+
+def test_steps_have_the_tasks_that_they_have_in_turn(run: Path, inputs: Path, tmp_path: Path) -> None:
+    train(in_turn(inputs, 2, demos=30), run=tmp_path / "run")
+    for step in (1, 2):
+        names = [
+            [entry.group.id for entry in read_record(each, phase="train", step=step)]
+            for each in (run, tmp_path / "run")
+        ]
+        assert names[0] == names[1]
+        assert len(names[0]) == guess_run.GROUPS
+
+
+def workers(parent: int) -> list[int]:
+    """The living processes that play ahead for that one."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, ppid = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(ppid) == parent and state != "Z" and MODULE.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_nothing_is_left_behind(run: Path) -> None:
+    assert not (run / "weights").exists()
+    assert workers(os.getpid()) == []
+
+
+def in_a_process(script: Path, inputs: Path, run: Path) -> subprocess.CompletedProcess[str]:
+    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent), *sys.path))
+    return subprocess.run(
+        [sys.executable, str(script), str(inputs), str(run)],
+        env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = f"from test_ahead import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
+    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent), *sys.path))
+    training = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": folders})
+    while not (run / "checkpoints/step-000001").exists():
+        assert training.poll() is None
+        time.sleep(0.02)
+    playing = workers(training.pid)
+    training.kill()
+    training.wait()
+    assert len(playing) == 1
+    while not is_gone(playing[0]):
+        time.sleep(0.02)
+    assert train(ahead(inputs, 4), run=run)["step"] == 4
+    assert not (run / "weights").exists()
+    for step in (1, 2, 3, 4):
+        groups = [entry.group for entry in read_record(run, phase="train", step=step)]
+        assert [len(group.trajectories) for group in groups] == [guess_run.ATTEMPTS] * guess_run.GROUPS
+    tasks = [entry.group.task.id for step in (1, 2) for entry in read_record(run, phase="train", step=step)]
+    assert len(set(tasks)) == len(tasks)  # of five tasks four are given out before one comes again
+    assert command(["audit", str(run)]) == 0
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens once has not happened yet."""
+    monkeypatch.setenv(played_ahead.ONCE, str(tmp_path / "mark"))
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.slow
+def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(ahead(inputs, 2), run=run, env=played_ahead.Deadly)["step"] == 2
+    (line,) = [line for line in said(run) if "SIGKILL" in line]
+    assert "another plays the" in line
+    for step in (1, 2):
+        groups = [entry.group for entry in read_record(run, phase="train", step=step)]
+        assert [len(group.trajectories) for group in groups] == [guess_run.ATTEMPTS] * guess_run.GROUPS
+        assert all(trajectory.turns for group in groups for trajectory in group.trajectories)
+    assert command(["audit", str(run)]) == 0
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("env", [played_ahead.ToldToEnd, played_ahead.Interrupted])
+@pytest.mark.slow
+def test_one_that_is_told_to_end_ends_in_order_and_is_replaced(
+    env: type[played_ahead.ToldToEnd], inputs: Path, tmp_path: Path
+) -> None:
+    """What it printed is in the run's folder, and said with whose it is."""
+    run = tmp_path / "run"
+    assert train(ahead(inputs, 2), run=run, env=env)["step"] == 2
+    lines = said(run)
+    assert any(f"was told to end ({env.number.name}); another plays the" in line for line in lines)
+    assert (run / LOG).read_text().splitlines() == ["a tool's complaint"]
+    (line,) = [line for line in lines if line.endswith("a tool's complaint")]
+    assert re.match(r"process \d+, which plays: ", line)
+    assert command(["audit", str(run), "--record"]) == 0
+
+
+@pytest.mark.slow
+def test_what_is_played_while_training_computes_is_written_down(inputs: Path, tmp_path: Path) -> None:
+    """The update of step 1 computes until the ledger says that all of step 2 has finished, and is killed in it."""
+    script = tmp_path / "computes.py"
+    script.write_text(
+        "import os, sqlite3, sys, time\nfrom pathlib import Path\nimport turnstile.trainer.loop as loop\n"
+        "from test_ahead import ahead, train\n\n"
+        "COUNT = \"SELECT COUNT(*) FROM attempts WHERE step = 2 AND state = 'finished'\"\n"
+        "run, latest = Path(sys.argv[2]), time.monotonic() + 300\n\n"
+        "def update(*arguments, **named):\n    while time.monotonic() < latest:\n        time.sleep(0.02)\n"
+        "        db = sqlite3.connect(run / 'ledger.db')\n        (count,) = db.execute(COUNT).fetchone()\n"
+        "        db.close()\n        count == 8 and os.kill(os.getpid(), 9)\n\n"
+        "loop.update = update\ntrain(ahead(Path(sys.argv[1]), 3), run=run)\n"
+    )
+    run = tmp_path / "run"
+    done = in_a_process(script, inputs, run)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert train(ahead(inputs, 3), run=run)["step"] == 3
+    assert [line for line in said(run) if "had finished before" in line] == [
+        f"step {step}: 8 of 8 episodes had finished before, and were not played again" for step in (1, 2)
+    ]
+    assert command(["audit", str(run), "--record"]) == 0
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.slow
+def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"was killed .SIGKILL.*and so did 3 one after another"):
+        train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.AlwaysDeadly)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.slow
+def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path, strict: bool) -> None:
+    with pytest.raises(KeyError, match="no such tool") as raised:
+        train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty, strict=strict)
+    assert any("10 attempts had failed so before it" in note for note in raised.value.__notes__) is not strict
+    (note,) = [note for note in raised.value.__notes__ if note.startswith("in the process that plays episodes")]
+    assert 'raise KeyError("no such tool")' in note
+
+
+@pytest.mark.slow
+async def test_a_fault_that_comes_while_training_computes_is_not_lost(inputs: Path, tmp_path: Path) -> None:
+    """It is not among what is booked then, and is raised when training waits again."""
+    worker = Worker(Setup(recipe=ahead(inputs, 2), env=played_ahead.no_env), log=tmp_path / LOG)
+    try:
+        worker.send(Play([(Task(id="guess-1-0", env="guess"), Attempt(group="g", number=0, seed=0))]))
+        while worker._process.poll() is None:
+            time.sleep(0.02)  # noqa: ASYNC251 - as training does
+        with pytest.raises(LookupError, match="no such environment"):
+            await to_the_end(worker)
+    finally:
+        await worker.close()
+
+
+async def to_the_end(worker: Worker) -> None:
+    while True:
+        await worker.receive()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_sent_is_said(inputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be sent to another process .*rollout.ahead = 0"):
+        train(ahead(inputs, 2), run=tmp_path / "run", env=lambda: GuessEnv())
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.slow
+def test_what_only_the_script_knows_is_said_too(inputs: Path, tmp_path: Path) -> None:
+    """It can be sent, and not be read there."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import sys\nfrom pathlib import Path\nfrom test_ahead import ahead, train\n"
+        "from turnstile.envs.guess import GuessEnv\n\nclass Own(GuessEnv):\n    pass\n\n"
+        "train(ahead(Path(sys.argv[1]), 2), run=Path(sys.argv[2]), env=Own)\n"
+    )
+    done = in_a_process(script, inputs, tmp_path / "run")
+    assert done.returncode == 1
+    assert "ConfigError: this run cannot be played ahead" in done.stderr
+    assert "'Own'" in done.stderr
+
+
+@pytest.mark.slow
+def test_training_may_be_faster_than_the_other_process_starts(inputs: Path, tmp_path: Path) -> None:
+    """It was killed in step 4 and has no checkpoint since the first: three steps are in the journal, and the weights
+    that are to be sampled with first are gone when they are looked for."""
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import os, sys\nfrom pathlib import Path\nimport turnstile.trainer.loop as loop\n"
+        "from test_ahead import seldom_saved, train\n\nmetrics, steps = loop._metrics, []\n\n"
+        "def die(*arguments, **named):\n    steps.append(1)\n    len(steps) == 4 and os.kill(os.getpid(), 9)\n"
+        "    return metrics(*arguments, **named)\n\nloop._metrics = die\n"
+        "train(seldom_saved(Path(sys.argv[1])), run=Path(sys.argv[2]))\n"
+    )
+    run = tmp_path / "run"
+    done = in_a_process(script, inputs, run)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert train(seldom_saved(inputs), run=run)["step"] == 6
+    assert len([line for line in said(run) if "had finished before" in line]) >= 3
+    assert command(["audit", str(run)]) == 0
+
+
+def test_how_processes_end() -> None:
+    assert ending(3) == "ended with code 3"
+    assert ending(-signal.SIGTERM) == "was killed (SIGTERM)"
+    assert ending(128 + signal.SIGTERM) == "was told to end (SIGTERM)"

@@ -1,0 +1,94 @@
+"""A line between two processes, both ends of it in this one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from turnstile.rollout.pipe import Line
+from turnstile.rollout.workers import QUOTED, QUOTED_BYTES, _Log
+
+LARGE = bytes(32 << 20)  # far more than a socket takes by itself
+
+
+async def test_messages_come_in_their_order_and_then_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    one, other = Line(ours), Line(theirs)
+    for number in range(100):
+        one.send(number)
+    assert [await other.receive() for _ in range(100)] == list(range(100))
+    one.close()
+    assert [await other.receive() for _ in range(3)] == [None, None, None]
+    assert await other.waiting() == 1  # the end is there to stay
+    other.send("to nobody")
+    other.close()
+
+
+async def test_nobody_waits_for_a_reader_who_has_not_begun() -> None:
+    """The other process imports for seconds before it reads, and training goes on."""
+    ours, theirs = socket.socketpair()
+    one = Line(ours)
+    one.send(LARGE)
+    one.send("more")
+    other = Line(theirs)
+    assert await other.receive() == LARGE
+    assert await other.receive() == "more"
+    one.close()
+    other.close()
+
+
+async def test_what_was_sent_is_written_when_it_is_finished() -> None:
+    ours, theirs = socket.socketpair()
+    one, other = Line(ours), Line(theirs)
+    one.send(LARGE)
+    one.finish()
+    assert await other.receive() == LARGE
+    one.close()
+    other.close()
+
+
+async def test_messages_are_heard_while_the_loop_is_held_up() -> None:
+    heard: list[Any] = []
+
+    def hear(message: Any) -> Any:
+        heard.append((message, threading.current_thread() is threading.main_thread()))
+        if message == "wrong":
+            raise ValueError("cannot be booked")
+        return None if message == "kept" else message
+
+    ours, theirs = socket.socketpair()
+    one, other = Line(ours), Line(theirs, hear=hear)
+    for message in ("kept", "passed on", "wrong"):
+        one.send(message)
+    while len(heard) < 3:
+        time.sleep(0.01)  # noqa: ASYNC251 - as training computes
+    assert heard == [("kept", False), ("passed on", False), ("wrong", False)]
+    assert await other.receive() == "passed on"
+    assert str(await other.receive()) == "cannot be booked"
+    one.close()
+    other.close()
+
+
+def test_what_a_process_prints_is_read_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_text("of an earlier process\n")
+    log = _Log(path)
+    assert log.news() == []
+    with path.open("a") as printing:
+        printing.write("one\n\nprogress 1 %\rprogress 100 %\nbeg")
+        printing.flush()
+        assert log.news() == ["one", "progress 100 %"]
+        printing.write("un\n")
+        printing.flush()
+        assert log.news() == ["begun"]
+        printing.write("".join(f"{number}\n" for number in range(QUOTED + 5)))
+        printing.flush()
+        last = f"(the last lines of {path})"
+        assert log.news() == [last, *map(str, range(5, QUOTED + 5))]
+        printing.write("x" * QUOTED_BYTES + "\nthe last\n")
+        printing.flush()
+        assert log.news()[-1] == "the last"
+    assert log.news() == []

@@ -1,0 +1,50 @@
+"""A recipe's kinds with their knobs: what does not fit is one clear line before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from turnstile.config import Kind
+from turnstile.errors import ConfigError
+from turnstile.wiring.kinds import bind
+
+GIVEN = ("groups", "scores", "aux", "state")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"gama": 0.9}, "credit kind 'gigpo' has no knob 'gama'; did you mean 'gamma'"),
+        ({"gamma": "0.9"}, "credit kind 'gigpo': gamma = '0.9' is not a number"),
+        ({"gamma": True}, "gamma = True is not a number"),
+        ({"ddof": 1.0}, "ddof = 1.0 is not a whole number"),
+        ({"scale": "stdd"}, "scale = 'stdd' is not known; did you mean 'std'"),
+        ({"scale": 1}, "scale = 1 is not one of 'std', 'none'"),
+    ],
+)
+def test_a_knob_that_does_not_fit_is_named(knobs: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        bind("credit", Kind(kind="gigpo", **knobs), given=GIVEN)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_knobs_that_fit_are_bound() -> None:
+    bound = bind("credit", Kind(kind="gigpo", gamma=1, scale="none"), given=GIVEN)
+    assert bound([], [], {}, {}) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Kind(kind="container", image=3), "image = 3 is not a string"),
+        (Kind(kind="container", read_only="no"), "read_only = 'no' is not true or false"),
+    ],
+)
+def test_classes_too(kind: Kind, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        bind("sandbox", kind)
+    assert message in str(caught.value)
