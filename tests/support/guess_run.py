@@ -41,7 +41,7 @@ def shipped_file(inputs: Path) -> Path:
         "eval.samples=1", "eval.policies={}", f"tasks.train={inputs}/train.jsonl",
         f"tasks.heldout={inputs}/heldout.jsonl",
     ]  # fmt: skip
-    found = load_recipe(Path(__file__).parents[1] / "recipes" / "guess.toml", shorter)
+    found = load_recipe(Path(__file__).parents[2] / "recipes" / "guess.toml", shorter)
     data = found.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     file = inputs / "shipped.toml"
     file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in data.items()))

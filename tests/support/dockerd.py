@@ -1,6 +1,6 @@
 """A Docker daemon of the tests' own, and an image for it made of what this machine has.
 
-    python tests/dockerd.py
+    python tests/support/dockerd.py
 
 tries whether one can be started here, and a container in it; the exit code is 77 where this machine does not let it.
 """

@@ -14,7 +14,7 @@ from turnstile.swe.bugs import mutate
 from turnstile.swe.packages.source import fetch
 from turnstile.types import Task
 
-TEMPLATES = Path(__file__).parent / "agents" / "templates"
+TEMPLATES = Path(__file__).parents[1] / "agents" / "templates"
 PIECES = r"\n| ?[^\s]+| "
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
