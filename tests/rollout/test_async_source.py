@@ -128,7 +128,7 @@ def in_a_process(script: Path, inputs: Path, run: Path) -> subprocess.CompletedP
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    script = f"from test_ahead import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
+    script = f"from test_async_source import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
     folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent), *sys.path))
     training = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": folders})
     while not (run / "checkpoints/step-000001").exists():
@@ -193,7 +193,7 @@ def test_what_is_played_while_training_computes_is_written_down(inputs: Path, tm
     script = tmp_path / "computes.py"
     script.write_text(
         "import os, sqlite3, sys, time\nfrom pathlib import Path\nimport turnstile.trainer.loop as loop\n"
-        "from test_ahead import ahead, train\n\n"
+        "from test_async_source import ahead, train\n\n"
         "COUNT = \"SELECT COUNT(*) FROM attempts WHERE step = 2 AND state = 'finished'\"\n"
         "run, latest = Path(sys.argv[2]), time.monotonic() + 300\n\n"
         "def update(*arguments, **named):\n    while time.monotonic() < latest:\n        time.sleep(0.02)\n"
@@ -260,7 +260,7 @@ def test_what_only_the_script_knows_is_said_too(inputs: Path, tmp_path: Path) ->
     """It can be sent, and not be read there."""
     script = tmp_path / "own.py"
     script.write_text(
-        "import sys\nfrom pathlib import Path\nfrom test_ahead import ahead, train\n"
+        "import sys\nfrom pathlib import Path\nfrom test_async_source import ahead, train\n"
         "from turnstile.envs.guess import GuessEnv\n\nclass Own(GuessEnv):\n    pass\n\n"
         "train(ahead(Path(sys.argv[1]), 2), run=Path(sys.argv[2]), env=Own)\n"
     )
@@ -277,7 +277,7 @@ def test_training_may_be_faster_than_the_other_process_starts(inputs: Path, tmp_
     script = tmp_path / "killed.py"
     script.write_text(
         "import os, sys\nfrom pathlib import Path\nimport turnstile.trainer.loop as loop\n"
-        "from test_ahead import seldom_saved, train\n\nmetrics, steps = loop._metrics, []\n\n"
+        "from test_async_source import seldom_saved, train\n\nmetrics, steps = loop._metrics, []\n\n"
         "def die(*arguments, **named):\n    steps.append(1)\n    len(steps) == 4 and os.kill(os.getpid(), 9)\n"
         "    return metrics(*arguments, **named)\n\nloop._metrics = die\n"
         "train(seldom_saved(Path(sys.argv[1])), run=Path(sys.argv[2]))\n"
