@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from forest import group_of
 from page import Body, Kept, spread, table, write
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.models.allocator import keep_freed_memory
 from turnstile.models.forest_attention import by_nodes, by_runs, nodes_of, runs_of
@@ -62,7 +62,7 @@ def main() -> None:
 def made(group: int, prompt: int, answer: int, heads: int, kv_heads: int) -> tuple[list[Tensor], dict[str, Way]]:
     """Queries, keys and values of a group's tree, and what attends to them."""
     rows = group_of(group, prompt, answer)
-    (batch,) = plant(rows, token_weights(rows), budget=10**9)
+    (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=10**9)
     ends, length = batch.subtree_end, batch.size
     draw = torch.Generator().manual_seed(0)
     query, key, value = (

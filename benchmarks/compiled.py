@@ -23,7 +23,7 @@ from decode import bandwidth, peak
 from page import Body, Kept, spread, table, write
 from turnstile.engines.local.cpu.blocks import Blocks
 from turnstile.engines.local.cpu.compiled import Attention, available
-from turnstile.engines.local.cpu.packed_matrix import Panels
+from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 
 Way = Callable[[], None]
 """Computes all of it once."""
@@ -76,7 +76,7 @@ class Products:
 
     def __init__(self) -> None:
         self._plain = [torch.randn(shape) for shape in (*IN_LAYER * LAYERS, HEAD)]
-        self._panels = [Panels([matrix]) for matrix in self._plain]
+        self._panels = [PackedMatrix([matrix]) for matrix in self._plain]
         self._blocks = [Blocks([matrix]) for matrix in self._plain]
         self.flops = 2 * sum(matrix.numel() for matrix in self._plain)
 

@@ -70,7 +70,7 @@ def main() -> None:
             "by hand": by_hand(model, packed=False),
             "by hand, packed": by_hand(model, packed=True),
             "engine": through_engine(model, args.model, sharing),
-            "engine, packed = false": through_engine(model, args.model, sharing, packed=False),
+            "engine, packed = false": through_engine(model, args.model, sharing, pack_weights=False),
             "engine, deterministic": through_engine(model, args.model, sharing, deterministic=True, max_batch=batch),
         }
         if args.only:
@@ -172,7 +172,7 @@ def generating(model: PreTrainedModel) -> Decode:
 def through_engine(model: PreTrainedModel, name: str, sharing: int, **knobs: Any) -> Decode:
     """Turnstile's engine; each group of `sharing` prompts is one. Without guesses: the same prompts come again and
     again, and it would know the answers."""
-    engine = TransformersEngine(model, load_tokenizer(name), **{"max_batch": 256, "drafts": 0, **knobs})
+    engine = TransformersEngine(model, load_tokenizer(name), **{"max_batch": 256, "speculative_tokens": 0, **knobs})
 
     def decode(prompts: Tensor, count: int) -> None:
         async def one(number: int) -> None:

@@ -85,7 +85,7 @@ def measure(folder: Path, way: str, device: str, groups: int) -> dict[str, Any]:
         shutil.rmtree(run, ignore_errors=True)
     train(recipe, run=whole, env=GuessEnv, plain=True)
     peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
-    Stopping.left = recipe.warmstart.demos + recipe.train.groups * recipe.train.attempts + 2
+    Stopping.left = recipe.sft.demos + recipe.rollout.tasks_per_step * recipe.rollout.group_size + 2
     try:
         train(recipe, run=stopped, env=Stopping, plain=True)
     except StoppedError:
@@ -116,9 +116,9 @@ def made(folder: Path, way: str, device: str, groups: int) -> Recipe:
         ROOT / "recipes" / "guess.toml",
         [
             f"model.train={learns}", f"model.top_layers={layers}", f"model.dtype={dtype}", f"model.device={device}",
-            f"train.steps={STEPS}", f"train.groups={groups}", "train.checkpoint_every=1",
-            "train.drop_flat_groups=false",
-            "eval.before=false", "eval.policies={}", "eval.samples=1", "warmstart.demos=8",
+            f"train.steps={STEPS}", f"rollout.tasks_per_step={groups}", "train.checkpoint_every=1",
+            "train.drop_zero_advantage_groups=false",
+            "eval.before=false", "eval.policies={}", "eval.samples=1", "sft.demos=8",
             f"tasks.train={folder}/train.jsonl", f"tasks.heldout={folder}/heldout.jsonl",
         ],
     )  # fmt: skip

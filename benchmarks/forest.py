@@ -44,7 +44,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from page import Body, Kept, spread, table, write
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.allocator import keep_freed_memory
@@ -78,7 +78,7 @@ class Point:
     def at_once(self) -> int:
         """Rows that `unshared` takes at once, and `batches` with it."""
         rows = group_of(self.group, self.prompt, RESPONSE)
-        return -(-self.group // len(plant(rows, token_weights(rows), budget=self.budget, share=False)))
+        return -(-self.group // len(pack_prefix_trees(rows, token_weights(rows), budget=self.budget, share=False)))
 
     @property
     def name(self) -> str:
@@ -219,7 +219,7 @@ def updating(model: PreTrainedModel, contestant: str, budget: int) -> Callable[[
 
     def plain(rows: Sequence[Row]) -> None:
         weights = token_weights(rows)
-        whole = plant(rows, weights, budget=budget, share=False)
+        whole = pack_prefix_trees(rows, weights, budget=budget, share=False)
         size = -(-len(rows) // len(whole)) if contestant == "batches" else 1
         for begin in range(0, len(rows), size):
             plain_loss(model, rows[begin : begin + size], weights[begin : begin + size]).backward()
@@ -264,7 +264,7 @@ def flops(model: PreTrainedModel, rows: Sequence[Row], *, share: bool) -> float:
         getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
     )
     forward = 0.0
-    for batch in plant(rows, token_weights(rows), budget=10**9, share=share):
+    for batch in pack_prefix_trees(rows, token_weights(rows), budget=10**9, share=share):
         pairs = int((batch.positions + 1).sum())
         forward += 2 * linear * batch.size + 2 * head * len(batch.target) + 4 * width * config.num_hidden_layers * pairs
     return 3 * forward

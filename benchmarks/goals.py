@@ -36,10 +36,10 @@ class Goal:
         bound = f"{'at most ' if self.most else ''}{self.goal:{'.0%' if self.style == '%' else 'g'}}{self.unit}"
         if not self.values:
             return [self.what, bound, "not measured"]
-        meets: Callable[[float], bool] = (lambda v: v <= self.goal) if self.most else (lambda v: v >= self.goal)
-        many, good = len(self.values), sum(map(meets, self.values))
+        on_step_start: Callable[[float], bool] = (lambda v: v <= self.goal) if self.most else (lambda v: v >= self.goal)
+        many, good = len(self.values), sum(map(on_step_start, self.values))
         of = self.of if many > 1 else self.of.removesuffix("s")
-        whole = good == many if self.of == "cases" else meets(statistics.median(self.values))
+        whole = good == many if self.of == "cases" else on_step_start(statistics.median(self.values))
         said = "reached" if whole else "**not in all**" if self.of == "cases" and good else "**not reached**"
         count = f"{many} {of}" if good in (0, many) else f"{good} of {many} {of}"
         return [self.what, bound, f"{spread(self.values, self.digits, self.style)}: {said}, {count}"]

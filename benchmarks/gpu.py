@@ -85,7 +85,7 @@ def main() -> None:
         budget = args.budget or BUDGETS.get(size, 1024)
         body = {
             **about,
-            "budget": budget,
+            "max_tokens_per_microbatch": budget,
             "checkpointing": args.checkpointing,
             "training": training(model, args, budget, peak),
         }
@@ -186,7 +186,9 @@ def decoding(model: PreTrainedModel, args: argparse.Namespace) -> dict[str, floa
     draw = np.random.default_rng(1)
     prompts = [draw.integers(3, model.config.vocab_size, LENGTH).astype(np.int32) for _ in range(PROMPTS)]
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")))  # no text is made
-    engine = TransformersEngine(model, words, drafts=0)  # the same prompts come again: it would know the answers
+    engine = TransformersEngine(
+        model, words, speculative_tokens=0
+    )  # the same prompts come again: it would know the answers
 
     async def sample() -> None:
         async def one(number: int) -> None:

@@ -104,9 +104,10 @@ def recipe(kind: str, knobs: Mapping[str, Any], seed: int, model: Path) -> Recip
                 ]
             },
             "credit": {"kind": kind, **knobs},
-            "warmstart": {"demos": 98, "demonstrator": {"kind": "lab_game:blind"}, "lr": 3e-3},
+            "sft": {"demos": 98, "demonstrator": {"kind": "lab_game:blind"}, "lr": 3e-3},
+            "rollout": {"tasks_per_step": HIGH, "group_size": ATTEMPTS},
             "train": {
-                "steps": STEPS, "groups": HIGH, "attempts": ATTEMPTS, "lr": 4e-3, "warmup": 2, "checkpoint_every": 0,
+                "steps": STEPS, "lr": 4e-3, "warmup": 2, "checkpoint_every": 0,
             },
             "eval": {"before": False},
             "trackers": [{"kind": "jsonl"}],

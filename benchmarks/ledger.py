@@ -22,7 +22,7 @@ import numpy as np
 from turnstile.records.audit import Declared, audit
 from turnstile.records.ledger import FILE, Fate, Ledger, State
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.run_records import Books
+from turnstile.rollout.run_records import RunRecords
 from turnstile.types import Completion, Message, Sampling, Stage, Stop, Task, ToolCall, Trajectory, Turn
 
 SHOWN, SAMPLED, TURNS = 200, 100, 20
@@ -45,7 +45,7 @@ def main() -> None:
 def turns(run: Path, attempts: int) -> tuple[float, float, float]:
     """Mean and 99th percentile of the milliseconds that books take of a turn, its share of the attempt's beginning and
     end among them; and the kilobytes that it leaves."""
-    books, rng = Books(run), np.random.default_rng(0)
+    books, rng = RunRecords(run), np.random.default_rng(0)
     played = [_trajectory(rng, number) for number in range(attempts)]
     watch = books.watch(1)
     took: list[float] = []
@@ -74,7 +74,7 @@ def rows(run: Path, count: int) -> tuple[float, float, float]:
         attempts = [((f"train/{step}/{i // 8}", i), f"task-{rng.randrange(TASKS)}") for i in range(A_STEP)]
         ledger.issue(step, attempts, {})
         keys = [key for key, _ in attempts]
-        ledger.settle(step, [Fate(key=key, state=State.ADMITTED, outcome=rng.random()) for key in keys], [keys])
+        ledger.finalize(step, [Fate(key=key, state=State.ADMITTED, outcome=rng.random()) for key in keys], [keys])
     ledger.commit(steps, "digest")
     ledger.close()
     booked = time.perf_counter() - began

@@ -34,7 +34,7 @@ from turnstile.sandboxes.containers.provider import ContainerSandbox, ContainerS
 from turnstile.sandboxes.http.remote import RemoteSandboxes
 from turnstile.sandboxes.http.wire import TOKEN
 from turnstile.sandboxes.local import LocalSandboxes
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 
 CARRY = ("turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 TEST_SECONDS = 1.0
@@ -200,7 +200,7 @@ async def spawns(sandbox: ContainerSandbox, count: int) -> list[float]:
 async def gradings(make: Make, package: Path) -> list[float]:
     """Seconds that grading takes beyond those of the tests, in containers that are ready."""
     provider = make(warm=2, carry=CARRY)
-    grader = Grader(provider)
+    grader = CodeGrader(provider)
     found = []
     for number in range(7):
         while number and provider.spares < 2:  # noqa: ASYNC110

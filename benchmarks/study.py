@@ -54,7 +54,7 @@ class Study:
         common.append(f"model.threads={self.threads}")
         if arm == "warm":
             return [*common, "train.steps=0", *(OTHER_SEEDS if int(seed) else [])]
-        rest = ["warmstart.demos=0", "eval.before=false", "eval.policies={}", f"rewards.compose={arm}"]
+        rest = ["sft.demos=0", "eval.before=false", "eval.policies={}", f"rewards.compose={arm}"]
         return [*common, f"model.id=./{weights_of(int(seed))}", f"train.steps={self.steps}", *rest]
 
     def read(self, name: str) -> Body:

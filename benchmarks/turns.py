@@ -103,7 +103,9 @@ def main() -> None:
     missing = [repeat for repeat in range(args.repeats) if args.again or str(repeat) not in kept.results]
     if missing and not args.tables:
         tokenizer = load_tokenizer(args.model)
-        engine = TransformersEngine(load_model(args.model), tokenizer, drafts=0)  # every token by a pass of its own
+        engine = TransformersEngine(
+            load_model(args.model), tokenizer, speculative_tokens=0
+        )  # every token by a pass of its own
         asyncio.run(play(engine, tokenizer, seed=99, turns=2))  # warms up
         for repeat in missing:
             kept.put(str(repeat), asyncio.run(play(engine, tokenizer, seed=repeat, turns=TURNS)))

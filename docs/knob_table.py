@@ -141,8 +141,8 @@ def _reward(thing: Any, knobs: dict[str, Any]) -> None:
 TRIALS: Mapping[str, Callable[[Any, dict[str, Any]], None]] = {
     "credit": _credit,
     "loss": _loss,
-    "factor": lambda thing, knobs: thing(sample_batch()[0], **knobs),
-    "weights": lambda thing, knobs: thing([], **knobs),
+    "loss_multiplier": lambda thing, knobs: thing(sample_batch()[0], **knobs),
+    "loss_aggregation": lambda thing, knobs: thing([], **knobs),
     "reward": _reward,
     "engine": lambda thing, knobs: thing("http://127.0.0.1/v1", **knobs),
 }

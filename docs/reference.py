@@ -35,15 +35,15 @@ GIVEN = {
     "reward": {"task", "trajectory"},
     "credit": {"groups", "scores", "aux", "state"},
     "loss": {"logprobs", "batch", "values"},
-    "factor": {"batch"},
-    "weights": {"rows"},
+    "loss_multiplier": {"batch"},
+    "loss_aggregation": {"rows"},
     "tracker": {"run", "board"},
     "env": {"grader", "sandboxes", "problems"},
     "engine": {"tokenizer", "stop_ids", "writer", "policy"},
     "renderer": {"tokenizer", "parser"},
     "schedule": {"progress"},
     "compose": {"terms", "task", "trajectory"},
-    "examiner": {"asker", "chars", "engine", "renderer", "tokenizer"},
+    "grader": {"asker", "chars", "engine", "renderer", "tokenizer"},
     "hint": {"seed", "steps", "criteria"},
     "demonstrator": {"task", "rng"},
     "policy": {"task", "rng"},
@@ -54,10 +54,10 @@ ALGORITHMS: dict[str, tuple[str, tuple[Declaration, ...]]] = {
     "compose": ("Composition of rewards", ()),
     "credit": ("Credit", credit_check.DECLARED),
     "loss": ("Losses", loss_check.DECLARED),
-    "factor": ("Factors of a loss", loss_check.FACTORS),
-    "examiner": ("Examiners: what is found out before rewards judge", ()),
+    "loss_multiplier": ("Loss multipliers", loss_check.LOSS_MULTIPLIERS),
+    "grader": ("Graders: what is found out before rewards judge", ()),
     "hint": ("Hints: what training's prompts show besides the task", ()),
-    "weights": ("Weights of tokens", ()),
+    "loss_aggregation": ("Loss aggregation", ()),
 }
 """room -> its title in the catalogue, and what its kinds declare of the invariants."""
 OTHERS = frozenset(
@@ -76,12 +76,12 @@ ELSEWHERE = (
     ("progress_attribution as a reward (SPA-RL)", '`credit.kind = "progress_attribution"` with `[critic]`; likewise'),
     ("ProRL's reference reset", "`train.reference_every`"),
     ("DPH-RL's stored samples", "`[rehearsal]` with the loss `forward_kl`"),
-    ("SPEAR's replay buffer", '`[buffer]` with `credit.kind = "recalibrated"`'),
+    ("SPEAR's replay buffer", '`[replay_buffer]` with `credit.kind = "recalibrated"`'),
     ("SDPO's feedback", "`[feedback]` with the loss `self_distill`"),
-    ("RuscaRL", 'the reward and examiner `rubric` with `hint.kind = "rubric"`'),
+    ("RuscaRL", 'the reward and grader `rubric` with `hint.kind = "rubric"`'),
 )
 """What the literature calls otherwise, and where it is."""
-LAB = {"credit": "gradients.json", "loss": "losses.json", "factor": "factors.json"}
+LAB = {"credit": "gradients.json", "loss": "losses.json", "loss_multiplier": "factors.json"}
 """room -> what the lab found of its kinds, below results/lab/."""
 
 

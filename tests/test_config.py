@@ -31,7 +31,7 @@ def fails(path: Path, *overrides: str) -> str:
 
 def test_a_recipe_fills_in_defaults_and_keeps_knobs(recipe: Path) -> None:
     found = load_recipe(recipe)
-    assert (found.name, found.model.id, found.train.attempts) == ("mine", "tiny", 8)
+    assert (found.name, found.model.id, found.rollout.group_size) == ("mine", "tiny", 8)
     assert (found.credit.kind, found.credit.knobs) == ("grpo", {"scale": "none"})
     (term,) = found.rewards.terms
     assert (term.name, term.level, term.gate and term.gate.value, term.knobs) == ("won", 1, 0.5, {})
@@ -108,7 +108,7 @@ def test_an_unknown_key_names_the_nearest(recipe: Path) -> None:
     [
         ("train.steps=-1", "train.steps = -1 must be at least 0"),
         ("train.steps=many", "train.steps = 'many' is not a whole number"),
-        ("ends.turns=burn", "ends.turns = 'burn' is not known; known: drop, grade, half, mask, zero"),
+        ("on_stop.turns=burn", "on_stop.turns = 'burn' is not known; known: drop, grade, half, mask, zero"),
         ("sampling.top_p=0", "sampling.top_p"),
         ("train.steps", "write it as section.key=value"),
         ("=3", "write it as section.key=value"),
@@ -145,7 +145,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_several_problems_are_counted_in_one_line(recipe: Path) -> None:
-    assert fails(recipe, "train.steps=-1", "train.groups=0").endswith("(and 1 more problem)")
+    assert fails(recipe, "train.steps=-1", "rollout.tasks_per_step=0").endswith("(and 1 more problem)")
 
 
 def test_a_recipe_does_not_change() -> None:

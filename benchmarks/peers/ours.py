@@ -50,9 +50,9 @@ def recipe(shape: Shape, model: str, seed: int) -> dict[str, Any]:
             "turns": shape.rounds + 1, "context": shape.context, "unparsed": 1, "seconds": 1e5, "retries": 0,
         },
         "rewards": {"terms": [{"kind": "signal", "name": "worth", "level": 1}]},
+        "rollout": {"tasks_per_step": shape.groups, "group_size": ATTEMPTS},
         "train": {
-            "steps": 2, "groups": shape.groups, "attempts": ATTEMPTS, "lr": LEARNING_RATE, "budget": shape.budget,
-            "checkpoint_every": 0,
+            "steps": 2, "lr": LEARNING_RATE, "max_tokens_per_microbatch": shape.budget, "checkpoint_every": 0,
         },
         "eval": {"before": False},
         "trackers": ["jsonl"],
@@ -82,7 +82,7 @@ def report(run: Path) -> dict[str, Any]:
         "computed tokens": int(step["tokens/computed"]),
         "rows tokens": int(step["tokens/rows"]),
         "trained tokens": int(step["tokens/unique"]),
-        "flat groups": int(step["groups/flat"]),
+        "flat groups": int(step["groups/zero_advantage"]),
         "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "metrics": {key: value for key, value in step.items() if isinstance(value, float)},
     }

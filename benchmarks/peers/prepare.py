@@ -59,11 +59,11 @@ def recipe(model: str) -> dict[str, object]:
         "sampling": {"max_tokens": TURN_TOKENS},
         "episode": {"turns": ROUNDS, "context": 4096},
         "rewards": {"terms": [{"kind": "signal", "name": "worth", "level": 1}]},
-        "warmstart": {
+        "sft": {
             "demos": DEMOS, "demonstrator": {"kind": "peers.prepare:demonstration"}, "batch": 2,
             "lr": 3e-4, "warmup": 2,
         },
-        "train": {"steps": 0, "budget": 2048},
+        "train": {"steps": 0, "max_tokens_per_microbatch": 2048},
         "eval": {"before": False},
         "trackers": ["console"],
     }  # fmt: skip

@@ -110,7 +110,7 @@ class Trainer(GRPOTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         with CLOCK.timed("training step"):
             found = super().training_step(*args, **kwargs)
-        self.stepped = time.perf_counter()
+        self.on_step_end = time.perf_counter()
         return found
 
 
@@ -138,7 +138,7 @@ class Steps(TrainerCallback):
 
     def _report(self, now: float) -> dict[str, Any]:
         took = CLOCK.seconds
-        optimizer = now - self.trainer.stepped  # clipping and the step itself, behind the last backward pass
+        optimizer = now - self.trainer.on_step_end  # clipping and the step itself, behind the last backward pass
         seconds = {
             "step": now - self.ended,
             "rollout": took["rollout"],

@@ -79,9 +79,9 @@ class EngineConfig(Kind):
     deterministic: bool = False  # every pass takes max_batch tokens, each by itself: runs repeat bit by bit, slower
     max_batch: int = Field(64, ge=1)  # requests that get a token in one pass
     memory_mb: int = Field(4096, ge=64)  # for keys and values
-    patience: float = Field(300.0, ge=0)  # seconds that training waits for a server when all are gone
-    drafts: int = Field(32, ge=0)  # tokens guessed ahead, and kept where they are drawn: fewer passes
-    packed: bool = True  # on a CPU, sample from reordered copies of the weights: faster, for their memory again
+    reconnect_timeout: float = Field(300.0, ge=0)  # seconds that training waits for a server when all are gone
+    speculative_tokens: int = Field(32, ge=0)  # tokens guessed ahead, and kept where they are drawn: fewer passes
+    pack_weights: bool = True  # on a CPU, sample from reordered copies of the weights: faster, for their memory again
 
     @model_validator(mode="after")
     def _known(self) -> EngineConfig:
@@ -130,12 +130,16 @@ class EpisodeConfig(Section):
 
 
 class RolloutConfig(Section):
-    ahead: int = Field(0, ge=0)  # steps that episodes are played ahead of training, in another process (0: in turn)
-    slack: float = Field(0.0, ge=0)  # stop an episode at so many times its task's longest so far (0: never)
+    tasks_per_step: int = Field(6, ge=1)
+    group_size: int = Field(8, ge=1)  # episodes of each task, which are compared with each other
+    max_staleness: int = Field(
+        0, ge=0
+    )  # steps that episodes are played ahead of training, in another process (0: in turn)
+    straggler_factor: float = Field(0.0, ge=0)  # stop an episode at so many times its task's longest so far (0: never)
     max_failures: int = Field(10, ge=0)  # attempts given up for faults in an environment's code before one is raised
 
 
-class EndsConfig(Section):
+class OnStopConfig(Section):
     """What becomes of an episode by how it ended: graded, scored 0 or half, masked from the gradient, dropped."""
 
     submitted: EndRule = "grade"
@@ -168,7 +172,7 @@ class RewardsConfig(Section):
 
 
 class JudgeConfig(Section):
-    """The model that examiners ask: behind an OpenAI-compatible server, or without a `url` loaded into this process."""
+    """The model that graders ask: behind an OpenAI-compatible server, or without a `url` loaded into this process."""
 
     model: str = ""  # as model.id; with a url the server's name for it (default: the only one there)
     url: str | tuple[str, ...] = ""  # like http://127.0.0.1:8000/v1; several serve the same model
@@ -188,12 +192,14 @@ class JudgeConfig(Section):
         return tuple(filter(None, (self.url,) if isinstance(self.url, str) else self.url))
 
 
-class WarmstartConfig(Section):
+class SftConfig(Section):
     """Supervised learning before RL: of oracle episodes, of conversations, or of both. Without either there is none."""
 
     demos: int = Field(0, ge=0)  # oracle episodes
     demonstrator: Kind = Kind(kind="swe")
-    conversations: str = ""  # a file of them, as `turnstile demos import` writes it, or in any format that it reads
+    conversations: str = (
+        ""  # a file of them, as `turnstile conversations import` writes it, or in any format that it reads
+    )
     too_long: Literal["drop", "cut"] = "drop"  # conversations that the context cannot hold, or only their first turns
     epochs: int = Field(1, ge=1)
     batch: int = Field(8, ge=1)
@@ -209,11 +215,11 @@ class WarmstartConfig(Section):
 
 class TrainConfig(Section):
     steps: int = Field(16, ge=0)
-    groups: int = Field(6, ge=1)  # tasks a step
-    attempts: int = Field(8, ge=1)  # episodes a task
     epochs: int = Field(1, ge=1)  # passes over a step's rows
     minibatches: int = Field(1, ge=1)  # optimiser steps a pass
-    budget: int = Field(8192, ge=64)  # unique tokens computed at once; gradients accumulate over the rest
+    max_tokens_per_microbatch: int = Field(
+        8192, ge=64
+    )  # unique tokens computed at once; gradients accumulate over the rest
     checkpointing: bool = False  # of each layer keep only what goes in, and compute it again: less memory, more time
     lr: float = Field(1e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -221,7 +227,9 @@ class TrainConfig(Section):
     betas: tuple[Share, Share] = (0.9, 0.999)  # of AdamW, each at least 0 and below 1
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0)  # of the gradient's norm
-    drop_flat_groups: bool = True  # groups whose advantages are all zero are not trained, nor do they take weight
+    drop_zero_advantage_groups: bool = (
+        True  # groups whose advantages are all zero are not trained, nor do they take weight
+    )
     reference: bool = False  # give losses the starting policy's log-probabilities (a loss that needs them gets them)
     reference_every: int = Field(0, ge=0)  # steps after which that policy becomes the current one (0: never)
     teacher: str = ""  # the model that the loss `distill` learns from: as model.id, with the same vocabulary
@@ -271,7 +279,7 @@ class RehearsalConfig(Section):
     coef: float = Field(0.1, gt=0)
 
 
-class BufferConfig(Section):
+class ReplayBufferConfig(Section):
     """Attempts of earlier steps that had a positive advantage and are trained on again, as `recalibrated` judges them
     by then."""
 
@@ -304,22 +312,24 @@ class Recipe(Section):
     tasks: TasksConfig = TasksConfig()
     episode: EpisodeConfig = EpisodeConfig()
     rollout: RolloutConfig = RolloutConfig()
-    ends: EndsConfig = EndsConfig()
+    on_stop: OnStopConfig = OnStopConfig()
     rewards: RewardsConfig = RewardsConfig()
-    examiners: tuple[Kind, ...] = ()  # what looks at played episodes and writes signals for rewards to read
+    graders: tuple[Kind, ...] = ()  # what looks at played episodes and writes signals for rewards to read
     judge: JudgeConfig = JudgeConfig()
     hint: Kind | None = None  # what the prompts of training show besides the task, less and less
     credit: Kind = Kind(kind="grpo")
     loss: Kind = Kind(kind="ppo")
-    factors: tuple[Kind, ...] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn
+    loss_multipliers: tuple[
+        Kind, ...
+    ] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
     critic: CriticConfig = CriticConfig()
     implicit: ImplicitConfig = ImplicitConfig()
     feedback: FeedbackConfig = FeedbackConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
-    buffer: BufferConfig = BufferConfig()
-    weights: Kind = Kind(kind="token")
-    warmstart: WarmstartConfig = WarmstartConfig()
+    replay_buffer: ReplayBufferConfig = ReplayBufferConfig()
+    loss_aggregation: Kind = Kind(kind="token")
+    sft: SftConfig = SftConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     trackers: tuple[Kind, ...] = (Kind(kind="jsonl"), Kind(kind="console"))
@@ -363,7 +373,7 @@ PATHS = (
     ("tasks", "heldout"),
     ("model", "id"),
     ("train", "teacher"),
-    ("warmstart", "conversations"),
+    ("sft", "conversations"),
     ("sandbox", "token_file"),
     ("sandbox", "dockerfile"),
     ("sandbox", "rootfs"),

@@ -9,11 +9,11 @@ from turnstile.lookup import nearest
 _WORDS: tuple[tuple[str, str], ...] = (
     (
         "batch_size train_batch_size per_device_train_batch_size rollout_batch_size",
-        "a step has train.groups tasks with train.attempts episodes each",
+        "a step has rollout.tasks_per_step tasks with rollout.group_size episodes each",
     ),
     (
         "micro_batch_size ppo_micro_batch_size gradient_accumulation_steps max_tokens_per_gpu",
-        "train.budget says how many tokens are computed at once; gradients accumulate over the rest by themselves",
+        "train.max_tokens_per_microbatch says how many tokens are computed at once; gradients accumulate over the rest",
     ),
     (
         "learning_rate actor_learning_rate",
@@ -21,7 +21,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ),
     (
         "num_generations n rollout_n group_size n_samples_per_prompt",
-        "it is train.attempts",
+        "it is rollout.group_size",
     ),
     (
         "beta kl_coef kl_loss_coef init_kl_coef use_kl_loss kl_ctrl",

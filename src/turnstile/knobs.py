@@ -20,7 +20,7 @@ from turnstile.errors import ConfigError
 from turnstile.hints import hint
 from turnstile.lookup import KINDS, misfit, nearest
 
-SECTIONS = ("credit", "loss", "env", "sandbox", "weights")
+SECTIONS = ("credit", "loss", "env", "sandbox", "loss_aggregation")
 """Rooms that are a section of a recipe by the same name."""
 TABLE = pathlib.Path(__file__).with_name("knobs.json")
 

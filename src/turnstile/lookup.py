@@ -72,14 +72,14 @@ KINDS: dict[str, dict[str, str]] = {
         "rubric": "turnstile.rewards.judged:rubric",
         "checklist": "turnstile.rewards.judged:checklist",
     },
-    "examiner": {
-        "clock": "turnstile.rewards.examine:Clock",
-        "test_rates": "turnstile.rewards.examine:TestRates",
+    "grader": {
+        "clock": "turnstile.rewards.graders:Clock",
+        "test_rates": "turnstile.rewards.graders:TestRates",
         "answer_probabilities": "turnstile.rewards.probabilities:AnswerProbabilities",
-        "judge": "turnstile.rewards.judges.examiners:Judge",
-        "pairwise_judge": "turnstile.rewards.judges.examiners:PairwiseJudge",
-        "rubric": "turnstile.rewards.judges.examiners:Rubric",
-        "checklist": "turnstile.rewards.judges.examiners:Checklist",
+        "judge": "turnstile.rewards.judges.graders:Judge",
+        "pairwise_judge": "turnstile.rewards.judges.graders:PairwiseJudge",
+        "rubric": "turnstile.rewards.judges.graders:Rubric",
+        "checklist": "turnstile.rewards.judges.graders:Checklist",
     },
     "hint": {
         "rubric": "turnstile.rollout.hints:RubricHint",
@@ -161,13 +161,13 @@ KINDS: dict[str, dict[str, str]] = {
         "refuel": "turnstile.losses.refuel:refuel",
         "pacs": "turnstile.losses.pacs:pacs",
     },
-    "factor": {
+    "loss_multiplier": {
         "tis": "turnstile.losses.correction:tis",
         "mis": "turnstile.losses.correction:mis",
         "icepop": "turnstile.losses.correction:icepop",
         "high_entropy_only": "turnstile.losses.selection:high_entropy_only",
     },
-    "weights": {
+    "loss_aggregation": {
         "token": "turnstile.batching.weights:token",
         "turn": "turnstile.batching.weights:turn",
         "trajectory": "turnstile.batching.weights:trajectory",

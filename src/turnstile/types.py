@@ -162,7 +162,7 @@ class Turn:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
     """One attempt at a task. `opening` and `tools` are what the environment began with, `hint` what the prompt showed
-    behind it, `signals` what `Env.measure` found at the end and examiners added; `error` says what broke."""
+    behind it, `signals` what `Env.measure` found at the end and graders added; `error` says what broke."""
 
     task_id: str
     group: str

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from networks import FAMILIES, distance, gradient, network, plain_logprobs, random_rows, row_of, stock, trained
 from turnstile.batching.batch import Batch
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import choose_trainable
@@ -51,7 +51,7 @@ def test_layout_by_hand() -> None:
     a, b, c, d, e, f, g = range(10, 17)
     rows = [all_trained(tokens) for tokens in ([g, a], [a, b, c, e], [a, f], [a, b, c, d])]
     weights = [np.arange(len(row.token_ids), dtype=np.float32) + 10 * i for i, row in enumerate(rows)]
-    (batch,) = plant(rows, weights, budget=100)
+    (batch,) = pack_prefix_trees(rows, weights, budget=100)
     assert batch.tokens.tolist() == [a, b, c, d, e, f, g, a]
     assert batch.positions.tolist() == [0, 1, 2, 3, 3, 1, 0, 1]
     assert batch.subtree_end.tolist() == [6, 5, 5, 4, 5, 6, 8, 8]
@@ -66,7 +66,7 @@ def test_layout_by_hand() -> None:
 def test_arrays_follow_their_rows() -> None:
     rows = random_rows(6, seed=3)
     weights = token_weights(rows)
-    forests = plant(rows, weights, budget=24)
+    forests = pack_prefix_trees(rows, weights, budget=24)
     assert len(forests) > 1
     names = ("logprobs", "advantages", "turn_ids", "versions", "token_ids")
     fields = ("logprobs", "advantages", "turn", "versions", "target")
@@ -85,7 +85,7 @@ def test_arrays_follow_their_rows() -> None:
 def test_rows_of_one_trajectory_are_one_trajectory() -> None:
     rows = [all_trained([5, 6, 7]), all_trained([5, 8])]
     other = replace(rows[0], origin=("g", 1))
-    (batch,) = plant([*rows, other], token_weights([*rows, other]), budget=100)
+    (batch,) = pack_prefix_trees([*rows, other], token_weights([*rows, other]), budget=100)
     assert batch.trajectory.tolist() == [0, 0, 0, 1, 1]
     assert batch.row.tolist() == [0, 0, 1, 2, 2]
     assert batch.size == 4
@@ -93,7 +93,7 @@ def test_rows_of_one_trajectory_are_one_trajectory() -> None:
 
 def test_extras_that_some_rows_lack_are_left_out() -> None:
     rows = [all_trained([5, 6, 7]), replace(all_trained([5, 8]), extras={})]
-    (batch,) = plant(rows, token_weights(rows), budget=100)
+    (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=100)
     assert dict(batch.extras) == {}
 
 
@@ -106,7 +106,7 @@ def test_extras_that_some_rows_lack_are_left_out() -> None:
 def test_layout_of_any_rows(tokens: list[list[int]], budget: int, share: bool) -> None:
     """What a slot may see, in the order of slots, is the row's own beginning, with depths for positions."""
     rows = [all_trained(each) for each in tokens]
-    forests = plant(rows, token_weights(rows), budget=budget, share=share)
+    forests = pack_prefix_trees(rows, token_weights(rows), budget=budget, share=share)
     seen: list[tuple[int, int]] = []
     for batch in forests:
         ends = batch.subtree_end
@@ -135,13 +135,13 @@ def test_layout_of_any_rows(tokens: list[list[int]], budget: int, share: bool) -
 )
 def test_every_prefix_lies_in_a_forest_once_and_budgets_hold(tokens: list[list[int]], budget: int) -> None:
     rows = [all_trained(each) for each in tokens]
-    for batch in plant(rows, token_weights(rows), budget=budget):
+    for batch in pack_prefix_trees(rows, token_weights(rows), budget=budget):
         members = [rows[r] for r in batch.row.unique().tolist()]
         assert batch.size == len(prefixes(members))
         assert batch.size <= budget or len(members) == 1
-    (whole,) = plant(rows, token_weights(rows), budget=10_000)
+    (whole,) = pack_prefix_trees(rows, token_weights(rows), budget=10_000)
     assert whole.size == len(prefixes(rows))
-    (apart,) = plant(rows, token_weights(rows), budget=10_000, share=False)
+    (apart,) = pack_prefix_trees(rows, token_weights(rows), budget=10_000, share=False)
     assert apart.size == sum(map(len, tokens))
 
 
@@ -149,12 +149,14 @@ def test_trees_are_cut_where_the_least_is_repeated() -> None:
     """Filling up the first forest would cut the second tree behind its long trunk."""
     short = [all_trained([1, 2, 3]), all_trained([1, 4, 5])]
     long = [all_trained([9, *range(10, 18), end]) for end in (20, 21, 22)]
-    forests = plant([*short, *long], token_weights([*short, *long]), budget=16)
+    forests = pack_prefix_trees([*short, *long], token_weights([*short, *long]), budget=16)
     assert [batch.size for batch in forests] == [5, 12]
-    within = plant(long, token_weights(long), budget=11)  # of two that must be cut off, which does not matter
+    within = pack_prefix_trees(
+        long, token_weights(long), budget=11
+    )  # of two that must be cut off, which does not matter
     assert [batch.size for batch in within] == [10, 11]
     twigs = [all_trained(tokens) for tokens in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 7, 8], [1, 7, 9])]
-    assert [batch.size for batch in plant(twigs, token_weights(twigs), budget=7)] == [6, 4]
+    assert [batch.size for batch in pack_prefix_trees(twigs, token_weights(twigs), budget=7)] == [6, 4]
 
 
 def plain_gradient(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
@@ -166,7 +168,7 @@ def plain_gradient(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Ten
 
 
 def forest_gradient(model: PreTrainedModel, rows: Sequence[Row], budget: int, share: bool = True) -> dict[str, Tensor]:
-    for batch in plant(rows, token_weights(rows), budget=budget, share=share):
+    for batch in pack_prefix_trees(rows, token_weights(rows), budget=budget, share=share):
         loss, _ = reinforce(forest_logprobs(model, batch), batch)
         (loss * batch.weights).sum().backward()
     return gradient(model)
@@ -179,7 +181,7 @@ def test_logprobs_and_gradients_are_those_of_plain_rows(family: str, seed: int, 
     plain = stock(model)
     use_layouts(model)
     rows = shuffled(random_rows(8, seed=seed), seed)
-    forests = plant(rows, token_weights(rows), budget=budget)
+    forests = pack_prefix_trees(rows, token_weights(rows), budget=budget)
     assert sum(forest.size for forest in forests) < 0.9 * sum(forest.row_tokens for forest in forests)
     with torch.no_grad():
         found = by_row(rows, forests, [forest_logprobs(model, batch) for batch in forests])
@@ -250,7 +252,7 @@ def test_gradients_through_a_value_head(family: str, dtype: torch.dtype) -> None
         before = torch.from_numpy(np.flatnonzero(row.loss_mask) - 1)
         (head(hidden[before])[:, 0] - goal).square().sum().backward()
     expected = gradient(plain) | gradient_of(head)
-    for batch in plant(rows, token_weights(rows), budget=60):
+    for batch in pack_prefix_trees(rows, token_weights(rows), budget=60):
         aims = torch.cat([goals[r] for r in batch.row.unique().tolist()])
         (head(forward_forest(model, batch)[batch.source])[:, 0] - aims).square().sum().backward()
     worst, whole = distance(gradient(model) | gradient_of(head), expected)
@@ -273,7 +275,7 @@ def test_no_row_teaches_another(family: str, share: bool) -> None:
     rows = random_rows(8, seed=8)
     found = []
     for company, mine in ((rows[3:4], 0), (rows, 3)):
-        (batch,) = plant(company, token_weights(company), budget=1000, share=share)
+        (batch,) = pack_prefix_trees(company, token_weights(company), budget=1000, share=share)
         forest_logprobs(model, batch)[batch.row == mine].sum().backward()
         found.append(gradient(model))
     assert max(distance(found[1], found[0])) < 1e-12
@@ -289,7 +291,7 @@ def test_no_row_sees_another(share: bool) -> None:
 
     def logprobs(*others: list[int]) -> Tensor:
         rows = [mine, *(all_trained(other) for other in others)]
-        (batch,) = plant(rows, token_weights(rows), budget=1000, share=share)
+        (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=1000, share=share)
         with torch.no_grad():
             return forest_logprobs(model, batch)[batch.row == 0]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import constant, token, trajectory, turn
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS, resolve
@@ -71,10 +71,10 @@ def test_constant_divides_by_a_fixed_number() -> None:
 KNOBS = {"constant": {"divisor": 7.0}}
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS["weights"]))
+@pytest.mark.parametrize("kind", sorted(KINDS["loss_aggregation"]))
 def test_masked_tokens_weigh_nothing_and_the_rest_sums_to_one(kind: str) -> None:
     rows = [*ROWS, row([-1, 0, 0, 1], ("h", 0), masked=[2, 3]), row([-1, 0], ("h", 1), masked=[1])]
-    weights = resolve("weights", kind)(rows, **KNOBS.get(kind, {}))
+    weights = resolve("loss_aggregation", kind)(rows, **KNOBS.get(kind, {}))
     for values, r in zip(weights, rows, strict=True):
         assert (values[~r.loss_mask] == 0).all()
         assert (values[r.loss_mask] > 0).all()
@@ -83,25 +83,25 @@ def test_masked_tokens_weigh_nothing_and_the_rest_sums_to_one(kind: str) -> None
     assert sum(float(values.sum()) for values in weights) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS["weights"]))
+@pytest.mark.parametrize("kind", sorted(KINDS["loss_aggregation"]))
 def test_nothing_trained_weighs_nothing(kind: str) -> None:
     knobs = KNOBS.get(kind, {})
-    assert resolve("weights", kind)([], **knobs) == []
-    assert lists(resolve("weights", kind)([row([-1, 0], ("g", 0), masked=[1])], **knobs)) == [[0, 0]]
+    assert resolve("loss_aggregation", kind)([], **knobs) == []
+    assert lists(resolve("loss_aggregation", kind)([row([-1, 0], ("g", 0), masked=[1])], **knobs)) == [[0, 0]]
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS["weights"]))
+@pytest.mark.parametrize("kind", sorted(KINDS["loss_aggregation"]))
 def test_masked_tokens_and_the_order_of_rows_change_no_weight(kind: str) -> None:
     knobs = KNOBS.get(kind, {})
     longer = [row([-1, -1, -1, -1, 0, -1, -1, 1, 1, -1], ("g", 0)), *ROWS[1:]]
-    plain = resolve("weights", kind)(ROWS, **knobs)
-    padded = resolve("weights", kind)(longer, **knobs)
+    plain = resolve("loss_aggregation", kind)(ROWS, **knobs)
+    padded = resolve("loss_aggregation", kind)(longer, **knobs)
     assert plain[0][ROWS[0].loss_mask].tolist() == padded[0][longer[0].loss_mask].tolist()
-    backwards = resolve("weights", kind)(ROWS[::-1], **knobs)[::-1]
+    backwards = resolve("loss_aggregation", kind)(ROWS[::-1], **knobs)[::-1]
     assert lists(plain) == lists(backwards)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS["weights"]))
+@pytest.mark.parametrize("kind", sorted(KINDS["loss_aggregation"]))
 @pytest.mark.parametrize(("budget", "share"), [(8, True), (14, True), (1000, True), (1000, False), (8, False)])
 def test_packing_sharing_and_splitting_change_no_gradient(kind: str, budget: int, share: bool) -> None:
     rows = [
@@ -111,12 +111,12 @@ def test_packing_sharing_and_splitting_change_no_gradient(kind: str, budget: int
         row([-1, -1, 0, 0, 0], ("h", 0), ids=[5, 6, 1, 2, 0]),
         row([-1, 0], ("h", 1), ids=[7, 5]),
     ]
-    weights = resolve("weights", kind)(rows, **KNOBS.get(kind, {}))
+    weights = resolve("loss_aggregation", kind)(rows, **KNOBS.get(kind, {}))
 
     def gradient(pieces: Sequence[tuple[list[Row], list[F32]]], budget: int, share: bool) -> torch.Tensor:
         table = torch.zeros(8, 8, dtype=torch.float64, requires_grad=True)  # a bigram model
         for some, their in pieces:
-            for batch in plant(some, their, budget=budget, share=share):
+            for batch in pack_prefix_trees(some, their, budget=budget, share=share):
                 logprobs = table[batch.tokens[batch.source]].log_softmax(-1)
                 picked = logprobs.gather(1, batch.target[:, None])[:, 0]
                 (ppo(picked, batch, clip_high=9.0, clip_low=1.0)[0] * batch.weights).sum().backward()

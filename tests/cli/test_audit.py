@@ -10,7 +10,7 @@ import pytest
 from booked import booked_run
 from turnstile.config import make_recipe
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.run_records import Books
+from turnstile.rollout.run_records import RunRecords
 from turnstile.runs.run_folder import open_run
 from turnstile.tracking.jsonl import JsonlTracker
 from turnstile.types import Task
@@ -25,8 +25,8 @@ def run(tmp_path: Path) -> Path:
 
 
 def made(folder: Path, **train: Any) -> Path:
-    said = {"steps": 3, "groups": 2, "attempts": 2, "epochs": 2, **train}
-    open_run(folder, make_recipe({"train": said}), fresh=False)
+    said = {"rollout": {"tasks_per_step": 2, "group_size": 2}, "train": {"steps": 3, "epochs": 2, **train}}
+    open_run(folder, make_recipe(said), fresh=False)
     return booked_run(folder)
 
 
@@ -62,7 +62,7 @@ def test_how_old_the_tokens_of_each_step_were(cli: Cli, run: Path) -> None:
 
 
 def test_what_is_played_ahead_is_told_apart(cli: Cli, run: Path) -> None:
-    books = Books(run)
+    books = RunRecords(run)
     books.watch(3).issued([(Task(id="t0", env="e"), Attempt(group="train/3/0/t0", number=0, seed=0))])
     books.close()
     done = cli("audit", str(run))

@@ -20,7 +20,7 @@ def test_serves_a_folder_until_it_is_told_to_end(tmp_path: Path) -> None:
     words = byte_tokenizer()
     words.save_pretrained(tmp_path / "model")
     tiny_llama(len(words)).save_pretrained(tmp_path / "model")
-    command = ["serve", str(tmp_path / "model"), "engine.packed=false", "--port", "0", "--name", "tiny"]
+    command = ["serve", str(tmp_path / "model"), "engine.pack_weights=false", "--port", "0", "--name", "tiny"]
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "turnstile", *command],
         stdout=subprocess.PIPE,

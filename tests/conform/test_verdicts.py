@@ -36,7 +36,7 @@ def test_a_form_is_read_from_names() -> None:
     assert form_of("x", resolve("credit", "rloo")) == "estimator"
     assert form_of("x", resolve("loss", "ppo")) == "loss"
     assert form_of("x", resolve("loss", "value")) == "loss"
-    assert form_of("x", resolve("factor", "tis")) == "factor"
+    assert form_of("x", resolve("loss_multiplier", "tis")) == "loss_multiplier"
     assert form_of("x", lambda token_level_rewards, response_mask: None) == "padded"
     assert form_of("x", lambda vpreds, returns, response_mask: None) == "padded"
     with pytest.raises(ConfigError, match=r"x takes a, b: that is no form known here; say which with --as \(estimator"):

@@ -11,7 +11,7 @@ import torch
 
 from made_groups import attempt, by_turn, group_of, score
 from turnstile.batching import weights
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.rows import by_turn as back_to_turns
 from turnstile.batching.rows import rows_of
 from turnstile.credit.base import Advantages
@@ -90,7 +90,7 @@ def gradient(group: Group, share: str) -> tuple[F32, list[int]]:
     owned = rows(group, segments([group], SCORES, {}, {})[0])
     flat = [row for own in owned for row in own]
     made: Sequence[F32] = {"trajectory": weights.trajectory, "token": weights.token, "turn": weights.turn}[share](flat)
-    (batch,) = plant(flat, made, budget=4096)
+    (batch,) = pack_prefix_trees(flat, made, budget=4096)
     logprobs = torch.zeros(len(batch.target), requires_grad=True)
     (-batch.advantages * logprobs * batch.weights).sum().backward()
     assert logprobs.grad is not None

@@ -91,7 +91,7 @@ def test_the_environment_of_ones_own_is_trained_in(elsewhere: Path, model: str, 
     assert "trained" in capsys.readouterr().out
     assert (run / "report.html").is_file()
     demos = list(read_record(run, phase="warmstart"))
-    assert len(demos) == example["RECIPE"]["warmstart"]["demos"]
+    assert len(demos) == example["RECIPE"]["sft"]["demos"]
     assert all(entry.group.trajectories[0].signals["distance"] == 0 for entry in demos)
     assert {entry.step for entry in read_record(run, phase="train")} == {1, 2, 3, 4}
 
@@ -106,7 +106,7 @@ def test_the_environment_of_ones_own_keeps_its_promises() -> None:
 @pytest.mark.slow
 def test_the_reward_of_ones_own_in_a_recipe(elsewhere: Path, model: str) -> None:
     done = run_command(
-        ["train", str(EXAMPLES / "own_reward.toml"), f"model.id={model}", "warmstart.demos=4", "train.steps=1"]
+        ["train", str(EXAMPLES / "own_reward.toml"), f"model.id={model}", "sft.demos=4", "train.steps=1"]
     )
     assert done == 0
     (demo, *_) = read_record(elsewhere / "runs" / "own-reward", phase="warmstart")
@@ -119,8 +119,8 @@ def test_the_reward_of_ones_own_in_a_recipe(elsewhere: Path, model: str) -> None
 @pytest.mark.slow
 def test_the_reward_of_ones_own_from_python(elsewhere: Path, model: str) -> None:
     run_example(
-        "own_reward.py", str(ROOT / "recipes" / "guess.toml"), f"model.id={model}", "warmstart.demos=4",
-        "train.steps=1", "train.groups=2", "train.attempts=2", "eval.before=false",
+        "own_reward.py", str(ROOT / "recipes" / "guess.toml"), f"model.id={model}", "sft.demos=4",
+        "train.steps=1", "rollout.tasks_per_step=2", "rollout.group_size=2", "eval.before=false",
     )  # fmt: skip
     (demo, *_) = read_record(elsewhere / "runs" / "guess", phase="warmstart")
     assert set(demo.scores[0].granted) == set()
@@ -134,8 +134,13 @@ def test_the_loss_of_ones_own(elsewhere: Path, model: str, capsys: Any) -> None:
     code = (EXAMPLES / "own_loss.py").read_text(encoding="utf-8")
     assert all(text in code for page, text in blocks("python") if page.name == "losses.md")
     assert shown.count("```python") == 2
-    changes = ["loss=own_loss:soft_clip", 'factors=["own_loss:agreed"]', "warmstart.demos=0", "train.steps=1"]
-    few = ["train.groups=2", "train.attempts=2", "eval.before=false", "train.drop_flat_groups=false"]
+    changes = ["loss=own_loss:soft_clip", 'loss_multipliers=["own_loss:agreed"]', "sft.demos=0", "train.steps=1"]
+    few = [
+        "rollout.tasks_per_step=2",
+        "rollout.group_size=2",
+        "eval.before=false",
+        "train.drop_zero_advantage_groups=false",
+    ]
     recipe = str(ROOT / "recipes" / "guess.toml")
     assert run_command(["train", recipe, f"model.id={model}", *changes, *few, "--run", "own"]) == 0
     lines = (elsewhere / "runs" / "own" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

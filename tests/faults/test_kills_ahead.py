@@ -33,7 +33,7 @@ MOST = {**killed.POINTS, "moment": 3000}
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return guess_run.recipe_file(tmp_path_factory.mktemp("inputs"), sections={"rollout": {"ahead": 1}})
+    return guess_run.recipe_file(tmp_path_factory.mktemp("inputs"), sections={"rollout": {"max_staleness": 1}})
 
 
 def kill(rng: random.Random, whom: str, recipe: Path, run: Path) -> str:

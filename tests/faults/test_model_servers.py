@@ -24,7 +24,7 @@ ONE_THREAD = ("engine.deterministic=true", "model.threads=1", "model.device=cpu"
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the factor that training over servers has anyhow, so that a run without them is the same."""
-    return guess_run.recipe_file(tmp_path_factory.mktemp("inputs"), sections={"factors": [{"kind": "tis"}]})
+    return guess_run.recipe_file(tmp_path_factory.mktemp("inputs"), sections={"loss_multipliers": [{"kind": "tis"}]})
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,13 @@ def test_servers_killed_while_episodes_are_played_ahead(
     recipe: Path, runs: Path, servers: list[ModelProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = random.Random("ahead")
-    ahead = ("engine.deterministic=false", "rollout.ahead=1", "regularizers=[]", "train.steps=10", "eval.every=0")
+    ahead = (
+        "engine.deterministic=false",
+        "rollout.max_staleness=1",
+        "regularizers=[]",
+        "train.steps=10",
+        "eval.every=0",
+    )
     training = Training(recipe, runs / "ahead", servers, *ahead)
     for step, server in ((1, servers[0]), (3, servers[1])):  # at times there is none
         training.at(step, rng.uniform(0, 0.1))

@@ -20,7 +20,7 @@ from turnstile.sandboxes.base import Image, Limits
 from turnstile.sandboxes.check import processes_with
 from turnstile.swe.envs.shell import ShellEnv
 from turnstile.swe.formats.instance import Instance, as_task
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.problems.problems import Problems
 from turnstile.types import Stop, Task
 
@@ -134,7 +134,7 @@ async def test_clients_have_no_image_pulled(server: Served) -> None:
 async def test_an_episode_gets_over_a_server_that_took_its_image_along(server: Served, instance: Instance) -> None:
     """The images that an instance was prepared as are the server's, and go with it."""
     provider = server.client()
-    problems = Problems(Grader(provider))
+    problems = Problems(CodeGrader(provider))
     task = as_task(instance)
     problem = await problems.of(task)
     await (await problem.open()).close()

@@ -34,7 +34,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     [
         ("turn written", 2, 7),
         ("record", 2, 1),
-        ("settle", 3, 1),
+        ("finalize", 3, 1),
         ("checkpoint", 3, 1),
         ("checkpoint", 3, 4),
         ("commit", 3, 1),
@@ -103,7 +103,7 @@ def test_what_does_not_end_is_stopped_within_ten_seconds(
     """A tool that hangs in a thread leaves the last whole step in a checkpoint; a step that computes on and on leaves
     the checkpoint before it."""
     run = tmp_path / "run"
-    quick = ["train.checkpoint_every=0", "eval.before=false", "eval.every=0", "warmstart.demos=0", override]
+    quick = ["train.checkpoint_every=0", "eval.before=false", "eval.every=0", "sft.demos=0", override]
     with stopped.start(recipe, run, *quick) as process:
         assert process.stdout is not None
         while process.stdout.readline() != "hangs\n":

@@ -21,7 +21,7 @@ from turnstile.records.record import read_record
 from turnstile.types import JSON, Trajectory
 
 STEPS = 3
-QUICK = [f"train.steps={STEPS}", "warmstart.demos=0", "eval.before=false", "eval.every=0"]
+QUICK = [f"train.steps={STEPS}", "sft.demos=0", "eval.before=false", "eval.every=0"]
 AHEAD = pytest.mark.parametrize("ahead", [0, 1], ids=["in turn", "ahead"])
 CODES = {"hangs": 124, "floods": 0, "crashes": 128 + signal.SIGSEGV}
 
@@ -38,7 +38,7 @@ def recipe(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> l
 
 def with_tool(recipe: list[str], template: Path, how: str, ahead: int, every: int = 7) -> list[str]:
     env = f'env={{kind="broken_tools:ToolEnv", template="{template}", how="{how}", every={every}}}'
-    return [*recipe, env, f"rollout.ahead={ahead}", f"engine.deterministic={'false' if ahead else 'true'}"]
+    return [*recipe, env, f"rollout.max_staleness={ahead}", f"engine.deterministic={'false' if ahead else 'true'}"]
 
 
 def played(run: Path) -> list[Trajectory]:

@@ -146,6 +146,6 @@ def test_where_sampler_and_trainer_agree_corrections_do_nothing(still: LossBench
 
 def test_the_study_names_every_factor() -> None:
     lines = study_factors(every_factor(), [Setting(process=make("stopping", horizon=2), size=2, groups=64)])
-    assert {line.kind for line in lines} == {BARE, *KINDS["factor"]}
+    assert {line.kind for line in lines} == {BARE, *KINDS["loss_multiplier"]}
     assert {line.column for line in lines} == {"stopping", "stopping +0.1", "stopping +0.3"}
     assert all(line.figures is not None for line in lines)

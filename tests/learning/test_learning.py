@@ -46,9 +46,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "env": {"kind": "learning_kit:AskEnv"},
             "episode": {"turns": 2},
             "rewards": {"terms": [{"kind": "signal", "name": "resolved", "level": 1}]},
-            "warmstart": {"demos": 128, "demonstrator": {"kind": "learning_kit:deaf"}, "lr": 3e-3},
+            "sft": {"demos": 128, "demonstrator": {"kind": "learning_kit:deaf"}, "lr": 3e-3},
+            "rollout": {"tasks_per_step": 16},
             "train": {
-                "steps": 30, "groups": 16, "attempts": 8, "lr": 1e-3, "warmup": 2, "checkpoint_every": 0,
+                "steps": 30, "lr": 1e-3, "warmup": 2, "checkpoint_every": 0,
             },
             "trackers": [{"kind": "jsonl"}],
         }

@@ -14,11 +14,11 @@ from turnstile.credit.invariants import Declaration
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS
 from turnstile.losses.base import needs_of
-from turnstile.losses.check import DECLARED, FACTORS, sample_batch, select
+from turnstile.losses.check import DECLARED, LOSS_MULTIPLIERS, sample_batch, select
 from turnstile.wiring.kinds import bind
 
-GIVEN = {"loss": ("logprobs", "batch", "values"), "factor": ("batch",)}
-ALL = [("loss", declared) for declared in DECLARED] + [("factor", declared) for declared in FACTORS]
+GIVEN = {"loss": ("logprobs", "batch", "values"), "loss_multiplier": ("batch",)}
+ALL = [("loss", declared) for declared in DECLARED] + [("loss_multiplier", declared) for declared in LOSS_MULTIPLIERS]
 every = pytest.mark.parametrize(
     ("room", "declared"), ALL, ids=[f"{room}-{d.kind}-{'-'.join(map(str, d.knobs.values()))}" for room, d in ALL]
 )
@@ -70,7 +70,7 @@ def test_an_array_that_is_missing_is_one_clear_error(room: str, declared: Declar
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("room", ["loss", "factor"])
+@pytest.mark.parametrize("room", ["loss", "loss_multiplier"])
 def test_a_knob_of_the_wrong_type_is_one_clear_error(room: str) -> None:
     found = wrong_knobs(room, GIVEN[room])
     assert len(found) > 5

@@ -16,9 +16,9 @@ from turnstile.losses.distill import distill, self_distill
 from turnstile.losses.entropy import entropy
 from turnstile.losses.entropy_balanced_clip import entropy_balanced_clip
 from turnstile.losses.entropy_band import entropy_band
-from turnstile.losses.factors import weighted
 from turnstile.losses.forward_kl import forward_kl
 from turnstile.losses.kl import kl
+from turnstile.losses.multipliers import weighted
 from turnstile.losses.ppo import ppo
 from turnstile.losses.reinforce import reinforce
 from turnstile.losses.selection import high_entropy_only

@@ -13,20 +13,20 @@ import torch
 
 from turnstile.credit.invariants import Declaration
 from turnstile.lookup import KINDS, resolve
-from turnstile.losses.check import DECLARED, FACTORS, check_loss
-from turnstile.losses.factors import weighted
+from turnstile.losses.check import DECLARED, LOSS_MULTIPLIERS, check_loss
 from turnstile.losses.gspo import gspo
+from turnstile.losses.multipliers import weighted
 from turnstile.losses.ppo import ppo
 
 
 def test_every_kind_declares_itself() -> None:
     assert {declared.kind for declared in DECLARED} == set(KINDS["loss"])
-    assert {declared.kind for declared in FACTORS} == set(KINDS["factor"])
+    assert {declared.kind for declared in LOSS_MULTIPLIERS} == set(KINDS["loss_multiplier"])
 
 
-@pytest.mark.parametrize("declared", FACTORS, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")
+@pytest.mark.parametrize("declared", LOSS_MULTIPLIERS, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")
 def test_invariants_of_factors_of_a_loss_of_whole_trajectories(declared: Declaration) -> None:
-    factor = functools.partial(resolve("factor", declared.kind), **declared.knobs)
+    factor = functools.partial(resolve("loss_multiplier", declared.kind), **declared.knobs)
     broken = check_loss(weighted(gspo, [factor]))
     assert set(broken) == set(declared.exempt), broken
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from networks import FAMILIES, UNSHARED, network, random_rows, stock
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.errors import ConfigError
 from turnstile.models.attention import NAME, forward_forest, try_layouts, use_layouts
@@ -50,7 +50,7 @@ def test_refuses_layers_that_ask_for_more_than_their_configuration_says(
 
 def test_rows_that_share_do_not_go_through_a_stock_model() -> None:
     model, rows = network(), random_rows(5)
-    (shared,) = plant(rows, token_weights(rows), budget=1000)
+    (shared,) = pack_prefix_trees(rows, token_weights(rows), budget=1000)
     with pytest.raises(ValueError, match="rows that share tokens cannot go through"):
         forward_forest(model, shared)
 

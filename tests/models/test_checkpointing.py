@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from networks import FAMILIES, distance, gradient, network, random_rows
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.attention import forward_forest, use_layouts
@@ -27,7 +27,7 @@ def test_less_is_kept_and_gradients_are_the_same(train: Literal["all", "top", "l
     use_layouts(model)
     choose_trainable(model, train, top_layers=layers)
     rows = random_rows(8)
-    (batch,) = plant(rows, token_weights(rows), budget=1000)
+    (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=1000)
 
     def slopes(wanted: bool) -> tuple[dict[str, Tensor], int]:
         kept: dict[int, int] = {}

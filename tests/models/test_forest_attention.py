@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from networks import random_rows
 from turnstile.batching.batch import Batch
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.models import attention, forest_attention
 from turnstile.models.attention import ForestLayout
@@ -32,7 +32,7 @@ from turnstile.models.forest_attention import (
 
 def forest(seed: int = 0, *, share: bool = True) -> Batch:
     rows = random_rows(9, seed=seed, trunk=20, private=25)
-    (batch,) = plant(rows, token_weights(rows), budget=10_000, share=share)
+    (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=10_000, share=share)
     return batch
 
 
@@ -166,7 +166,7 @@ def test_what_flex_attention_is_told_is_the_same() -> None:
 def test_blocks_are_those_of_the_whole_mask(trunk: int, private: int, share: bool) -> None:
     """The blocks that hold something, and those that hold everything, as torch finds them in the mask of all pairs."""
     rows = random_rows(5, seed=trunk, trunk=trunk, private=private)
-    (batch,) = plant(rows, token_weights(rows), budget=10_000, share=share)
+    (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=10_000, share=share)
     mask, length = block_mask(batch.subtree_end), batch.size
     expected = create_block_mask(mask.mask_mod, None, None, length, length, device="cpu")
     assert mask.shape == expected.shape

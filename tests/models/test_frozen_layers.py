@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from networks import FAMILIES, VOCABULARY, network, random_rows
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import adapter_state, choose_trainable
@@ -74,7 +74,7 @@ def test_above_the_trunk(layers: int) -> None:
     model = network(num_hidden_layers=3, dtype=torch.float64)
     use_layouts(model)
     rows = random_rows(6)
-    (batch,) = plant(rows, token_weights(rows), budget=1000)
+    (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=1000)
     layout = ForestLayout(batch)
     with torch.no_grad():
         with captured(model, layers) as seen:

@@ -59,7 +59,7 @@ def test_the_quick_demo_is_the_demo_with_less_of_it() -> None:
     demo, quick = (flat(load_recipe(ROOT / "recipes" / f"{name}.toml").model_dump()) for name in ("demo", "demo-quick"))
     differ = {name for name in demo | quick if demo.get(name) != quick.get(name)}
     assert differ <= {
-        ".name", ".trackers", ".warmstart.demos", ".train.steps", ".train.groups", ".eval.tasks",
+        ".name", ".trackers", ".sft.demos", ".train.steps", ".rollout.tasks_per_step", ".eval.tasks",
         ".eval.baseline_tasks",
     }  # fmt: skip
 

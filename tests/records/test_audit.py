@@ -13,7 +13,7 @@ from made_groups import attempt
 from turnstile.records.audit import Declared, audit
 from turnstile.records.ledger import FILE, State
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.run_records import Books
+from turnstile.rollout.run_records import RunRecords
 from turnstile.types import Task
 
 DECLARED = Declared(attempts=4, passes=2)
@@ -87,7 +87,7 @@ def test_what_is_played_ahead_is_in_no_share(tmp_path: Path) -> None:
     """Else a task that is played now, and was never trained on, would look left out."""
     run = booked_run(tmp_path)
     before = audit(run, DECLARED)
-    books = Books(run)
+    books = RunRecords(run)
     jobs = [(Task(id=f"t{i}", env="e"), Attempt(group=f"train/3/{i}/t{i}", number=0, seed=0)) for i in (1, 2)]
     watch = books.watch(3)
     watch.issued(jobs)

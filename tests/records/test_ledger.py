@@ -52,7 +52,7 @@ def play(ledger: Ledger, step: int) -> None:
     for key in keys(step):
         ledger.begin(key)
         ledger.end(trajectory(*key), again=False)
-    ledger.settle(step, [Fate(key=key, state=State.ADMITTED, outcome=1.0) for key in keys(step)], [keys(step)])
+    ledger.finalize(step, [Fate(key=key, state=State.ADMITTED, outcome=1.0) for key in keys(step)], [keys(step)])
 
 
 def test_from_issued_to_admitted(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_from_issued_to_admitted(tmp_path: Path) -> None:
         Fate(key=(GROUP, 2), state=State.GATED_OUT, why="its end: timeout", outcome=0.0),
         Fate(key=(GROUP, 3), state=State.GATED_OUT, why="nothing in it to train"),
     ]
-    ledger.settle(1, fates, [[(GROUP, 1)], [(GROUP, 1)]])
+    ledger.finalize(1, fates, [[(GROUP, 1)], [(GROUP, 1)]])
     assert seen == [{"issued"}, {"running"}, {"env_error"}, {"given_up", "finished"}]
     assert list(states(tmp_path).values()) == ["given_up", "admitted", "gated_out", "gated_out"]
     assert uses(tmp_path) == [(GROUP, 1, 1)] * 2
@@ -105,7 +105,7 @@ def test_what_was_given_up_after_a_checkpoint_is_played_again(tmp_path: Path) ->
     for step in (1, 2):
         ledger.issue(step, [(keys(step)[0], "t")], {})
         ledger.end(trajectory(*keys(step)[0], error="EngineError: gone"), again=False)
-    ledger.settle(1, [Fate(key=keys(1)[0], state=State.GIVEN_UP)], [])
+    ledger.finalize(1, [Fate(key=keys(1)[0], state=State.GIVEN_UP)], [])
     ledger.resume_at(1)
     assert list(states(tmp_path).values()) == ["given_up", "issued"]
     ledger.close()
@@ -118,7 +118,7 @@ from turnstile.records.ledger import Fate, Ledger, State
 ledger = Ledger(Path(sys.argv[1]))
 keys = [("g", number) for number in range(1000)]
 ledger.issue(1, [(key, "t") for key in keys], {})
-ledger.settle(1, [Fate(key=key, state=State.ADMITTED) for key in keys], [keys])
+ledger.finalize(1, [Fate(key=key, state=State.ADMITTED) for key in keys], [keys])
 statements = 0
 def count(statement):
     global statements
@@ -126,7 +126,7 @@ def count(statement):
     if statements == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 ledger._db.set_trace_callback(count)
-ledger.settle(2, [Fate(key=key, state=State.GATED_OUT) for key in keys], [keys])
+ledger.finalize(2, [Fate(key=key, state=State.GATED_OUT) for key in keys], [keys])
 ledger.commit(2, "digest")
 """
 

@@ -1,4 +1,4 @@
-"""Bad input to every kind of reward and examiner: one clear error, or the documented nothing."""
+"""Bad input to every kind of reward and grader: one clear error, or the documented nothing."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ def test_a_reward_of_ones_own_that_is_not_finite(value: float, compose: str) -> 
     ("room", "kind", "knob", "value"),
     [
         (room, *found)
-        for room in ("examiner", "hint")
+        for room in ("grader", "hint")
         for found in wrong_knobs(room, (*GIVEN, "seed", "steps", "criteria"))
     ],
 )
-def test_knobs_of_examiners_and_hints(room: str, kind: str, knob: str, value: Any) -> None:
+def test_knobs_of_graders_and_hints(room: str, kind: str, knob: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{room} kind '{kind}': {knob} = ") as caught:
         bind(room, Kind.model_validate({"kind": kind, knob: value}), given=GIVEN)
     assert "\n" not in str(caught.value)

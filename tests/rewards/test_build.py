@@ -17,7 +17,7 @@ from turnstile.lookup import KINDS
 from turnstile.rewards.base import Threshold
 from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.compose import direct
-from turnstile.rewards.ends import Ends
+from turnstile.rewards.on_stop import StopRules
 from turnstile.types import F32, Group, Stop, Task, Trajectory
 from turnstile.wiring.components import make_scorer
 
@@ -160,7 +160,7 @@ def test_scorer_scores_groups_and_applies_the_table_of_ends() -> None:
     scorer = Scorer(
         terms=(make_term("solved", "signal", level=1), make_term("each", each_turn)),
         compose=direct,
-        ends=Ends.read({"turns": "half"}),
+        ends=StopRules.read({"turns": "half"}),
     )
     [scores] = scorer([group])
     assert [score.total for score in scores] == pytest.approx([2.0, 1.0, 0.0])

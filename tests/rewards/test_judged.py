@@ -53,7 +53,7 @@ def test_no_verdict_is_none_and_none_is_not_zero(reward: Callable[..., float | N
     name = reward.__name__
     assert reward(TASK, recorded(**{name: None})) is None
     assert reward(TASK, replace(recorded(), stop=Stop.ERROR)) is None
-    with pytest.raises(ConfigError, match=rf'add \[\[examiners\]\] kind = "{name}" to the recipe'):
+    with pytest.raises(ConfigError, match=rf'add \[\[graders\]\] kind = "{name}" to the recipe'):
         reward(TASK, recorded())
 
 

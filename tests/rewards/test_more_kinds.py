@@ -225,7 +225,7 @@ def test_reward_machine() -> None:
         (multiplicative, {"penalties": {"x": 1.5}}, "wants penalties in [0, 1], got x = 1.5"),
         (multiplicative, {"cost": -1.0}, "wants cost >= 0"),
         (tool_bonus, {"steps": 0}, "wants steps > 0"),
-        (tool_bonus, {"steps": 1}, 'add [[examiners]] kind = "clock" to the recipe'),
+        (tool_bonus, {"steps": 1}, 'add [[graders]] kind = "clock" to the recipe'),
         (weighted_tests, {}, "needs the signal 'f2p_passed'"),
         (information_gain, {}, "needs the signal 'answer_probabilities'"),
     ],

@@ -23,7 +23,7 @@ from turnstile.rewards.base import Term
 from turnstile.rewards.probabilities import AnswerProbabilities
 from turnstile.rewards.shaping import information_gain
 from turnstile.types import Group, Stage, Stop
-from turnstile.wiring.graders import check_examiners, make_examiners
+from turnstile.wiring.graders import check_graders, make_graders
 
 ASKED = replace(TASK, data={"answer": 42})
 
@@ -34,7 +34,7 @@ async def played(engine: TransformersEngine, scaffold: Scaffold = SCAFFOLD) -> G
     return group
 
 
-def examiner(engine: Any, tokenizer: Any, scaffold: Scaffold = SCAFFOLD, **knobs: Any) -> AnswerProbabilities:
+def grader(engine: Any, tokenizer: Any, scaffold: Scaffold = SCAFFOLD, **knobs: Any) -> AnswerProbabilities:
     return AnswerProbabilities(engine=engine, renderer=scaffold.renderer, tokenizer=tokenizer, **knobs)
 
 
@@ -49,7 +49,7 @@ def plainly(held: Sequence[int], tokenizer: Any) -> float:
 async def test_the_answer_is_asked_for_before_the_first_turn_and_after_each(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)
-    (seen,) = await examiner(engine, bytes_).examine([group], 1)
+    (seen,) = await grader(engine, bytes_).grade([group], 1)
     for one in seen.trajectories:
         found = one.signals["answer_probabilities"]
         held, wanted = [], []
@@ -71,7 +71,7 @@ async def test_nobody_asks_behind_a_turn_that_was_not_answered(bytes_: Any) -> N
     group = await played(engine)
     one = group.trajectories[0]
     cut = replace(one, turns=(*one.turns[:-1], replace(one.turns[-1], observation=(), stage=Stage.DELIVERED)))
-    whole, without = await examiner(engine, bytes_).examine([group, replace(group, trajectories=(cut,))], 1)
+    whole, without = await grader(engine, bytes_).grade([group, replace(group, trajectories=(cut,))], 1)
     probabilities = whole.trajectories[0].signals["answer_probabilities"]
     (seen,) = without.trajectories
     assert seen.signals["answer_probabilities"] == pytest.approx(probabilities[:-1], abs=1e-6)
@@ -82,8 +82,8 @@ async def test_nobody_asks_behind_a_turn_that_was_not_answered(bytes_: Any) -> N
 async def test_the_sum_and_another_form(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)
-    (mean,) = await examiner(engine, bytes_, form="{answer}").examine([group], None)
-    (total,) = await examiner(engine, bytes_, form="{answer}", mean=False).examine([group], None)
+    (mean,) = await grader(engine, bytes_, form="{answer}").grade([group], None)
+    (total,) = await grader(engine, bytes_, form="{answer}", mean=False).grade([group], None)
     means, sums = (np.log(one.trajectories[0].signals["answer_probabilities"]) for one in (mean, total))
     assert sums == pytest.approx(2 * means, rel=1e-5)  # "42" is two bytes
 
@@ -91,7 +91,7 @@ async def test_the_sum_and_another_form(bytes_: Any) -> None:
 async def test_a_chat_template_says_what_stands_behind_the_last_turn(bytes_: Any) -> None:
     engine, chat = tiny_engine(bytes_), Scaffold(ChatRenderer(bytes_), HermesParser())
     group = await played(engine, chat)
-    (seen,) = await examiner(engine, bytes_, chat).examine([group], 1)
+    (seen,) = await grader(engine, bytes_, chat).grade([group], 1)
     one = seen.trajectories[0]
     held = [i for turn in one.turns for i in [*turn.context_ids.tolist(), *turn.completion.token_ids.tolist()]]
     end = bytes_.convert_tokens_to_ids("<|im_end|>")
@@ -105,9 +105,9 @@ async def test_where_there_is_nothing_to_ask_it_is_none(bytes_: Any) -> None:
     group = await played(engine)
     broken, empty = group.trajectories
     broken, empty = replace(broken, stop=Stop.ERROR), replace(empty, turns=())
-    (seen,) = await examiner(engine, bytes_).examine([replace(group, trajectories=(broken, empty))], 1)
+    (seen,) = await grader(engine, bytes_).grade([replace(group, trajectories=(broken, empty))], 1)
     assert [one.signals["answer_probabilities"] for one in seen.trajectories] == [None, None]
-    (unasked,) = await examiner(None, None).examine([group], None)  # a policy that is no model plays
+    (unasked,) = await grader(None, None).grade([group], None)  # a policy that is no model plays
     assert unasked.trajectories[0].signals["answer_probabilities"] is None
     assert not information_gain(ASKED, unasked.trajectories[0]).any()
 
@@ -115,12 +115,12 @@ async def test_where_there_is_nothing_to_ask_it_is_none(bytes_: Any) -> None:
 async def test_what_does_not_fit_the_window_is_left_out(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)
-    (whole,) = await examiner(engine, bytes_).examine([group], 1)
+    (whole,) = await grader(engine, bytes_).grade([group], 1)
     one = whole.trajectories[0]
     *first, last = one.signals["answer_probabilities"]
     longest = sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in one.turns)
     engine._window = longest  # an episode that filled it
-    (seen,) = await examiner(engine, bytes_).examine([replace(group, trajectories=(one,))], 1)
+    (seen,) = await grader(engine, bytes_).grade([replace(group, trajectories=(one,))], 1)
     found = seen.trajectories[0].signals["answer_probabilities"]
     assert found[-1] is None
     assert last is not None
@@ -134,18 +134,18 @@ async def test_what_is_wrong_is_one_clear_error(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)
     with pytest.raises(ConfigError, match="task 't' has no 'answers' in its data \\(there: answer\\)"):
-        await examiner(engine, bytes_, key="answers").examine([group], 1)
+        await grader(engine, bytes_, key="answers").grade([group], 1)
     with pytest.raises(ConfigError, match=r"wants \{answer\} once in its form, got 'It is'"):
-        examiner(engine, bytes_, form="It is")
+        grader(engine, bytes_, form="It is")
     with pytest.raises(ConfigError, match="only a model in this process tells, and FakeEnv does not"):
-        examiner(FakeEnv(), bytes_)
+        grader(FakeEnv(), bytes_)
 
 
 def test_a_server_is_refused_before_anything_is_played() -> None:
-    sections = {"examiners": ["answer_probabilities"]}
+    sections = {"graders": ["answer_probabilities"]}
     served = make_recipe({**sections, "engine": {"kind": "openai", "url": "http://127.0.0.1:9/v1"}})
     with pytest.raises(ConfigError, match=r"which engine\.kind = 'openai' cannot tell: play with engine\.kind"):
-        check_examiners(served)
-    check_examiners(make_recipe(sections))
-    (made,) = make_examiners(make_recipe(sections), None, None).values()
+        check_graders(served)
+    check_graders(make_recipe(sections))
+    (made,) = make_graders(make_recipe(sections), None, None).values()
     assert isinstance(made, AnswerProbabilities)

@@ -9,7 +9,7 @@ from turnstile.credit.samples import sample_trajectory
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.compose import direct, gated
-from turnstile.rewards.ends import Ends
+from turnstile.rewards.on_stop import StopRules
 from turnstile.rewards.resolver import Resolved, resolve_turn, resolve_turns
 from turnstile.types import Score, Stop, Task
 
@@ -64,10 +64,10 @@ def test_what_is_granted_adds_up_to_the_composed_reward() -> None:
 
 
 def test_an_end_is_named_beside_the_gates() -> None:
-    scorer = Scorer(terms=LEVELS, ends=Ends.read({"turns": "half"}))
+    scorer = Scorer(terms=LEVELS, ends=StopRules.read({"turns": "half"}))
     score = scorer.score(TASK, sample_trajectory([1, 2], stop=Stop.TURNS))
-    assert score.withheld_by == {"ran": ("asked",), "asked": ("ends.turns",)}
-    assert resolve_turn(score, 1)[0] == Resolved(term="asked", granted=0.25, withheld=0.25, by=("ends.turns",))
+    assert score.withheld_by == {"ran": ("asked",), "asked": ("on_stop.turns",)}
+    assert resolve_turn(score, 1)[0] == Resolved(term="asked", granted=0.25, withheld=0.25, by=("on_stop.turns",))
 
 
 def test_an_infrastructure_failure_has_nothing_to_resolve() -> None:

@@ -34,7 +34,7 @@ from turnstile.types import Task
 def in_turn(inputs: Path, steps: int, demos: int = 0, **rollout: Any) -> Recipe:
     """The run of `guess_run` without what comes before and after its steps."""
     recipe = guess_run.recipe(inputs, steps=steps)
-    changed = {"warmstart": {"demos": demos}, "eval": {"before": False, "every": 0}, "rollout": rollout}
+    changed = {"sft": {"demos": demos}, "eval": {"before": False, "every": 0}, "rollout": rollout}
     changed["engine"] = {"deterministic": not rollout}
     return recipe.model_copy(
         update={name: getattr(recipe, name).model_copy(update=keys) for name, keys in changed.items()}
@@ -42,7 +42,7 @@ def in_turn(inputs: Path, steps: int, demos: int = 0, **rollout: Any) -> Recipe:
 
 
 def ahead(inputs: Path, steps: int, demos: int = 0) -> Recipe:
-    return in_turn(inputs, steps, demos, ahead=1)
+    return in_turn(inputs, steps, demos, max_staleness=1)
 
 
 def seldom_saved(inputs: Path) -> Recipe:
@@ -78,7 +78,7 @@ def test_tokens_are_as_old_as_allowed_and_no_older(run: Path) -> None:
     assert [entry["staleness/max"] for entry in logged] == [
         step - 1 - min(own) for step, own in enumerate(found, start=1)
     ]
-    trained = [entry for entry in logged if entry["groups/flat"] < entry["groups/all"]]
+    trained = [entry for entry in logged if entry["groups/zero_advantage"] < entry["groups/all"]]
     assert trained
     assert all("loss/correction" in entry for entry in trained)  # tis, as the recipe names no factor
 
@@ -250,7 +250,7 @@ async def to_the_end(worker: Worker) -> None:
 
 @pytest.mark.slow
 def test_what_cannot_be_sent_is_said(inputs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be sent to another process .*rollout.ahead = 0"):
+    with pytest.raises(ConfigError, match=r"cannot be sent to another process .*rollout.max_staleness = 0"):
         train(ahead(inputs, 2), run=tmp_path / "run", env=lambda: GuessEnv())
 
 

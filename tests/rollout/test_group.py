@@ -17,24 +17,24 @@ from helpers import tiny_llama
 from plays import LOOKS, FakeEnv, hang, once_then, player, says, scripted, tasks
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.errors import ConfigError, EngineError, SandboxError
-from turnstile.rewards.examine import Stateless
+from turnstile.rewards.graders import Stateless
 from turnstile.rollout import group as rollout
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Attempt, Limits
 from turnstile.rollout.failures import Failures
-from turnstile.rollout.group import Watch
-from turnstile.tracking.board import Board, Place
+from turnstile.rollout.group import EpisodeCallback
+from turnstile.tracking.board import EpisodeStatus, StatusBoard
 from turnstile.types import Group, Stop, Trajectory, Turn
 
 
 class Remembers(Stateless):
-    """An examiner that counts the training steps it has seen, and does `then` with it."""
+    """A grader that counts the training steps it has seen, and does `then` with it."""
 
     def __init__(self, then: Callable[[], Awaitable[None]] | None = None) -> None:
         self.steps: list[int] = []
         self.then = then
 
-    async def examine(self, groups: Sequence[Group], step: int | None) -> list[Group]:
+    async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
         if step is not None:
             self.steps.append(step)
         if self.then is not None:
@@ -57,11 +57,11 @@ async def test_an_examination_that_is_cut_short_is_forgotten() -> None:
         await asyncio.Event().wait()
 
     first, second = Remembers(), Remembers(hangs)
-    some = player(FakeEnv, examiners=(first, second))
+    some = player(FakeEnv, graders=(first, second))
     first.steps.append(1)
     playing = asyncio.ensure_future(some.groups(tasks(1), 1, label="train/2", seed=0, step=2))
     await begun.wait()
-    assert some.board.counts()[Place.GRADING] == 1
+    assert some.board.counts()[EpisodeStatus.GRADING] == 1
     assert (first.steps, second.steps) == ([1, 2], [2])
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -71,7 +71,7 @@ async def test_an_examination_that_is_cut_short_is_forgotten() -> None:
 
 
 async def test_a_board_shows_where_the_episodes_are() -> None:
-    board, both, go = Board(), asyncio.Barrier(3), asyncio.Event()
+    board, both, go = StatusBoard(), asyncio.Barrier(3), asyncio.Event()
 
     async def wait(_: FakeEnv) -> None:
         if not go.is_set():
@@ -81,7 +81,10 @@ async def test_a_board_shows_where_the_episodes_are() -> None:
     some = player(lambda: FakeEnv({"step": wait}), concurrent=2, board=board)
     playing = asyncio.ensure_future(some.groups(tasks(3), 1, label="x", seed=0))
     await both.wait()
-    assert {place: count for place, count in board.counts().items() if count} == {Place.WAITING: 1, Place.ACTING: 2}
+    assert {place: count for place, count in board.counts().items() if count} == {
+        EpisodeStatus.WAITING: 1,
+        EpisodeStatus.ACTING: 2,
+    }
     go.set()
     (*_, last) = await playing
     assert not any(board.counts().values())
@@ -262,7 +265,7 @@ async def test_faults_are_counted_told_and_passed_over_up_to_a_limit(
     deterministic: bool, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The attempt is given up and not played again, the others go on, and the log has the fault's traceback."""
-    make, failures, board, engine = Faults(2, what), Failures(2), Board(), Counting()
+    make, failures, board, engine = Faults(2, what), Failures(2), StatusBoard(), Counting()
     some = player(make, engine=engine, failures=failures, board=board, deterministic=deterministic, concurrent=2)
     found = await some.groups(tasks(3), 2, label="x", seed=0)
     played = [trajectory for group in found for trajectory in group.trajectories]
@@ -323,7 +326,7 @@ async def test_errors_raised_on_purpose_and_faults_of_the_engine_are_never_passe
 
 
 async def test_books_that_cannot_be_written_are_no_fault_of_an_environment() -> None:
-    class Full(Watch):
+    class Full(EpisodeCallback):
         def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
             raise OSError(28, "No space left on device")
 

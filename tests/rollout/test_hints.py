@@ -16,9 +16,9 @@ from turnstile.agents.history import hinted, messages_before
 from turnstile.config import make_recipe
 from turnstile.errors import ConfigError
 from turnstile.records.codec import decode, encode
-from turnstile.rollout.async_source import Ahead
+from turnstile.rollout.async_source import AsyncSource
 from turnstile.rollout.hints import RubricHint
-from turnstile.rollout.run_records import Books
+from turnstile.rollout.run_records import RunRecords
 from turnstile.tasks.base import TaskSampler
 from turnstile.types import Group, Message, Task, Trajectory
 from turnstile.wiring.hints import make_hint
@@ -139,8 +139,8 @@ async def test_an_environment_may_call_a_signal_hint() -> None:
 
 
 def test_episodes_played_ahead_are_shown_the_same(tmp_path: Path) -> None:
-    books = Books(tmp_path)
-    source = Ahead(
+    books = RunRecords(tmp_path)
+    source = AsyncSource(
         start=lambda: pytest.fail("nothing is played"),
         write=lambda version: tmp_path,
         engine=tiny_engine(byte_tokenizer()),
@@ -149,7 +149,7 @@ def test_episodes_played_ahead_are_shown_the_same(tmp_path: Path) -> None:
         groups=1,
         attempts=3,
         seed=0,
-        ahead=1,
+        max_staleness=1,
         last=11,
         hint=hint(criteria={"x": "Be quick.", "y": "Be kind."}),
     )
@@ -165,7 +165,7 @@ def test_a_recipe_names_one() -> None:
             "seed": 3,
             "train": {"steps": 5},
             "hint": "rubric",
-            "examiners": [{"kind": "clock"}, {"kind": "checklist", "items": {"x": "Is it short?"}}],
+            "graders": [{"kind": "clock"}, {"kind": "checklist", "items": {"x": "Is it short?"}}],
         }
     )
     made = make_hint(recipe)

@@ -13,7 +13,7 @@ import pytest
 from made_groups import attempt, group_of, score
 from turnstile.errors import CheckpointError
 from turnstile.records.record import AGAIN, Recorder
-from turnstile.rollout.replay_buffer import Buffer, outside
+from turnstile.rollout.replay_buffer import ReplayBuffer, outside
 from turnstile.types import F32, Group
 
 
@@ -26,20 +26,20 @@ def credit(*values: float) -> list[list[list[F32]]]:
     return [[[np.full(n, value, np.float32) for n in (1, 2)] for value in values]]
 
 
-def buffer(run: Path, **knobs: int) -> Buffer:
-    return Buffer(run, **{"size": 4, "batch": 2, "uses": 2, "seed": 0, **knobs})
+def buffer(run: Path, **knobs: int) -> ReplayBuffer:
+    return ReplayBuffer(run, **{"size": 4, "batch": 2, "uses": 2, "seed": 0, **knobs})
 
 
 def all_of(groups: Sequence[Group]) -> list[tuple[str, int]]:
     return [trajectory.key for group in groups for trajectory in group.trajectories]
 
 
-def kept(found: Buffer) -> list[tuple[int, int, int]]:
+def kept(found: ReplayBuffer) -> list[tuple[int, int, int]]:
     """(step, attempt, how often it was taken)"""
     return [(step, number, used) for step, _, number, used in found.state()["kept"]]
 
 
-def fed(run: Path, steps: int = 1, **knobs: int) -> Buffer:
+def fed(run: Path, steps: int = 1, **knobs: int) -> ReplayBuffer:
     """A buffer after `steps` in each of which attempts 0 and 2 were good."""
     found, recorder = buffer(run, **knobs), Recorder(run)
     for step in range(1, steps + 1):

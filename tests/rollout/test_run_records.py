@@ -15,7 +15,7 @@ from turnstile.errors import SandboxError
 from turnstile.records.codec import encode
 from turnstile.records.ledger import open_ledger
 from turnstile.rollout.episode import Attempt, Limits
-from turnstile.rollout.run_records import Books
+from turnstile.rollout.run_records import RunRecords
 from turnstile.types import Stage, Stop, Task
 
 
@@ -40,7 +40,7 @@ class Counted:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 async def test_only_what_had_not_finished_is_played(tmp_path: Path, deterministic: bool) -> None:
-    books = Books(tmp_path)
+    books = RunRecords(tmp_path)
     how = {"speak": says("look", "submit"), "concurrent": 2, "deterministic": deterministic}
     with pytest.raises(ValueError, match="a fault"):
         await player(Counted(bad=5), **how).groups(tasks(2), 4, label="train/1", seed=0, watch=books.watch(1))
@@ -48,7 +48,7 @@ async def test_only_what_had_not_finished_is_played(tmp_path: Path, deterministi
     finished = sum(state == "finished" for (state,) in rows(tmp_path, "state"))
     assert 0 < finished < 8
 
-    books, again = Books(tmp_path), Counted()
+    books, again = RunRecords(tmp_path), Counted()
     books.ledger.resume_at(0)
     watch, told = books.watch(1), []
     found = await player(again, **how).groups(tasks(2), 4, label="train/1", seed=0, watch=watch, done=told.append)
@@ -65,7 +65,7 @@ async def test_only_what_had_not_finished_is_played(tmp_path: Path, deterministi
 
 
 async def test_failures_are_booked_and_what_was_given_up_is_played_again(tmp_path: Path) -> None:
-    books, seen = Books(tmp_path), []
+    books, seen = RunRecords(tmp_path), []
     breaks = once_then(SandboxError("gone"))
 
     def make() -> FakeEnv:
@@ -79,7 +79,7 @@ async def test_failures_are_booked_and_what_was_given_up_is_played_again(tmp_pat
     broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), retries=1)
     (group,) = await broken.groups(tasks(1), 1, label="train/2", seed=0, watch=books.watch(2))
     assert rows(tmp_path, "state", "begun")[1] == ("given_up", 2)
-    books.settle(2, [group], [[score(0.0)]], [])
+    books.finalize(2, [group], [[score(0.0)]], [])
     assert rows(tmp_path, "state", "why")[1] == ("given_up", "SandboxError: gone")
     mended = Counted()
     watch = books.watch(2)
@@ -90,16 +90,16 @@ async def test_failures_are_booked_and_what_was_given_up_is_played_again(tmp_pat
 
 async def test_the_action_that_meets_the_deadline_is_booked_and_read_back(tmp_path: Path) -> None:
     """Its 5 tokens count, and the attempt is not played again when the run goes on."""
-    books = Books(tmp_path)
+    books = RunRecords(tmp_path)
     slow = player(lambda: FakeEnv({"step": hang}), says("look"), limits=Limits(turns=3, seconds=0.05))
     (group,) = await slow.groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
     (one,) = group.trajectories
     assert (one.stop, [turn.stage for turn in one.turns]) == (Stop.TIMEOUT, [Stage.DELIVERED])
     assert rows(tmp_path, "state", "turns", "tokens") == [("finished", 1, 5)]
-    books.settle(1, [group], [[score(1.0)]], [[one.key]])
+    books.finalize(1, [group], [[score(1.0)]], [[one.key]])
     assert rows(tmp_path, "state", "turns", "tokens") == [("admitted", 1, 5)]
     books.close()
-    books = Books(tmp_path)
+    books = RunRecords(tmp_path)
     books.ledger.resume_at(0)
     (again,) = await slow.groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
     assert encode(again) == encode(group)
@@ -107,7 +107,7 @@ async def test_the_action_that_meets_the_deadline_is_booked_and_read_back(tmp_pa
 
 
 async def test_the_action_in_which_infrastructure_failed_is_booked(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+    books = RunRecords(tmp_path)
     broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), says("look"), retries=0)
     await broken.groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
     assert rows(tmp_path, "state", "turns", "tokens") == [("given_up", 1, 5)]
@@ -117,14 +117,14 @@ async def test_the_action_in_which_infrastructure_failed_is_booked(tmp_path: Pat
 
 
 async def test_why_attempts_were_kept_out(tmp_path: Path) -> None:
-    books = Books(tmp_path)
+    books = RunRecords(tmp_path)
     some = player(FakeEnv, says("look"))
     played = await some.groups(tasks(2), 3, label="train/1", seed=0, watch=books.watch(1))
     scores = [
         [score(1.0), score(1.0, in_gradient=False), score(1.0)],
         [score(0.0), score(0.0), score(0.0, in_gradient=False)],
     ]
-    books.settle(1, played, scores, [[played[0].trajectories[0].key]])
+    books.finalize(1, played, scores, [[played[0].trajectories[0].key]])
     assert rows(tmp_path, "state", "why", "outcome", "settled") == [
         ("admitted", "", 1.0, 1),
         ("gated_out", "its end: turns", 1.0, 1),
@@ -138,7 +138,7 @@ async def test_why_attempts_were_kept_out(tmp_path: Path) -> None:
 
 def test_several_threads_book_at_once(tmp_path: Path) -> None:
     """As when another process plays while training settles and commits: nothing is mixed up, nothing is missing."""
-    books = Books(tmp_path)
+    books = RunRecords(tmp_path)
     watches = [books.watch(step) for step in (1, 2, 3)]
     faults: list[BaseException] = []
 

@@ -70,7 +70,7 @@ def talks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "in" / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat))
     (folder / "in" / "sharegpt.json").write_text(json.dumps(sharegpt))
     (folder / "tools.json").write_text(json.dumps(tools))
-    command = ["demos", "import", str(folder / "in"), "--out", str(folder / "talks.jsonl"), "--resolved"]
+    command = ["conversations", "import", str(folder / "in"), "--out", str(folder / "talks.jsonl"), "--resolved"]
     assert run_command([*command, "--tools", str(folder / "tools.json")]) == 0
     return folder / "talks.jsonl"
 
@@ -78,9 +78,9 @@ def talks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recipe(talks: Path, tmp_path: Path) -> Recipe:
     made = guess_run.recipe(tmp_path / "inputs", steps=0)
-    warm = made.warmstart.model_copy(update={"demos": 0, "conversations": str(talks), "epochs": 4})
+    warm = made.sft.model_copy(update={"demos": 0, "conversations": str(talks), "epochs": 4})
     kept = made.eval.model_copy(update={"before": True, "every": 0})
-    return made.model_copy(update={"warmstart": warm, "eval": kept})
+    return made.model_copy(update={"sft": warm, "eval": kept})
 
 
 def test_the_agent_learns_from_conversations(recipe: Recipe, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_agent_learns_from_conversations(recipe: Recipe, tmp_path: Path) -> 
 
 
 def test_conversations_stand_beside_demonstrations(recipe: Recipe, tmp_path: Path) -> None:
-    both = recipe.model_copy(update={"warmstart": recipe.warmstart.model_copy(update={"demos": 4, "epochs": 1})})
+    both = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"demos": 4, "epochs": 1})})
     turnstile.train(both, run=tmp_path / "run")
     assert len(list(read_record(tmp_path / "run", phase="warmstart"))) == 27
 
@@ -108,9 +108,9 @@ def test_a_dry_run_counts_them(recipe: Recipe) -> None:
 def test_a_bad_file_is_refused_before_a_model_is_loaded(recipe: Recipe, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"messages": []}\n{"messages": [{"role": "usr"}]}\n')
-    warm = recipe.warmstart.model_copy(update={"conversations": str(file)})
+    warm = recipe.sft.model_copy(update={"conversations": str(file)})
     nowhere = recipe.model.model_copy(update={"id": str(tmp_path / "nowhere")})
-    wrong = recipe.model_copy(update={"warmstart": warm, "model": nowhere})
+    wrong = recipe.model_copy(update={"sft": warm, "model": nowhere})
     with pytest.raises(TaskError, match=r"bad.jsonl, row 2, message 1: the role 'usr' is unknown"):
         turnstile.train(wrong, run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -120,6 +120,6 @@ def test_nothing_that_can_be_learned_is_an_error(recipe: Recipe, tmp_path: Path)
     file = tmp_path / "prose.jsonl"
     said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Two\nlines."}]
     file.write_text(json.dumps({"messages": said}))
-    wrong = recipe.model_copy(update={"warmstart": recipe.warmstart.model_copy(update={"conversations": str(file)})})
+    wrong = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"conversations": str(file)})})
     with pytest.raises(TaskError, match=r"nothing of its 1 conversations can be learned .* renderer is 'lines'"):
         turnstile.train(wrong, run=tmp_path / "run")

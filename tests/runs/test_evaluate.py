@@ -24,7 +24,7 @@ POLICIES = {"random": "guess_random", "oracle": "guess_oracle"}
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     body = guess_run.recipe(tmp_path_factory.mktemp("inputs"), steps=1, epochs=1, minibatches=1).model_dump(mode="json")
-    return make_recipe(body, ["warmstart.demos=0", "eval.before=false"])
+    return make_recipe(body, ["sft.demos=0", "eval.before=false"])
 
 
 @pytest.fixture(scope="module")

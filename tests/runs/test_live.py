@@ -22,9 +22,9 @@ STEPS = 6
 @pytest.mark.slow
 def test_a_run_is_watched_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     sections = {
-        "rollout": {"ahead": 1},
+        "rollout": {"max_staleness": 1},
         "env": {"kind": "played_ahead:Slow"},
-        "warmstart": {"demos": 0},
+        "sft": {"demos": 0},
         "eval": {"before": False},
         "trackers": [{"kind": "jsonl"}, {"kind": "console"}],
     }

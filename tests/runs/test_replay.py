@@ -21,7 +21,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Played ahead, so that its tokens are of several versions, and not with `deterministic`."""
     folder = tmp_path_factory.mktemp("original")
     recipe = guess_run.recipe(folder, steps=3)
-    changed = {"rollout": {"ahead": 1}, "engine": {"deterministic": False}, "eval": {"before": False, "every": 0}}
+    changed = {
+        "rollout": {"max_staleness": 1},
+        "engine": {"deterministic": False},
+        "eval": {"before": False, "every": 0},
+    }
     recipe = recipe.model_copy(
         update={name: getattr(recipe, name).model_copy(update=keys) for name, keys in changed.items()}
     )

@@ -18,7 +18,7 @@ from turnstile.errors import StoppedError
 from turnstile.runs.stopping import Stopping
 from turnstile.trainer import checkpoint
 
-STEPS = ["train.steps=12", "train.checkpoint_every=0", "eval.every=0", "eval.before=false", "warmstart.demos=0"]
+STEPS = ["train.steps=12", "train.checkpoint_every=0", "eval.every=0", "eval.before=false", "sft.demos=0"]
 """Of checkpoints there are the first, the last, and what a signal brings about."""
 
 

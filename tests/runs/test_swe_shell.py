@@ -29,7 +29,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return load_recipe(
         RECIPE,
         [f"model.id={tmp_path / 'model'}", "model.device=cpu", "sandbox.kind=local", f"tasks.train={file}",
-         f"tasks.heldout={file}", "train.attempts=2", "episode.turns=8"],
+         f"tasks.heldout={file}", "rollout.group_size=2", "episode.turns=8"],
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from turnstile.wiring.components import make_agent
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """With the factor that training over servers has anyhow."""
-    return guess_run.recipe(tmp_path_factory.mktemp("inputs"), sections={"factors": [{"kind": "tis"}]})
+    return guess_run.recipe(tmp_path_factory.mktemp("inputs"), sections={"loss_multipliers": [{"kind": "tis"}]})
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,13 @@ def test_servers_sample_with_what_learns_whatever_it_is(
     recipe: Recipe, urls: list[str], tmp_path: Path, learns: list[str]
 ) -> None:
     run = tmp_path / "run"
-    short = ["train.steps=2", "train.epochs=1", "train.minibatches=1", "eval.every=0", "train.drop_flat_groups=false"]
+    short = [
+        "train.steps=2",
+        "train.epochs=1",
+        "train.minibatches=1",
+        "eval.every=0",
+        "train.drop_zero_advantage_groups=false",
+    ]
     turnstile.train(over(recipe, urls[:1], *learns, *short), run=run)
     gaps = [json.loads(line)["policy/logprob_gap"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(gaps) == 2
@@ -103,7 +109,7 @@ def test_servers_sample_with_what_learns_whatever_it_is(
 @pytest.mark.slow
 def test_ahead_of_training_over_servers(recipe: Recipe, urls: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    plain = ["engine.deterministic=false", "rollout.ahead=1", "regularizers=[]"]
+    plain = ["engine.deterministic=false", "rollout.max_staleness=1", "regularizers=[]"]
     turnstile.train(over(recipe, urls, *plain), run=run)
     for entry in read_record(run, phase="train"):
         for trajectory in entry.group.trajectories:
@@ -140,6 +146,6 @@ def test_a_server_that_cannot_train_is_one_line(recipe: Recipe, tmp_path: Path) 
         for ahead in (0, 1):
             with pytest.raises(ConfigError, match=r"weights are taken from below .* alone"):
                 turnstile.train(
-                    over(recipe, [url], f"rollout.ahead={ahead}", "engine.deterministic=false"),
+                    over(recipe, [url], f"rollout.max_staleness={ahead}", "engine.deterministic=false"),
                     run=tmp_path / f"elsewhere-{ahead}",
                 )

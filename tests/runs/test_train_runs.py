@@ -34,7 +34,7 @@ from turnstile.wiring.components import make_objective
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     made = guess_run.recipe(tmp_path_factory.mktemp("inputs"), steps=1, epochs=1, minibatches=1)
-    return made.model_copy(update={"warmstart": made.warmstart.model_copy(update={"demos": 0})})
+    return made.model_copy(update={"sft": made.sft.model_copy(update={"demos": 0})})
 
 
 class Broken(GuessEnv):
@@ -180,10 +180,10 @@ def with_losses(recipe: Recipe, **train: object) -> Recipe:
     """A recipe whose losses need everything that a run can give them."""
     data = recipe.model_dump()
     data["loss"] = {"kind": "gspo", "clip_low": 0.2, "clip_high": 0.2}
-    data["factors"] = [{"kind": "tis", "cap": 1.5}, {"kind": "high_entropy_only", "share": 0.5}]
+    data["loss_multipliers"] = [{"kind": "tis", "cap": 1.5}, {"kind": "high_entropy_only", "share": 0.5}]
     names = ("kl", "entropy", "entropy_band", "forward_kl", "distill")
     data["regularizers"] = [{"kind": name, "coef": 0.01} for name in names]
-    data["train"] |= {"budget": 64, "drop_flat_groups": False, **train}
+    data["train"] |= {"max_tokens_per_microbatch": 64, "drop_zero_advantage_groups": False, **train}
     return make_recipe(data)
 
 
@@ -207,9 +207,9 @@ AWAY = {"kind": "openai", "url": "http://127.0.0.1:8000/v1"}
     [
         ({}, False),
         ({"engine": AWAY}, True),
-        ({"rollout": {"ahead": 1}}, True),
-        ({"buffer": {"size": 8}}, True),
-        ({"engine": AWAY, "factors": ["high_entropy_only"]}, False),
+        ({"rollout": {"max_staleness": 1}}, True),
+        ({"replay_buffer": {"size": 8}}, True),
+        ({"engine": AWAY, "loss_multipliers": ["high_entropy_only"]}, False),
         ({"engine": AWAY, "loss": "decoupled_ppo"}, True),
     ],
 )
@@ -229,8 +229,11 @@ def test_what_somebody_else_sampled_is_corrected_for(
         ({"loss": "value"}, "the loss `value` is a critic's"),
         ({"loss": "distill"}, "name its model in train.teacher"),
         ({"train": {"reference_every": 2, "checkpoint_every": 3}}, "reference_every = 2 needs a checkpoint at least"),
-        ({"factors": ["tiss"]}, "did you mean 'tis'"),
-        ({"factors": [{"kind": "tis", "cop": 1.0}]}, "factor kind 'tis' has no knob 'cop'; did you mean 'cap'"),
+        ({"loss_multipliers": ["tiss"]}, "did you mean 'tis'"),
+        (
+            {"loss_multipliers": [{"kind": "tis", "cop": 1.0}]},
+            "loss_multiplier kind 'tis' has no knob 'cop'; did you mean 'cap'",
+        ),
     ],
 )
 def test_what_losses_lack_is_said_before_the_run(

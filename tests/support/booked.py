@@ -8,7 +8,7 @@ from episodes import stages
 from made_groups import attempt, group_of, score
 from turnstile.records.record import Recorder
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.run_records import Books
+from turnstile.rollout.run_records import RunRecords
 from turnstile.types import Group, Task
 
 
@@ -26,7 +26,7 @@ def groups(step: int) -> list[Group]:
 
 def booked_run(run: Path, steps: int = 2) -> Path:
     """Two groups of two attempts a step, in two passes; the first task is trained on, the second is flat."""
-    books, recorder = Books(run), Recorder(run)
+    books, recorder = RunRecords(run), Recorder(run)
     for step in range(1, steps + 1):
         played = groups(step)
         watch = books.watch(step)
@@ -41,7 +41,7 @@ def booked_run(run: Path, steps: int = 2) -> Path:
                 watch.ended(trajectory, again=False)
             recorder.write(step, "train", group, own)
         trained = [t.key for t in played[0].trajectories]
-        books.settle(step, played, scores, [trained, trained])
+        books.finalize(step, played, scores, [trained, trained])
         books.commit(step, "digest", step)
     books.close()
     return run

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from turnstile.tracking import screen
-from turnstile.tracking.board import Board, Place
+from turnstile.tracking.board import EpisodeStatus, StatusBoard
 from turnstile.tracking.console import ConsoleTracker
 
 STEPS, EPISODES, LINES = 3, 6, 100
@@ -21,7 +21,7 @@ METRICS = {
 
 
 def main(happens: str = "") -> None:
-    board = Board()
+    board = StatusBoard()
     tracker = ConsoleTracker(Path("runs/demo"), board=board, plain=True if happens == "plain" else None)
     try:
         tracker.progress("training", 0, STEPS)
@@ -55,11 +55,11 @@ def crowd() -> None:
     tracker.close()
 
 
-def play(tracker: ConsoleTracker, board: Board, step: int) -> None:
+def play(tracker: ConsoleTracker, board: StatusBoard, step: int) -> None:
     keys = [(f"g{step}", number) for number in range(EPISODES)]
     board.put(keys)
-    board.put(keys[:2], Place.GENERATING)
-    board.put(keys[2:3], Place.ACTING)
+    board.put(keys[:2], EpisodeStatus.GENERATING)
+    board.put(keys[2:3], EpisodeStatus.ACTING)
     board.failures["SandboxError"] = step
     tracker.progress(f"step {step}, episodes", 0, EPISODES)
     time.sleep(0.6)  # for as long as it takes to be drawn

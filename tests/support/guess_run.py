@@ -36,8 +36,8 @@ def shipped_file(inputs: Path) -> Path:
     write_tasks(inputs / "train.jsonl", guess_tasks(6, seed=1))
     write_tasks(inputs / "heldout.jsonl", guess_tasks(2, seed=2))
     shorter = [
-        "engine.deterministic=true", "model.threads=2", "model.device=cpu", "train.steps=2", "train.groups=3",
-        "train.attempts=4", "train.checkpoint_every=1", "train.warmup=1", "eval.before=false",
+        "engine.deterministic=true", "model.threads=2", "model.device=cpu", "train.steps=2", "rollout.tasks_per_step=3",
+        "rollout.group_size=4", "train.checkpoint_every=1", "train.warmup=1", "eval.before=false",
         "eval.samples=1", "eval.policies={}", f"tasks.train={inputs}/train.jsonl",
         f"tasks.heldout={inputs}/heldout.jsonl",
     ]  # fmt: skip
@@ -50,8 +50,9 @@ def shipped_file(inputs: Path) -> Path:
 
 def _with(data: dict[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
     """The sections in the place of those that are there; what is played ahead is not repeatable."""
-    ahead = {"engine": {"deterministic": False}} if sections.get("rollout", {}).get("ahead") else {}
-    return {**data, **ahead, **sections}
+    rollout = {**data["rollout"], **sections.get("rollout", {})}
+    ahead = {"engine": {"deterministic": False}} if rollout.get("max_staleness") else {}
+    return {**data, **ahead, **sections, "rollout": rollout}
 
 
 def _toml(value: Any) -> str:
@@ -84,10 +85,11 @@ def _data(inputs: Path, train: dict[str, Any]) -> dict[str, Any]:
         },
         "credit": {"kind": "gae", "scale": "std"},
         "regularizers": [{"kind": "kl", "coef": 0.01}],
-        "warmstart": {"demos": 30, "demonstrator": {"kind": "guess"}, "batch": 3, "lr": 1e-2},
+        "sft": {"demos": 30, "demonstrator": {"kind": "guess"}, "batch": 3, "lr": 1e-2},
+        "rollout": {"tasks_per_step": GROUPS, "group_size": ATTEMPTS},
         "train": {
-            "steps": 4, "groups": GROUPS, "attempts": ATTEMPTS, "lr": 3e-3, "warmup": 1, "minibatches": 2,
-            "epochs": 2, "budget": 256, "checkpoint_every": 1, **train,
+            "steps": 4, "lr": 3e-3, "warmup": 1, "minibatches": 2,
+            "epochs": 2, "max_tokens_per_microbatch": 256, "checkpoint_every": 1, **train,
         },
         "eval": {"every": 2},
         "trackers": [{"kind": "jsonl"}],

@@ -30,7 +30,7 @@ POINTS = {
     "before training": 1,
     "optimizer": 4,
     "record": 2,
-    "settle": 1,
+    "finalize": 1,
     "checkpoint": 12,
     "commit": 5,
     "prune": 1,
@@ -128,7 +128,7 @@ def arrange(fate: _Fate) -> None:
     from turnstile.records.journal import Journal
     from turnstile.records.ledger import Ledger
     from turnstile.records.record import Recorder
-    from turnstile.rollout.run_records import Books
+    from turnstile.rollout.run_records import RunRecords
     from turnstile.trainer import checkpoint, loop
 
     def at(point: str) -> Callable[..., None]:
@@ -142,13 +142,13 @@ def arrange(fate: _Fate) -> None:
         commit(ledger, *arguments)
         ledger._db.set_trace_callback(None)
 
-    before(Books, "watch", lambda _, step: fate.begins(step))
+    before(RunRecords, "watch", lambda _, step: fate.begins(step))
     before(GuessEnv, "step", at("rollout"))
     before(Journal, "_write", at("turn written"))
     before(loop, "prepare", at("before training"))
     before(torch, "_fused_adamw_", at("optimizer"))  # the one kernel of an optimiser step, of which a step has four
     before(Recorder, "write", at("record"))
-    before(Ledger, "settle", at("settle"))
+    before(Ledger, "finalize", at("finalize"))
     before(checkpoint, "flush", at("checkpoint"))
     before(checkpoint, "save_model", at("checkpoint"))
     Ledger.commit = traced  # type: ignore[method-assign]

@@ -40,7 +40,7 @@ def tiny_engine(
     """An engine of that network, or of `model`."""
     model = model or tiny_network(words)
     ends = [words.convert_tokens_to_ids("<|im_end|>")]
-    return TransformersEngine(model, words, deterministic=deterministic, max_batch=4, packed=False, stop_ids=ends)
+    return TransformersEngine(model, words, deterministic=deterministic, max_batch=4, pack_weights=False, stop_ids=ends)
 
 
 def tiny_server(

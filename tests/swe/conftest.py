@@ -14,7 +14,7 @@ from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.swe.bugs.make import Made, make
 from turnstile.swe.grading.bench import Bench
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.testrun import PRELOAD
 
 QUICK = Limits(seconds=60.0, cpu_seconds=1.0)  # a busy loop is over in a second, and a busy machine is no hang
@@ -161,14 +161,14 @@ def bench(sandboxes: LocalSandboxes) -> Bench:
 
 
 @pytest.fixture
-def grader(sandboxes: LocalSandboxes) -> Grader:
-    return Grader(sandboxes, limits=QUICK)
+def grader(sandboxes: LocalSandboxes) -> CodeGrader:
+    return CodeGrader(sandboxes, limits=QUICK)
 
 
 @pytest.fixture(scope="session")
 def reference(sandboxes: LocalSandboxes, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     folder = tmp_path_factory.mktemp("reference")
     source, out = FolderSource(files=TINY), folder / "all.jsonl"
-    judge = Grader(sandboxes, limits=QUICK)
+    judge = CodeGrader(sandboxes, limits=QUICK)
     made = asyncio.run(make(source, out, 99, cache=folder / "cache", per_function=99, grader=judge))
     return Reference(folder / "cache", out, made)

@@ -13,7 +13,7 @@ from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.swe.bug import Bug
 from turnstile.swe.bugs.make import Made
 from turnstile.swe.grading import notes
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.notes import failed_before
 from turnstile.swe.split import mixed
 from turnstile.swe.try_tasks import Step, Tried, try_tasks
@@ -33,7 +33,7 @@ def broken(made: Made) -> Callable[..., Task]:
     return lambda **changes: Task(id="broken", env="swe", data={**made.tasks[0].data, **changes})
 
 
-async def test_packages_are_fetched_and_a_sample_is_tried(made: Made, grader: Grader) -> None:
+async def test_packages_are_fetched_and_a_sample_is_tried(made: Made, grader: CodeGrader) -> None:
     steps: list[Step] = []
     (checked,) = await try_tasks(made.tasks, sample=2, grader=grader, progress=steps.append)
     assert checked.package.label == "tiny-1.0"
@@ -47,7 +47,7 @@ def remembered(checked: Tried) -> list[bool]:
     return [one.remembered for one in checked.sound]
 
 
-async def test_what_was_sound_is_not_tried_again(made: Made, grader: Grader) -> None:
+async def test_what_was_sound_is_not_tried_again(made: Made, grader: CodeGrader) -> None:
     await try_tasks(made.tasks, grader=grader)
     (checked,) = await try_tasks(made.tasks, sample=2, grader=grader)
     assert remembered(checked) == [True, False]
@@ -57,7 +57,7 @@ async def test_what_was_sound_is_not_tried_again(made: Made, grader: Grader) -> 
 
 
 async def test_what_is_off_is_tried_again_and_refuses_nothing(
-    made: Made, broken: Callable[..., Task], grader: Grader
+    made: Made, broken: Callable[..., Task], grader: CodeGrader
 ) -> None:
     """A sample says how a package behaves here; it is the gate that decides on tasks."""
     task = broken(f2p=["tests/test_tiny.py::gone"])
@@ -83,7 +83,7 @@ async def test_no_task_is_tried_when_none_is_asked_for(made: Made) -> None:
     ],
 )
 async def test_what_is_off_about_a_task_is_said(
-    made: Made, broken: Callable[..., Task], grader: Grader, changes: dict[str, Any], says: str
+    made: Made, broken: Callable[..., Task], grader: CodeGrader, changes: dict[str, Any], says: str
 ) -> None:
     (checked,) = await try_tasks([broken(**changes)], grader=grader)
     assert says in str(checked.off[0].why)
@@ -91,7 +91,7 @@ async def test_what_is_off_about_a_task_is_said(
 
 
 async def test_a_test_that_fails_with_the_bug_is_not_one_that_passes_with_it(
-    made: Made, broken: Callable[..., Task], grader: Grader
+    made: Made, broken: Callable[..., Task], grader: CodeGrader
 ) -> None:
     bug = next(Bug.of(task) for task in made.tasks if len(Bug.of(task).f2p) > 1)
     (checked,) = await try_tasks([broken(**{**bug.data(), "f2p": bug.f2p[:1], "p2p": bug.f2p[1:]})], grader=grader)
@@ -99,7 +99,7 @@ async def test_a_test_that_fails_with_the_bug_is_not_one_that_passes_with_it(
 
 
 async def test_one_task_that_is_off_is_told_from_a_package_that_is(
-    made: Made, broken: Callable[..., Task], grader: Grader
+    made: Made, broken: Callable[..., Task], grader: CodeGrader
 ) -> None:
     tasks = [broken(f2p=["tests/test_tiny.py::gone"]), *made.tasks]
     seed = next(seed for seed in count() if mixed(tasks, seed)[0].id == "broken")
@@ -118,7 +118,7 @@ async def test_a_package_is_used_in_one_setting_at_a_time(made: Made, broken: Ca
 
 
 async def test_a_machine_that_is_too_busy_is_no_fault_of_a_task(made: Made, sandboxes: LocalSandboxes) -> None:
-    hurried = Grader(sandboxes, limits=Limits(seconds=0.001))
+    hurried = CodeGrader(sandboxes, limits=Limits(seconds=0.001))
     (checked,) = await try_tasks(made.tasks, grader=hurried)
     assert (checked.sound, checked.off, checked.usable) == ([], [], True)
     assert checked.unknown is not None
@@ -128,6 +128,6 @@ async def test_a_machine_that_is_too_busy_is_no_fault_of_a_task(made: Made, sand
 async def test_broken_sandboxes_are_no_fault_of_a_task(made: Made, tmp_path: Path) -> None:
     closed = LocalSandboxes(root=tmp_path)
     await closed.close()
-    (checked,) = await try_tasks(made.tasks, grader=Grader(closed))
+    (checked,) = await try_tasks(made.tasks, grader=CodeGrader(closed))
     assert (checked.sound, checked.off, checked.usable) == ([], [], True)
     assert checked.unknown == "these sandboxes were closed"

@@ -16,11 +16,11 @@ from turnstile.tracking.alarms import (
     Alarm,
     CollapseAlarm,
     EntropyAlarm,
-    FlatAlarm,
     GapAlarm,
     GradientAlarm,
     KilledAlarm,
     RatioAlarm,
+    ZeroAdvantageAlarm,
     slope,
     standard_alarms,
 )
@@ -94,18 +94,24 @@ def test_entropy() -> None:
 
 
 def test_steps_that_learn_nothing() -> None:
-    alarm = FlatAlarm(limit=3)
+    alarm = ZeroAdvantageAlarm(limit=3)
     series = [(4, 4), (4, 4), (3, 4), (4, 4), (4, 4), (4, 4), (4, 4), (0, 4)]
-    said = [alarm.update(step, {"groups/flat": flat, "groups/all": all_}) for step, (flat, all_) in enumerate(series)]
+    said = [
+        alarm.update(step, {"groups/zero_advantage": flat, "groups/all": all_})
+        for step, (flat, all_) in enumerate(series)
+    ]
     assert [step for step, line in enumerate(said) if line] == [5]  # once, until it has ended
     assert "no group has had a gradient for 3 steps, last at step 5" in str(said[5])
-    alarm.update(8, {"groups/flat": 4, "groups/all": 4})
-    other = FlatAlarm(limit=3)
+    alarm.update(8, {"groups/zero_advantage": 4, "groups/all": 4})
+    other = ZeroAdvantageAlarm(limit=3)
     other.restore(json.loads(json.dumps(alarm.state())))
-    assert [bool(other.update(step, {"groups/flat": 2, "groups/all": 2})) for step in (9, 10)] == [False, True]
+    assert [bool(other.update(step, {"groups/zero_advantage": 2, "groups/all": 2})) for step in (9, 10)] == [
+        False,
+        True,
+    ]
     assert other.update(11, {}) is None
     with pytest.raises(ConfigError):
-        FlatAlarm(limit=0)
+        ZeroAdvantageAlarm(limit=0)
 
 
 def test_killed() -> None:

@@ -4,28 +4,28 @@ from dataclasses import replace
 
 from episodes import stages
 from made_groups import attempt
-from turnstile.tracking.board import Board, Place
+from turnstile.tracking.board import EpisodeStatus, StatusBoard
 from turnstile.types import Stop
 
 KEYS = [("g", number) for number in range(4)]
 
 
-def counted(board: Board) -> dict[str, int]:
+def counted(board: StatusBoard) -> dict[str, int]:
     return {place.value: count for place, count in board.counts().items() if count}
 
 
 def test_episodes_are_where_they_were_put_last() -> None:
-    board = Board()
+    board = StatusBoard()
     board.put(KEYS)
-    board.put(KEYS[:2], Place.GENERATING)
-    board.put(KEYS[:1], Place.ACTING)
+    board.put(KEYS[:2], EpisodeStatus.GENERATING)
+    board.put(KEYS[:1], EpisodeStatus.ACTING)
     assert counted(board) == {"waiting": 2, "generating": 1, "in a tool": 1}
     board.take(KEYS)
     assert counted(board) == {}
 
 
 def test_ends_are_told_apart_and_failures_counted_by_kind() -> None:
-    board = Board()
+    board = StatusBoard()
     played = attempt(0, [2, 3], group="g")
     failed = replace(played, attempt=1, stop=Stop.ERROR, error="SandboxError: it died")
     board.put(KEYS)
@@ -42,10 +42,10 @@ def test_ends_are_told_apart_and_failures_counted_by_kind() -> None:
 
 
 def test_what_another_process_plays_is_counted_too() -> None:
-    board, other = Board(), Board()
-    other.put(KEYS, Place.GENERATING)
+    board, other = StatusBoard(), StatusBoard()
+    other.put(KEYS, EpisodeStatus.GENERATING)
     other.ended(attempt(3, [1], group="g"), again=False)
-    assert other.under_way() == {Place.GENERATING: 3}
+    assert other.under_way() == {EpisodeStatus.GENERATING: 3}
     board.elsewhere = other.under_way()
-    board.put([("h", 0)], Place.GENERATING)
+    board.put([("h", 0)], EpisodeStatus.GENERATING)
     assert counted(board) == {"generating": 4}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from networks import network, random_rows, stock
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.losses.covariance import clip_cov
@@ -20,7 +20,7 @@ from turnstile.losses.ppo import ppo
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.frozen_layers import forward_below
 from turnstile.trainer import activation_cache as module
-from turnstile.trainer.activation_cache import Trunks, share_saved
+from turnstile.trainer.activation_cache import ActivationCache, share_saved
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
 from turnstile.trainer.prepare import Prepared
@@ -61,7 +61,7 @@ def learner(model: Any, train: Literal["all", "top", "lora"] = "top") -> Learner
     return Learner(model, choose_trainable(model, train, top_layers=1), plan)
 
 
-def left_by(engine: TransformersEngine, learner: Learner, *, keep: bool = False) -> Trunks | None:
+def left_by(engine: TransformersEngine, learner: Learner, *, keep: bool = False) -> ActivationCache | None:
     return learner.trunks(lambda row: engine.trunk(row.origin[0], row.token_ids), keep=keep)
 
 
@@ -84,7 +84,7 @@ async def test_same_update(words: Any, train: Literal["top", "lora"]) -> None:
     model = network(dtype=torch.float64, num_hidden_layers=3)
     theirs, ours = learner(stock(model), train), learner(model, train)
     engine = TransformersEngine(model, words)
-    engine.keep_trunk(ours.frozen)
+    engine.keep_activations(ours.frozen)
     rows = await sampled_rows(engine, ["a", "b"])
     short, _, shown = ours.update(rows, OBJECTIVE, left_by(engine, ours))
     full, _, expected = theirs.update(rows, OBJECTIVE)
@@ -98,7 +98,7 @@ async def test_what_the_engine_no_longer_knows_is_computed(words: Any) -> None:
     model = network(dtype=torch.float64, num_hidden_layers=3)
     ours, theirs = learner(model), learner(stock(model))
     engine = TransformersEngine(model, words)
-    engine.keep_trunk(ours.frozen)
+    engine.keep_activations(ours.frozen)
     rows = await sampled_rows(engine, ["a", "b"])
     elsewhere = replace(rows[0], token_ids=np.concatenate([rows[0].token_ids[:-2], [9, 9]]).astype(np.int32))
     mixed = [rows[1], elsewhere, *rows[2:]]
@@ -144,8 +144,8 @@ def test_what_is_kept_is_kept_once_for_rows_that_share_it(monkeypatch: pytest.Mo
     trunks = ours.trunks(keep=True)
     assert trunks is not None
     found = [trunks.of(part) for part in (rows[:5], rows, rows[3:])]
-    (one,) = plant(rows[:5], token_weights(rows[:5]), budget=8192)
-    (two,) = plant(rows[5:], token_weights(rows[5:]), budget=8192)
+    (one,) = pack_prefix_trees(rows[:5], token_weights(rows[:5]), budget=8192)
+    (two,) = pack_prefix_trees(rows[5:], token_weights(rows[5:]), budget=8192)
     assert [count for _, count in found] == [one.size, two.size, 0]
     assert [len(each) for each in below] == [one.size, two.size]
     assert {id(kept) for _, kept, _ in trunks._kept.values()} == {id(each) for each in below}
@@ -166,7 +166,7 @@ def test_rows_that_come_again_in_a_step_are_kept(kind: str, monkeypatch: pytest.
         stored=(stored, OBJECTIVE) if kind == "stored" else None,
     )  # fmt: skip
     parts = {"epochs": [rows], "whole": [rows], "stored": [rows[:3], stored, rows[3:]], "none": []}[kind]
-    sizes = [sum(b.size for b in plant(part, token_weights(part), budget=8192)) for part in parts]
+    sizes = [sum(b.size for b in pack_prefix_trees(part, token_weights(part), budget=8192)) for part in parts]
     assert sorted(calls) == sorted(sizes)
 
 
@@ -191,8 +191,8 @@ def test_the_share_that_is_saved_by_hand() -> None:
 async def test_pools_wait_for_the_trainer_and_go_with_the_weights(words: Any) -> None:
     model = network()
     engine = TransformersEngine(model, words)
-    engine.keep_trunk(1)
+    engine.keep_activations(1)
     rows = await sampled_rows(engine, ["a"])
     assert engine.trunk("a", rows[0].token_ids).shape == (14, 32)  # the last token was never fed
-    engine.keep_trunk(0)
+    engine.keep_activations(0)
     assert engine.trunk("a", rows[0].token_ids).shape == (0, 32)

@@ -36,7 +36,7 @@ def critic(targets: Any = TARGETS, *, budget: int = 4096, **knobs: Any) -> Criti
 def step(
     head: Critic, groups: Sequence[Group] = GROUPS, scores: Sequence[Sequence[Score]] = SCORES
 ) -> dict[str, float]:
-    return head.learn(groups, scores, {"values": head.values(groups)})
+    return head.update(groups, scores, {"values": head.values(groups)})
 
 
 def flat(values: Advantages) -> np.ndarray:

@@ -19,7 +19,7 @@ from turnstile.agents.renderer import ChatRenderer
 from turnstile.batching.rows import rows_of
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.distill import self_distill
-from turnstile.trainer.feedback import Feedback, Told
+from turnstile.trainer.feedback import Feedback, FeedbackSettings
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.optim import constant
 from turnstile.types import Group, Row, Sampling, Stop
@@ -51,8 +51,8 @@ def learner(words: Any) -> Learner:
 
 
 def feedback(words: Any, group: Group, scaffold: Scaffold = SCAFFOLD, **told: Any) -> Feedback:
-    found = Feedback(learner(words), scaffold.renderer, Told(**told))
-    found.meets([group], [judged(group)])
+    found = Feedback(learner(words), scaffold.renderer, FeedbackSettings(**told))
+    found.on_step_start([group], [judged(group)])
     return found
 
 
@@ -83,7 +83,7 @@ async def test_the_prompt_tells_what_came_of_it(kind: str, bytes_: Any) -> None:
 
 async def test_an_attempt_that_earned_more_is_shown(bytes_: Any) -> None:
     group = await played(bytes_)
-    told = Told(last=False)
+    told = FeedbackSettings(last=False)
     texts = [told.text(group, judged(group), place) for place in range(4)]
     assert texts[1:3] == ["", ""]  # the best have nothing to learn from
     assert texts[0] == texts[3]
@@ -96,7 +96,7 @@ async def test_feedback_is_bounded(bytes_: Any) -> None:
     group = await played(bytes_)
     long = replace(group.trajectories[0], signals={"log": "x" * 9000})
     group = replace(group, trajectories=(long, *group.trajectories[1:]))
-    text = Told(show=("log",), chars=600).text(group, judged(group), 0)
+    text = FeedbackSettings(show=("log",), chars=600).text(group, judged(group), 0)
     assert "characters left out" in text
     assert len(text) < 900
 

@@ -17,7 +17,7 @@ from turnstile.credit.base import Advantages
 from turnstile.errors import TrainingError
 from turnstile.losses.check import sample_batch
 from turnstile.models.adapt import choose_trainable
-from turnstile.trainer.implicit import ImplicitReward, Manner, outcome_cross_entropy
+from turnstile.trainer.implicit import ImplicitReward, ImplicitRewardSettings, outcome_cross_entropy
 from turnstile.trainer.learner import Learner, Plan
 from turnstile.trainer.optim import constant
 from turnstile.types import Group, Sampling, Score, Trajectory
@@ -46,11 +46,13 @@ def learner(train: Any = "all", *, budget: int = 4096, **knobs: Any) -> Learner:
 
 
 def reward(policy: Learner | None = None, **manner: Any) -> ImplicitReward:
-    return ImplicitReward(policy or learner(), Manner(**{"lr": 3e-3, "beta": 0.5, **manner}), Sampling())
+    return ImplicitReward(
+        policy or learner(), ImplicitRewardSettings(**{"lr": 3e-3, "beta": 0.5, **manner}), Sampling()
+    )
 
 
 def step(part: ImplicitReward, groups: Sequence[Group] = GROUPS, scores: Any = SCORES) -> dict[str, float]:
-    return part.learn(groups, scores, part.look(groups, scores))
+    return part.update(groups, scores, part.predict(groups, scores))
 
 
 def flat(values: Advantages) -> np.ndarray:
@@ -58,14 +60,14 @@ def flat(values: Advantages) -> np.ndarray:
 
 
 def sums(part: ImplicitReward) -> list[float]:
-    return [float(sum(own.sum() for own in turns)) for turns in part.look(GROUPS, SCORES)["implicit"]]
+    return [float(sum(own.sum() for own in turns)) for turns in part.predict(GROUPS, SCORES)["implicit"]]
 
 
 @pytest.mark.parametrize("objective", ["cross_entropy", "dpo"])
 def test_it_begins_at_nothing_and_learns_to_tell_outcomes_apart(objective: Any) -> None:
     part = reward(objective=objective)
-    assert [[len(own) for own in turns] for turns in part.look(GROUPS, SCORES)["implicit"]] == list(LENGTHS)
-    np.testing.assert_allclose(flat(part.look(GROUPS, SCORES)["implicit"]), 0.0, atol=1e-6)
+    assert [[len(own) for own in turns] for turns in part.predict(GROUPS, SCORES)["implicit"]] == list(LENGTHS)
+    np.testing.assert_allclose(flat(part.predict(GROUPS, SCORES)["implicit"]), 0.0, atol=1e-6)
     first = step(part)
     for _ in range(15):
         last = step(part)
@@ -81,7 +83,7 @@ def test_the_rewards_are_beta_times_the_log_ratio_of_each_token() -> None:
     begin = {name: value.clone() for name, value in part._phi.model.state_dict().items()}
     step(part)
     now = {name: value.clone() for name, value in part._phi.model.state_dict().items()}
-    found = part.look(GROUPS, SCORES)["implicit"]
+    found = part.predict(GROUPS, SCORES)["implicit"]
     for trajectory, turns in zip(GROUPS[0].trajectories, found, strict=True):
         (row,) = rows_of(trajectory, [np.zeros(len(t.completion.token_ids), np.float32) for t in trajectory.turns])
         with torch.no_grad():
@@ -100,7 +102,7 @@ def test_the_old_reference_is_the_policy_of_now() -> None:
     with torch.no_grad():
         for parameter, phi in zip(policy.parameters, part._phi.parameters, strict=True):
             parameter.copy_(phi)
-    np.testing.assert_allclose(flat(part.look(GROUPS, SCORES)["implicit"]), 0.0, atol=1e-6)
+    np.testing.assert_allclose(flat(part.predict(GROUPS, SCORES)["implicit"]), 0.0, atol=1e-6)
 
 
 def test_the_policy_is_not_moved_and_what_is_frozen_is_shared() -> None:
@@ -113,7 +115,7 @@ def test_the_policy_is_not_moved_and_what_is_frozen_is_shared() -> None:
     pairs = list(zip(policy.model.parameters(), part._phi.model.parameters(), strict=True))
     assert {own is phi for own, phi in pairs if not own.requires_grad} == {True}
     assert {own is phi for own, phi in pairs if own.requires_grad} == {False}
-    assert flat(part.look(GROUPS, SCORES)["implicit"]).any()
+    assert flat(part.predict(GROUPS, SCORES)["implicit"]).any()
 
 
 @pytest.mark.parametrize("reference", ["start", "old"])
@@ -128,7 +130,10 @@ def test_its_state_goes_through_a_file_bit_by_bit(reference: Any) -> None:
     part._policy = policy
     step(part)
     step(same)  # with the optimiser's moments
-    assert flat(same.look(GROUPS, SCORES)["implicit"]).tolist() == flat(part.look(GROUPS, SCORES)["implicit"]).tolist()
+    assert (
+        flat(same.predict(GROUPS, SCORES)["implicit"]).tolist()
+        == flat(part.predict(GROUPS, SCORES)["implicit"]).tolist()
+    )
 
 
 def test_packing_changes_nothing() -> None:
@@ -136,7 +141,10 @@ def test_packing_changes_nothing() -> None:
     step(one)
     step(many)
     np.testing.assert_allclose(
-        flat(one.look(GROUPS, SCORES)["implicit"]), flat(many.look(GROUPS, SCORES)["implicit"]), atol=1e-4, rtol=1e-2
+        flat(one.predict(GROUPS, SCORES)["implicit"]),
+        flat(many.predict(GROUPS, SCORES)["implicit"]),
+        atol=1e-4,
+        rtol=1e-2,
     )
 
 
@@ -145,7 +153,7 @@ def test_what_does_not_count_is_not_learned() -> None:
     nothing = [[replace(s, in_baseline=False, in_gradient=False, outcome=None) for s in SCORES[0]]]
     assert step(part, GROUPS, nothing) == {}
     assert step(part, [], []) == {}
-    np.testing.assert_allclose(flat(part.look(GROUPS, SCORES)["implicit"]), 0.0, atol=1e-6)
+    np.testing.assert_allclose(flat(part.predict(GROUPS, SCORES)["implicit"]), 0.0, atol=1e-6)
 
 
 def test_an_outcome_that_is_no_label_is_one_clear_error() -> None:

@@ -100,7 +100,7 @@ def test_an_update_waits_for_the_device_as_often_however_many_rows_there_are(cou
 
 async def test_a_sampled_token_waits_for_the_device_as_often_however_many_sessions_there_are(bytes_: Any) -> None:
     """Whether the logits are finite, on which it depends what is computed of them, and what was drawn."""
-    engine = TransformersEngine(standin.put(network()), bytes_, drafts=0)
+    engine = TransformersEngine(standin.put(network()), bytes_, speculative_tokens=0)
     prompt, how = np.arange(3, 9, dtype=np.int32), Sampling(max_tokens=5)
     with reads() as counted:
         await asyncio.gather(*(engine.generate(prompt, how, engine.open("group")) for _ in range(4)))

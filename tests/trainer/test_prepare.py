@@ -40,28 +40,28 @@ def origins(rows: list[Row]) -> list[tuple[str, int]]:
 
 
 def test_rows_of_groups_with_a_signal() -> None:
-    prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_flat=True)
+    prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_zero_advantage=True)
     assert [origins(rows) for rows in prepared.rows] == [[("a", 0), ("a", 1)], [("c", 1), ("c", 1)]]
     assert (prepared.groups, prepared.flat) == ([0, 2], 1)
     assert prepared.rows[0][0].advantages.tolist() == [0, 0, 1, 1, 0, 1]
 
 
 def test_flat_groups_may_stay() -> None:
-    prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_flat=False)
+    prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_zero_advantage=False)
     assert [len(rows) for rows in prepared.rows] == [2, 2, 2]
     assert (prepared.groups, prepared.flat) == ([0, 1, 2], 0)
 
 
 def test_groups_with_nothing_to_train() -> None:
     masked = [[score(in_gradient=False)] * 2]
-    assert prepare(GROUPS[:1], masked, ADVANTAGES[:2], drop_flat=False) == Prepared([], [], 0)
-    assert prepare(GROUPS[:1], masked, ADVANTAGES[:2], drop_flat=True).flat == 1
+    assert prepare(GROUPS[:1], masked, ADVANTAGES[:2], drop_zero_advantage=False) == Prepared([], [], 0)
+    assert prepare(GROUPS[:1], masked, ADVANTAGES[:2], drop_zero_advantage=True).flat == 1
 
 
 def test_an_episode_that_ended_before_its_first_turn() -> None:
     """A prompt that does not fit the context is graded, and has no token to learn from."""
     groups = [group("a", [], [ONE])]
-    prepared = prepare(groups, [[score(turns=0), score()]], [[], [f32(1, 1)]], drop_flat=True)
+    prepared = prepare(groups, [[score(turns=0), score()]], [[], [f32(1, 1)]], drop_zero_advantage=True)
     assert [origins(rows) for rows in prepared.rows] == [[("a", 1)]]
 
 
@@ -70,7 +70,7 @@ def many(count: int) -> Prepared:
     groups = [group(str(g), *([[ONE]] * (g % 3 + 1))) for g in range(count)]
     scores = [[score() for _ in each.trajectories] for each in groups]
     advantages = [[f32(1, 2)] for each in groups for _ in each.trajectories]
-    return prepare(groups, scores, advantages, drop_flat=True)
+    return prepare(groups, scores, advantages, drop_zero_advantage=True)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ class Writing(Learner):
 
 def test_epochs_and_mini_batches() -> None:
     learner = Writing()
-    prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_flat=True)
+    prepared = prepare(GROUPS, SCORES, ADVANTAGES, drop_zero_advantage=True)
     trained = update(GROUPS, prepared, learner, OBJECTIVE, epochs=2, minibatches=2)
     first, second = [("a", 0), ("a", 1)], [("c", 1), ("c", 1)]
     assert learner.calls == [first, second, first, second]

@@ -38,11 +38,11 @@ def estimator(*, budget: int = 4096, **knobs: Any) -> ProgressEstimator:
 def step(
     part: ProgressEstimator, groups: Sequence[Group] = GROUPS, scores: Sequence[Sequence[Score]] = SCORES
 ) -> dict[str, float]:
-    return part.learn(groups, scores, part.look(groups, scores))
+    return part.update(groups, scores, part.predict(groups, scores))
 
 
 def told(part: ProgressEstimator, groups: Sequence[Group] = GROUPS) -> list[np.ndarray]:
-    found: list[np.ndarray] = part.look(groups, SCORES)["progress"]
+    found: list[np.ndarray] = part.predict(groups, SCORES)["progress"]
     return found
 
 

@@ -59,7 +59,7 @@ def test_it_becomes_the_policy_of_now_and_goes_back_with_the_run(tmp_path: Path)
     for step in range(1, 7):
         learner.update(rows, Objective(loss=ppo, weigh=token_weights))
         assert learner.optimizer.state
-        reference.stepped(step)
+        reference.on_step_end(step)
         assert bool(learner.optimizer.state) == bool(step % 2)  # the optimiser begins anew
         was.append(stock(learner.model))
         for row in reference.annotate(rows, Sampling()):

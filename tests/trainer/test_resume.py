@@ -133,7 +133,7 @@ def test_what_learns_beside_the_policy_goes_on_bit_by_bit(credit: Any, inputs: P
         "critic": {"epochs": 3},
         "eval": {"before": False},
     }
-    recipe = guess_run.recipe(inputs, sections=more, steps=3, drop_flat_groups=False)
+    recipe = guess_run.recipe(inputs, sections=more, steps=3, drop_zero_advantage_groups=False)
     whole, again = tmp_path / "whole", tmp_path / "again"
     train(recipe, run=whole, env=GuessEnv)
     shutil.copytree(whole, again)

@@ -40,7 +40,7 @@ def critic(*, budget: int = 4096, targets: Any = None, gamma: float = 1.0, **kno
 def step(
     heads: UtteranceCritic, groups: Sequence[Group] = GROUPS, scores: Sequence[Sequence[Score]] = SCORES
 ) -> dict[str, float]:
-    return heads.learn(groups, scores, heads.look(groups, scores))
+    return heads.update(groups, scores, heads.predict(groups, scores))
 
 
 def flat(told: Mapping[str, Any]) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from networks import distance, network, random_rows
 from turnstile.batching.batch import Batch, join
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.credit.invariants import Declaration
 from turnstile.lookup import resolve
@@ -75,7 +75,7 @@ def test_packing_changes_no_gradient_of_a_loss_of_the_step(regularizers: Any, mo
     keep, rows = Keep(monkeypatch), rows_of_groups()
     objective = Objective(loss=tangled, weigh=token_weights, regularizers=regularizers)
     report, expected = step(keep, objective, rows, 10_000)
-    assert len(plant(rows, token_weights(rows), budget=20)) > 3
+    assert len(pack_prefix_trees(rows, token_weights(rows), budget=20)) > 3
     for budget in (20, 45):
         other, found = step(keep, objective, rows, budget)
         assert distance(found, expected)[0] < 1e-9
@@ -94,7 +94,7 @@ def test_packing_and_sharing_change_no_gradient_of_any_loss(
     assert any(tensor.any() for tensor in expected.values())
     reports = [report]
     for budget, share in ((20, True), (45, True), (10_000, False), (20, False)):
-        monkeypatch.setattr(learner_module, "plant", functools.partial(plant, share=share))
+        monkeypatch.setattr(learner_module, "pack_prefix_trees", functools.partial(pack_prefix_trees, share=share))
         other, found = step(keep, objective, rows, budget)
         assert distance(found, expected)[0] < 1e-9
         reports.append(other)
@@ -113,10 +113,10 @@ def test_a_loss_that_keeps_its_need_to_itself_is_changed_by_packing(monkeypatch:
 
 def test_what_is_cut() -> None:
     rows = rows_of_groups()
-    small = plant(rows, token_weights(rows), budget=20)
+    small = pack_prefix_trees(rows, token_weights(rows), budget=20)
     assert [is_cut(small, whole) for whole in ("", "trajectory", "group", "step")] == [False, True, True, True]
     groups = [[row for row in rows if row.origin[0] == name] for name in ("g0", "g1")]
-    alone = [plant(group, token_weights(group), budget=999)[0] for group in groups]
+    alone = [pack_prefix_trees(group, token_weights(group), budget=999)[0] for group in groups]
     alone = [replace(b, group=b.group + g, trajectory=b.trajectory + 10 * g) for g, b in enumerate(alone)]
     assert [is_cut(alone, whole) for whole in ("", "trajectory", "group", "step")] == [False, False, False, True]
     assert not is_cut(alone[:1], "step")
@@ -125,7 +125,7 @@ def test_what_is_cut() -> None:
 def test_join_is_one_forest_side_by_side() -> None:
     rows = random_rows(6)
     weights = token_weights(rows)
-    parts = plant(rows, weights, budget=20)
+    parts = pack_prefix_trees(rows, weights, budget=20)
     whole = join(parts)
     assert whole.size == sum(part.size for part in parts) == whole.trees[-1][1]
     begin, first = 0, 0

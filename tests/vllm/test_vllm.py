@@ -186,8 +186,8 @@ def test_training_over_vllm(server: VLLM, tmp_path: Path, capsys: pytest.Capture
     run = tmp_path / "run"
     recipe = Path(__file__).parents[2] / "recipes" / "guess.toml"
     over = ["engine.kind=openai", f"engine.url={server.url}", "engine.key=", "model.dtype=float32", "model.device=cpu",
-            "warmstart.demos=0", "eval.before=false", "eval.tasks=2", "train.steps=2", "train.groups=2",
-            "train.attempts=4", "train.drop_flat_groups=false", "train.lr=1e-3"]  # fmt: skip
+            "sft.demos=0", "eval.before=false", "eval.tasks=2", "train.steps=2", "rollout.tasks_per_step=2",
+            "rollout.group_size=4", "train.drop_zero_advantage_groups=false", "train.lr=1e-3"]  # fmt: skip
     assert command(["train", str(recipe), "--out", str(run), *over]) == 0
     assert command(["audit", str(run), "--record"]) == 0
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -205,7 +205,7 @@ def test_training_over_vllm(server: VLLM, tmp_path: Path, capsys: pytest.Capture
 async def test_a_server_that_was_killed_is_given_its_weights_when_it_is_back(
     server: VLLM, model: PreTrainedModel, prompt: I32, tmp_path: Path
 ) -> None:
-    router = Router([OpenAIEngine(server.url, training=True, key="", retries=0)], again=0.5, patience=STARTING)
+    router = Router([OpenAIEngine(server.url, training=True, key="", retries=0)], again=0.5, reconnect_timeout=STARTING)
     await router.meet(prompt)
     router.publish(given(model, tmp_path, 6))
     how = Sampling(max_tokens=400, seed=1, temperature=1.5)

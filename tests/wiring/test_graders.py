@@ -1,4 +1,4 @@
-"""What examiners and hints ask of tasks is missed before a model is loaded, in training, dry run and evaluation."""
+"""What graders and hints ask of tasks is missed before a model is loaded, in training, dry run and evaluation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from turnstile.tasks.base import write_tasks
 from turnstile.types import Task
 from turnstile.wiring.graders import check_asked
 
-ANSWERS = {"examiners": [{"kind": "answer_probabilities"}]}
-RUBRIC = {"examiners": [{"kind": "rubric", "key": "asks"}], "judge": {"url": "http://127.0.0.1:9/v1"}}
-CHECKLIST = {"examiners": [{"kind": "checklist", "key": "asks"}], "judge": {"url": "http://127.0.0.1:9/v1"}}
-REFERENCE = {"examiners": [{"kind": "judge", "reference": "patch"}], "judge": {"url": "http://127.0.0.1:9/v1"}}
+ANSWERS = {"graders": [{"kind": "answer_probabilities"}]}
+RUBRIC = {"graders": [{"kind": "rubric", "key": "asks"}], "judge": {"url": "http://127.0.0.1:9/v1"}}
+CHECKLIST = {"graders": [{"kind": "checklist", "key": "asks"}], "judge": {"url": "http://127.0.0.1:9/v1"}}
+REFERENCE = {"graders": [{"kind": "judge", "reference": "patch"}], "judge": {"url": "http://127.0.0.1:9/v1"}}
 HINT = {"hint": {"kind": "rubric"}}
 FULL = {"answer": 5, "asks": {"brief": "Is it short?"}, "patch": "-", "rubric": ["Be brief."]}
 
 SAID = [
-    (ANSWERS, "answer", "examiner 'answer_probabilities': task {!r} has no 'answer' in its data"),
-    (RUBRIC, "asks", "task {!r} has no 'asks' in its data, so examiner 'rubric' wants criteria"),
-    (CHECKLIST, "asks", "task {!r} has no 'asks' in its data, so examiner 'checklist' wants items"),
+    (ANSWERS, "answer", "grader 'answer_probabilities': task {!r} has no 'answer' in its data"),
+    (RUBRIC, "asks", "task {!r} has no 'asks' in its data, so grader 'rubric' wants criteria"),
+    (CHECKLIST, "asks", "task {!r} has no 'asks' in its data, so grader 'checklist' wants items"),
     (REFERENCE, "patch", "judge 'judge': task {!r} has no 'patch' in its data"),
 ]
 
@@ -42,14 +42,14 @@ def tasks(name: str, lacking: str | None = None) -> list[Task]:
 
 def recipe(inputs: Path, sections: dict[str, Any], **lacking: str) -> Recipe:
     """One whose model cannot be loaded."""
-    made = guess_run.recipe(inputs, sections={"model": {"id": str(inputs / "none")}, "warmstart": {}, **sections})
+    made = guess_run.recipe(inputs, sections={"model": {"id": str(inputs / "none")}, "sft": {}, **sections})
     for name in ("train", "heldout"):
         write_tasks(inputs / f"{name}.jsonl", tasks(name, lacking.get(name)))
     return made
 
 
 @pytest.mark.parametrize(("sections", "key", "line"), SAID)
-def test_an_examiner_asks_all_tasks_first(sections: dict[str, Any], key: str, line: str, tmp_path: Path) -> None:
+def test_an_grader_asks_all_tasks_first(sections: dict[str, Any], key: str, line: str, tmp_path: Path) -> None:
     def refused(use: Any, task: str) -> None:
         with pytest.raises(ConfigError) as caught:
             use()
@@ -75,5 +75,5 @@ def test_a_hint_asks_the_training_tasks_first(tmp_path: Path) -> None:
 def test_nothing_is_said_where_nothing_is_missing() -> None:
     for sections in (ANSWERS, RUBRIC, CHECKLIST, REFERENCE, HINT):
         check_asked(make_recipe(sections), train=tasks("train"), heldout=tasks("heldout"))
-    of_recipe = {**RUBRIC, "examiners": [{"kind": "rubric", "key": "asks", "criteria": {"x": "Is it good?"}}]}
+    of_recipe = {**RUBRIC, "graders": [{"kind": "rubric", "key": "asks", "criteria": {"x": "Is it good?"}}]}
     check_asked(make_recipe(of_recipe), train=tasks("train", "asks"))

@@ -23,8 +23,8 @@ COMPARES = {
 
 
 def check(credit: Any, *, attempts: int = 1, **sections: Any) -> None:
-    train = {"attempts": attempts, **sections.pop("train", {})}
-    recipe = make_recipe({"credit": credit, "train": train, **sections})
+    rollout = {"group_size": attempts, **sections.pop("rollout", {})}
+    recipe = make_recipe({"credit": credit, "rollout": rollout, **sections})
     check_company(recipe, bind("credit", recipe.credit, given=("groups", "scores", "aux", "state")))
 
 
@@ -56,19 +56,19 @@ def test_what_is_kept_by_a_threshold_or_compared_with_earlier_steps_is_no_compar
         {"kind": "accept"}, {"kind": "accept", "threshold": 1.0}, {"kind": "signed", "threshold": 1.0},
         {"kind": "recalibrated"},
     ):  # fmt: skip
-        assert not refused(credit, train={"groups": groups})
+        assert not refused(credit, rollout={"tasks_per_step": groups})
 
 
 def test_a_step_of_one_attempt_has_no_batch_either() -> None:
     assert not refused({"kind": "reinforce"})
-    assert refused({"kind": "reinforce"}, train={"groups": 1})
-    assert not refused({"kind": "reinforce", "baseline": "none"}, train={"groups": 1})
+    assert refused({"kind": "reinforce"}, rollout={"tasks_per_step": 1})
+    assert not refused({"kind": "reinforce", "baseline": "none"}, rollout={"tasks_per_step": 1})
 
 
 def test_losses_that_need_no_advantage_may_train_alone() -> None:
     assert refused({"kind": "grpo"}, loss="self_distill")  # flat groups are dropped
-    assert not refused({"kind": "grpo"}, loss="self_distill", train={"drop_flat_groups": False})
-    assert refused({"kind": "grpo"}, train={"drop_flat_groups": False})
+    assert not refused({"kind": "grpo"}, loss="self_distill", train={"drop_zero_advantage_groups": False})
+    assert refused({"kind": "grpo"}, train={"drop_zero_advantage_groups": False})
 
 
 def test_credit_of_ones_own_is_trusted() -> None:
@@ -76,7 +76,11 @@ def test_credit_of_ones_own_is_trusted() -> None:
 
 
 def test_a_run_says_so_before_it_begins(tmp_path: Path) -> None:
-    recipe = guess_run.recipe(tmp_path, attempts=1).model_copy(update={"credit": Kind(kind="grpo")})
-    with pytest.raises(ConfigError, match=r"train\.attempts = 1 leaves credit\.kind = 'grpo' nothing to compare in 2"):
+    recipe = guess_run.recipe(tmp_path, sections={"rollout": {"group_size": 1}}).model_copy(
+        update={"credit": Kind(kind="grpo")}
+    )
+    with pytest.raises(
+        ConfigError, match=r"rollout\.group_size = 1 leaves credit\.kind = 'grpo' nothing to compare in 2"
+    ):
         turnstile.train(recipe, run=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -33,7 +33,7 @@ SECTIONS: Mapping[str, Any] = {
     "regularizers": [{"kind": "self_distill", "coef": 0.1}],
     "feedback": {"show": ["rounds"]},
     "rehearsal": {"tasks": 3, "attempts": 2, "batch": 4, "coef": 0.05},
-    "buffer": {"size": 6, "batch": 3, "uses": 2},
+    "replay_buffer": {"size": 6, "batch": 3, "uses": 2},
     "eval": {"before": False},
 }
 
@@ -132,8 +132,11 @@ def configure(sections: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"buffer": {"size": 4}, "credit": {"kind": "grpo"}}, "buffer.size = 4 wants credit.kind = 'recalibrated'"),
-        ({"buffer": {"sise": 4}}, "unknown key 'buffer.sise'; did you mean 'size'"),
+        (
+            {"replay_buffer": {"size": 4}, "credit": {"kind": "grpo"}},
+            "replay_buffer.size = 4 wants credit.kind = 'recalibrated'",
+        ),
+        ({"replay_buffer": {"sise": 4}}, "unknown key 'replay_buffer.sise'; did you mean 'size'"),
         ({"loss": {"kind": "value"}}, "the loss `value` is a critic's, and no policy's"),
         ({"rehearsal": {"tasks": 1, "loss": {"kind": "kll"}}}, "unknown loss kind 'kll'; did you mean 'kl'"),
         (
@@ -164,14 +167,14 @@ def test_samples_of_which_none_is_good_enough(run: Path) -> None:
 def test_a_run_that_shows_a_rubric_and_asks_for_answers(tmp_path: Path) -> None:
     sections = {
         "hint": {"kind": "rubric", "decay": "none", "heading": "guess"},
-        "examiners": [{"kind": "answer_probabilities", "form": "guess {answer}"}],
+        "graders": [{"kind": "answer_probabilities", "form": "guess {answer}"}],
         "rewards": {
             "terms": [{"kind": "signal", "name": "resolved", "level": 1}, {"kind": "information_gain", "level": 1}]
         },
         "credit": {"kind": "igpo"},
         "regularizers": [],
         "eval": {"before": False, "every": 0},
-        "warmstart": {},
+        "sft": {},
     }
     wanted = guess_run.recipe(tmp_path, sections=sections, steps=1, minibatches=1)
     rubric = {"low": "Find the number", "high": "guess from 1 to 15"}

@@ -30,7 +30,7 @@ from turnstile.wiring.components import make_agent, make_learner, make_scorer
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     body = guess_run.recipe(tmp_path_factory.mktemp("inputs"), steps=2, epochs=1, minibatches=1).model_dump(mode="json")
-    return make_recipe(body, ["warmstart.demos=0", "eval.before=false", "eval.every=0", "credit=grpo"])
+    return make_recipe(body, ["sft.demos=0", "eval.before=false", "eval.every=0", "credit=grpo"])
 
 
 def changed(recipe: Recipe, *overrides: str) -> Recipe:
@@ -143,9 +143,9 @@ def test_what_cannot_train_is_refused_before_anything_is_loaded(recipe: Recipe, 
 
 
 JUDGED = [
-    'examiners=[{kind="clock"}, {kind="rubric", criteria={short="Is it short?", low="Are the numbers low?"}}]',
+    'graders=[{kind="clock"}, {kind="rubric", criteria={short="Is it short?", low="Are the numbers low?"}}]',
     'rewards.terms=[{kind="rubric", level=1, weights={low=3.0}}, {kind="tool_bonus", steps=4}]',
-    "train.drop_flat_groups=false",
+    "train.drop_zero_advantage_groups=false",
 ]
 
 
@@ -178,9 +178,9 @@ def test_a_run_is_judged_by_a_model_and_again_without_it(recipe: Recipe, tmp_pat
 
 
 def test_a_judge_must_be_named_before_anything_is_loaded(recipe: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"examiner kind 'rubric' asks a model: name it under \[judge\]"):
+    with pytest.raises(ConfigError, match=r"grader kind 'rubric' asks a model: name it under \[judge\]"):
         turnstile.train(changed(recipe, *JUDGED), run=tmp_path / "run")
     typos = {'[{kind="clok"}]': "did you mean 'clock'", '[{kind="judge", bst=1}]': "did you mean 'best'"}
-    for examiners, line in typos.items():
+    for graders, line in typos.items():
         with pytest.raises(ConfigError, match=line):
-            turnstile.train(changed(recipe, f"examiners={examiners}"), run=tmp_path / "run")
+            turnstile.train(changed(recipe, f"graders={graders}"), run=tmp_path / "run")

@@ -56,8 +56,9 @@ RECIPE = {
     "sampling": {"max_tokens": 4},
     "episode": {"turns": 6},
     "rewards": {"terms": [{"kind": "signal", "name": "resolved", "level": 1}, {"kind": "valid_format", "weight": 0.1}]},
-    "warmstart": {"demos": 64, "demonstrator": {"kind": "__main__:demonstrate"}},
-    "train": {"steps": 4, "groups": 4, "attempts": 8, "lr": 1e-4},
+    "sft": {"demos": 64, "demonstrator": {"kind": "__main__:demonstrate"}},
+    "rollout": {"tasks_per_step": 4},
+    "train": {"steps": 4, "lr": 1e-4},
 }
 
 if __name__ == "__main__":

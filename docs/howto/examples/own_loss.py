@@ -2,7 +2,7 @@
 
 from turnstile.losses.base import needs
 from turnstile.losses.check import check_loss
-from turnstile.losses.factors import weighted
+from turnstile.losses.multipliers import weighted
 from turnstile.losses.ppo import ppo
 from turnstile.losses.ratio import log_ratio, ratio_metrics
 

@@ -23,7 +23,7 @@ CPU_TOKENS = 2048
 """Tokens that a CPU computes at once where nothing is gained by more: fewer waste its kernels, more its caches."""
 
 
-def plant(
+def pack_prefix_trees(
     rows: Sequence[Row],
     weights: Sequence[F32],
     *,

@@ -57,8 +57,8 @@ def conform_command(
     is broken. Exits with 1 where one is broken that the function does not declare.
 
     MODULE:FUNCTION is any function of yours or of another framework, or one of ours: credit:grpo, loss:ppo,
-    factor:tis; its knobs follow it. Without one, all of ours are checked. What form a function has is read from the
-    names of its parameters; --as says it where these do not. `padded` are arrays as most frameworks have them:
+    loss_multiplier:tis; its knobs follow it. Without one, all of ours are checked. What form a function has is read
+    from the names of its parameters; --as says it where these do not. `padded` are arrays as most frameworks have them:
     token_level_rewards [B, L], response_mask and index (and values) to advantages, or old_log_prob, log_prob,
     advantages and response_mask to a scalar loss.
     """

@@ -52,7 +52,7 @@ class Finding:
     mend: str = ""
 
 
-@click.command(short_help="Say what this machine can do, and how to mend what is missing.")
+@click.command(short_help="Say what this machine can do, and what to mend.")
 def doctor() -> None:
     """Looks at this machine and tries its sandboxes. Exits with 1 if training with the defaults cannot run."""
     console = Console(highlight=False, soft_wrap=True)
@@ -97,7 +97,8 @@ def _hardware() -> Iterator[Finding]:
         name="memory",
         state="note" if small else "ok",
         text=f"{memory / GIB:.1f} GiB",
-        mend="a model of 135 M parameters trains in about 4 GiB; lower engine.memory_mb and train.budget"
+        mend="a model of 135 M parameters trains in about 4 GiB; lower engine.memory_mb and "
+        "train.max_tokens_per_microbatch"
         if small
         else "",
     )

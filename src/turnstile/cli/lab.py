@@ -35,7 +35,7 @@ from turnstile.lab.world import list_world
 from turnstile.wiring.kinds import bind
 
 _FEW = 6  # estimators of which every figure is shown
-_GIVEN = {"credit": ("groups", "scores", "aux", "state"), "loss": ("logprobs", "batch"), "factor": ("batch",)}
+_GIVEN = {"credit": ("groups", "scores", "aux", "state"), "loss": ("logprobs", "batch"), "loss_multiplier": ("batch",)}
 _One = TypeVar("_One")
 
 
@@ -152,11 +152,11 @@ def _losses(words: Sequence[str]) -> list[LossSubject]:
 
 def _factors(words: Sequence[str]) -> list[LossSubject]:
     bare, *_ = found = every_factor()
-    return [bare, *_read("factor", words, factor_subject, declared_factors)] if words else found
+    return [bare, *_read("loss_multiplier", words, factor_subject, declared_factors)] if words else found
 
 
 def _read(
-    room: Literal["credit", "loss", "factor"],
+    room: Literal["credit", "loss", "loss_multiplier"],
     words: Sequence[str],
     one: Callable[[str, Mapping[str, Any]], _One],
     every: Callable[[str], list[_One]],
@@ -170,10 +170,12 @@ def _read(
     return found
 
 
-def _section(room: Literal["credit", "loss", "factor"], name: str, knobs: Sequence[str]) -> Kind:
+def _section(room: Literal["credit", "loss", "loss_multiplier"], name: str, knobs: Sequence[str]) -> Kind:
     """What a recipe would hold."""
-    if room == "factor":
-        return make_recipe({"factors": [{"kind": name}]}, [f"factors.0.{knob}" for knob in knobs]).factors[0]
+    if room == "loss_multiplier":
+        return make_recipe(
+            {"loss_multipliers": [{"kind": name}]}, [f"loss_multipliers.0.{knob}" for knob in knobs]
+        ).loss_multipliers[0]
     found: Kind = getattr(make_recipe({room: {"kind": name}}, [f"{room}.{knob}" for knob in knobs]), room)
     return found
 

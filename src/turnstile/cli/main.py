@@ -22,13 +22,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("turnstile.cli.rollout:rollout", "Read the recorded episodes of a run."),
     "audit": ("turnstile.cli.audit:audit", "Account for every attempt of a run, or compare two runs."),
     "tasks": ("turnstile.cli.tasks:tasks", "Make, check, prepare and list task files."),
-    "demos": ("turnstile.cli.demos:demos", "Conversations to learn from before RL."),
+    "conversations": ("turnstile.cli.conversations:conversations", "Conversations to learn from before RL."),
     "sandbox": ("turnstile.cli.sandbox:sandbox", "Check, serve and prune sandboxes; make images for them."),
     "serve": ("turnstile.cli.serve:serve", "Serve a model over OpenAI's protocol."),
     "lab": ("turnstile.cli.lab:lab", "Hold estimators and losses against exact gradients."),
     "conform": ("turnstile.cli.conform:conform_command", "Hold any advantage or loss function against the invariants."),
     "config": ("turnstile.cli.config:config", "Print a recipe with every default filled in."),
-    "doctor": ("turnstile.cli.doctor:doctor", "Say what this machine can do, and how to mend what is missing."),
+    "doctor": ("turnstile.cli.doctor:doctor", "Say what this machine can do, and what to mend."),
 }
 """name -> (module:command, its line in the help)."""
 

@@ -21,28 +21,28 @@ from turnstile.errors import ConfigError, TurnstileError
 from turnstile.lookup import resolve
 from turnstile.losses import check as losses_check
 from turnstile.losses.check import examine_loss
-from turnstile.losses.factors import weighted
+from turnstile.losses.multipliers import weighted
 
-Form = Literal["estimator", "loss", "factor", "padded"]
+Form = Literal["estimator", "loss", "loss_multiplier", "padded"]
 FORMS: tuple[Form, ...] = get_args(Form)
 SHAPES: Mapping[Form, str] = {
     "estimator": "(groups, scores, aux, state, **knobs) -> ([trajectory][turn] of f32[n], state)",
     "loss": "(logprobs f32[N], batch, **knobs) -> (loss f32[N], metrics)",
-    "factor": "(batch, **knobs) -> (factor f32[N], metrics)",
+    "loss_multiplier": "(batch, **knobs) -> (factor f32[N], metrics)",
     "padded": "(token_level_rewards, response_mask, index, ...) -> advantages [B, L], or (old_log_prob, log_prob, "
     "advantages, response_mask, ...) -> a scalar",
 }
 GIVEN: Mapping[Form, tuple[str, ...]] = {
     "estimator": ("groups", "scores", "aux", "state"),
     "loss": ("logprobs", "batch", "values"),
-    "factor": ("batch",),
+    "loss_multiplier": ("batch",),
     "padded": tuple(name for names in NAMES.values() for name in names),
 }
 """The parameters that are passed, and so are no knobs."""
 ROOMS: Mapping[str, tuple[Form, tuple[Declaration, ...]]] = {
     "credit": ("estimator", credit_check.DECLARED),
     "loss": ("loss", losses_check.DECLARED),
-    "factor": ("factor", losses_check.FACTORS),
+    "loss_multiplier": ("loss_multiplier", losses_check.LOSS_MULTIPLIERS),
 }
 """The rooms of our own kinds, with their form and what they declare."""
 
@@ -74,7 +74,7 @@ def form_of(name: str, function: Callable[..., Any]) -> Form:
     if {"groups", "scores"} <= parameters:
         return "estimator"
     if "batch" in parameters:
-        return "loss" if parameters & {"logprobs", "values"} else "factor"
+        return "loss" if parameters & {"logprobs", "values"} else "loss_multiplier"
     if parameters & {*NAMES["rewards"], *NAMES["logprobs"], *NAMES["predictions"]}:
         return "padded"
     listed = ", ".join(sorted(parameters)) or "nothing"
@@ -122,7 +122,7 @@ def _examine(subject: Subject, seed: int) -> dict[int, Finding]:
             return examine_estimator(function, seed=seed)
         case "loss":
             return examine_loss(function, seed=seed)
-        case "factor":
+        case "loss_multiplier":
             return examine_loss(weighted(resolve("loss", "ppo"), [function]), seed=seed)
         case "padded":
             takes = set(inspect.signature(function).parameters)

@@ -28,9 +28,9 @@ def recalibrated(
     """A_i = max(0, R_i - b), b the median of what was reached of late (SPEAR, arXiv 2509.22601).
 
     A replayed attempt was good when it was played; what it is worth now is told by the policy of now, without playing
-    its task again. What is remembered are the last `window` means of groups (the paper's code), or with
-    `over = "trajectories"` rewards of single attempts, those of this step among them: the estimator's `state`, which
-    goes into the checkpoint. A replayed attempt, one of the recipe's `[buffer]`, is in the gradient and out of the
+    its task again. What is remembered are the last `window` means of groups (the paper's code), or with `over =
+    "trajectories"` rewards of single attempts, those of this step among them: the estimator's `state`, which goes into
+    the checkpoint. A replayed attempt, one of the recipe's `[replay_buffer]`, is in the gradient and out of the
     baseline (`Score.in_baseline`): it is compared and not remembered. `positive = False` keeps what lies below b, with
     its sign. With `fresh = "group"` that is for replayed attempts alone, and the others get what `grpo` gives them, as
     in the paper, which adds the one objective to the other.

@@ -16,8 +16,8 @@ from turnstile.lab.regularisers import REGULARISERS, VALUE, measure_regulariser,
 from turnstile.lab.study import Line, Setting, line
 from turnstile.lookup import KINDS, resolve
 from turnstile.losses.base import TokenLoss
-from turnstile.losses.check import FACTORS, check_loss
-from turnstile.losses.factors import weighted
+from turnstile.losses.check import LOSS_MULTIPLIERS, check_loss
+from turnstile.losses.multipliers import weighted
 
 DRIFTS = (0.0, 0.03, 0.1)
 """How far the policy has moved since it played, in logits."""
@@ -101,17 +101,17 @@ def _study(
 def factor_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubject:
     """The plain policy gradient times the factor that `kind` names. Raises ConfigError for an unknown one."""
     given = dict(knobs or {})
-    loss = weighted(PLAIN, [functools.partial(resolve("factor", kind), **given)])
+    loss = weighted(PLAIN, [functools.partial(resolve("loss_multiplier", kind), **given)])
     return LossSubject(name=kind, loss=loss, knobs=given, broken=check_loss(loss))
 
 
 def declared_factors(kind: str) -> list[LossSubject]:
     """`kind` as it is by default, and with each set of knobs that it declares."""
-    knobs = [each.knobs for each in FACTORS if each.kind == kind and each.knobs]
+    knobs = [each.knobs for each in LOSS_MULTIPLIERS if each.kind == kind and each.knobs]
     return [factor_subject(kind, each) for each in ({}, *knobs)]
 
 
 def every_factor() -> list[LossSubject]:
     """The plain policy gradient without a factor, and with each of the table."""
     bare = LossSubject(name=BARE, loss=PLAIN, broken=check_loss(PLAIN))
-    return [bare, *(each for kind in KINDS["factor"] for each in declared_factors(kind))]
+    return [bare, *(each for kind in KINDS["loss_multiplier"] for each in declared_factors(kind))]

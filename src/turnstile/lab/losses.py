@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.rows import rows_of
 from turnstile.credit.rloo import rloo
 from turnstile.lab.controls import Controls, controls
@@ -159,7 +159,7 @@ def _batch(drawn: Drawn, n: int, weights: Weights) -> Batch:
     advantages, _ = rloo(drawn.steps[n], drawn.scores[n], {}, {})
     trajectories = [trajectory for group in drawn.steps[n] for trajectory in group.trajectories]
     rows = [row for one, turns in zip(trajectories, advantages, strict=True) for row in rows_of(one, turns)]
-    (batch,) = plant(rows, weights(rows), budget=_BUDGET)
+    (batch,) = pack_prefix_trees(rows, weights(rows), budget=_BUDGET)
     return batch
 
 

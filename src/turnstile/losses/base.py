@@ -30,7 +30,7 @@ class TokenLoss(Protocol):
     def __call__(self, logprobs: Tensor, batch: Batch, **knobs: Any) -> tuple[Tensor, Metrics]: ...
 
 
-class Factor(Protocol):
+class LossMultiplier(Protocol):
     """(batch, **knobs) -> (factor f32[N], without a gradient, metrics)."""
 
     def __call__(self, batch: Batch, **knobs: Any) -> tuple[Tensor, Metrics]: ...

@@ -3,8 +3,8 @@
     broken = check_loss(my_loss, {"clip": 0.2})
     assert not broken, broken
 
-`DECLARED` and `FACTORS` say for each built-in kind which invariants do not hold, and why they cannot. Invariants 5
-and 6 speak of rewards, which a loss never sees.
+`DECLARED` and `LOSS_MULTIPLIERS` say for each built-in kind which invariants do not hold, and why they cannot.
+Invariants 5 and 6 speak of rewards, which a loss never sees.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DECLARED: tuple[Declaration, ...] = (
     Declaration(kind="pacs"),
 )
 
-FACTORS: tuple[Declaration, ...] = (
+LOSS_MULTIPLIERS: tuple[Declaration, ...] = (
     Declaration(kind="tis", knobs={"cap": 1.1}),
     Declaration(kind="tis", knobs={"unit": "turn"}),
     Declaration(kind="mis", knobs={"cap": 1.1}),

@@ -2,7 +2,7 @@
 
 Each kind is a factor w(rho) of any loss, with rho = proximal / behaviour: the policy before the step as the trainer
 computes it (`batch.extras["proximal_logprobs"]` f32[N]) over the sampler's word on it (`batch.logprobs`). The loss
-below it then holds on to the proximal policy (`losses.factors.weighted`). `unit` says over what rho is taken: one
+below it then holds on to the proximal policy (`losses.multipliers.weighted`). `unit` says over what rho is taken: one
 token, or the product over a turn or trajectory, where `mean = true` takes the geometric mean instead, which does not
 shrink or grow with length.
 """

@@ -158,7 +158,7 @@ def forward_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor, la
 
 def forward_forest(model: PreTrainedModel, batch: Batch) -> Tensor:
     """The last hidden states [T, H] of a forest: through a layout, or, where the model does not attend through them,
-    tree by tree as transformers does. Trees must then be single rows (`plant` with `share=False`)."""
+    tree by tree as transformers does. Trees must then be single rows (`pack_prefix_trees` with `share=False`)."""
     if uses_layouts(model):
         return forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
     decoder = model.get_decoder()

@@ -126,7 +126,7 @@ class Ledger:
         with self._booking():
             self._played(trajectory, state, trajectory.error or "")
 
-    def settle(self, step: int, fates: Iterable[Fate], passes: Iterable[Iterable[Key]]) -> None:
+    def finalize(self, step: int, fates: Iterable[Fate], passes: Iterable[Iterable[Key]]) -> None:
         """Books what a step made of its attempts, and which were trained on in each pass over its rows."""
         with self._booking():
             self._db.executemany(

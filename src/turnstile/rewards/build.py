@@ -25,7 +25,7 @@ from turnstile.errors import ConfigError
 from turnstile.lookup import check_types, nearest, resolve
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.compose import gated
-from turnstile.rewards.ends import Ends
+from turnstile.rewards.on_stop import StopRules
 from turnstile.types import Group, Score, Task, Trajectory
 
 Scope = Literal["episode", "turn"]
@@ -117,7 +117,7 @@ class Scorer:
 
     terms: tuple[Term, ...]
     compose: Compose = gated
-    ends: Ends = field(default_factory=Ends)
+    ends: StopRules = field(default_factory=StopRules)
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         return self.ends.apply(self.compose(self.terms, task, trajectory), trajectory)

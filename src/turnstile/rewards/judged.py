@@ -1,4 +1,4 @@
-"""Rewards of what a judge said, from the signals that the examiners of the same names write."""
+"""Rewards of what a judge said, from the signals that the graders of the same names write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnstile.types import Stop, Task, Trajectory
 def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float | None:
     """The score that a language model gave the episode, in [0, 1]. It says why before it scores (after Think-RM).
 
-    It is the signal that the examiner `judge` writes. None where infrastructure failed and where the judge gave no
+    It is the signal that the grader `judge` writes. None where infrastructure failed and where the judge gave no
     verdict: never 0. Raises ConfigError where the signal is missing, or is no number in [0, 1].
     """
     return _share(trajectory, signal, "judge")
@@ -24,7 +24,7 @@ def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwis
     """The share of comparisons with the other attempts of its group that a language model let the episode win, in
     [0, 1], a tie half. Within a group they average 1/2 (pairwise preferences as the reward, after Think-RM).
 
-    It is the signal that the examiner `pairwise_judge` writes. None and errors as of `judge`.
+    It is the signal that the grader `pairwise_judge` writes. None and errors as of `judge`.
     """
     return _share(trajectory, signal, "pairwise_judge")
 
@@ -42,7 +42,7 @@ def rubric(
 
     Each criterion weighs 1 unless `weights` says otherwise, or the task's own `data[key]` (name -> number) where it has
     that; one that should not hold weighs less than 0. The scores
-    are the signal that the examiner `rubric` writes. None and errors as of `judge`; also for a weight of a criterion
+    are the signal that the grader `rubric` writes. None and errors as of `judge`; also for a weight of a criterion
     that there is none of, and where no weight is positive.
     """
     found = _verdicts(trajectory, signal, "rubric")
@@ -62,7 +62,7 @@ def checklist(
 ) -> float | None:
     """As `rubric`, where s_i is 1 for an item that is met and 0 for any other (after CM2).
 
-    The items are the signal that the examiner `checklist` writes, each with `met` and its evidence. None and errors as
+    The items are the signal that the grader `checklist` writes, each with `met` and its evidence. None and errors as
     of `rubric`.
     """
     found = _verdicts(trajectory, signal, "checklist")
@@ -79,14 +79,14 @@ def checklist(
 def _share(trajectory: Trajectory, signal: str, kind: str) -> float | None:
     if trajectory.stop is Stop.ERROR:
         return None
-    value = episode_signal(trajectory, signal, kind, examiner=kind)
+    value = episode_signal(trajectory, signal, kind, grader=kind)
     return None if value is None else _number(value, signal, kind)
 
 
 def _verdicts(trajectory: Trajectory, signal: str, kind: str) -> Mapping[str, Any] | None:
     if trajectory.stop is Stop.ERROR:
         return None
-    found = episode_signal(trajectory, signal, kind, examiner=kind)
+    found = episode_signal(trajectory, signal, kind, grader=kind)
     if found is not None and (not isinstance(found, Mapping) or not found):
         raise ConfigError(f"reward {kind!r} wants the signal {signal!r} to map names to verdicts, got {found!r}")
     return found

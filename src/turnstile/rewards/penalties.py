@@ -78,7 +78,7 @@ def tool_bonus(
 
     It lets a model that hardly calls tools find out what they do, and is gone before it pays to call them for nothing.
     Calls of the tools in `but` do not count, nor do turns of other seats. The step is the signal training_step, which
-    the examiner `clock` writes: add it under [[examiners]]. Outside of training (None) the bonus is 0.
+    the grader `clock` writes: add it under [[graders]]. Outside of training (None) the bonus is 0.
 
     None where infrastructure failed. Raises ConfigError where the signal is missing, and unless steps > 0.
     """
@@ -86,7 +86,7 @@ def tool_bonus(
         raise ConfigError(f"reward 'tool_bonus' wants steps > 0, got {steps}")
     if trajectory.stop is Stop.ERROR:
         return None
-    step = episode_number(trajectory, "training_step", "tool_bonus", examiner="clock")
+    step = episode_number(trajectory, "training_step", "tool_bonus", grader="clock")
     if step is None or step >= steps:
         return 0.0
     calls = sum(call.name not in but for turn in trajectory.turns if turn.trainable for call in turn.message.tool_calls)

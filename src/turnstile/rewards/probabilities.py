@@ -13,7 +13,7 @@ from turnstile.agents.base import Renderer, Tokenizer
 from turnstile.agents.history import ids_before, messages_before
 from turnstile.engines.base import Engine, Scores
 from turnstile.errors import ConfigError
-from turnstile.rewards.examine import Stateless, told
+from turnstile.rewards.graders import Stateless, told
 from turnstile.types import I32, Group, Stop, Task, Trajectory
 
 PLACE = "{answer}"
@@ -45,16 +45,16 @@ class AnswerProbabilities(Stateless):
         mean: bool = True,
     ) -> None:
         if form.count(PLACE) != 1:
-            raise ConfigError(f"examiner 'answer_probabilities' wants {PLACE} once in its form, got {form!r}")
+            raise ConfigError(f"grader 'answer_probabilities' wants {PLACE} once in its form, got {form!r}")
         if engine is not None and not isinstance(engine, Scores):
             raise ConfigError(
-                "examiner 'answer_probabilities' asks how likely given tokens are, which only a model in this process "
+                "grader 'answer_probabilities' asks how likely given tokens are, which only a model in this process "
                 f"tells, and {type(engine).__name__} does not: play with engine.kind = 'transformers'"
             )
         self._engine, self._renderer, self._tokenizer = engine, renderer, tokenizer
         self._key, self._form, self._mean = key, form, mean
 
-    async def examine(self, groups: Sequence[Group], step: int | None) -> list[Group]:
+    async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
         return [await self._group(group) for group in groups]
 
     async def _group(self, group: Group) -> Group:
@@ -80,7 +80,7 @@ class AnswerProbabilities(Stateless):
         answer = task.data.get(self._key)
         if answer is None or not str(answer).strip():
             raise ConfigError(
-                f"examiner 'answer_probabilities': task {task.id!r} has no {self._key!r} in its data (there: "
+                f"grader 'answer_probabilities': task {task.id!r} has no {self._key!r} in its data (there: "
                 f"{', '.join(task.data) or 'nothing'})"
             )
         return str(answer).strip()

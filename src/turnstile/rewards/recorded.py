@@ -11,18 +11,18 @@ from turnstile.errors import ConfigError
 from turnstile.types import Trajectory, Turn
 
 
-def episode_signal(trajectory: Trajectory, name: str, needed_by: str, *, examiner: str = "") -> Any:
+def episode_signal(trajectory: Trajectory, name: str, needed_by: str, *, grader: str = "") -> Any:
     """`Trajectory.signals[name]`. Raises ConfigError, naming the reward that wanted it, where it is missing; the
-    kind of `examiner` that writes it, where there is one."""
+    kind of `grader` that writes it, where there is one."""
     if name not in trajectory.signals:
-        raise _missing("the episode", "measure()", name, needed_by, list(trajectory.signals), examiner)
+        raise _missing("the episode", "measure()", name, needed_by, list(trajectory.signals), grader)
     return trajectory.signals[name]
 
 
-def episode_number(trajectory: Trajectory, name: str, needed_by: str, *, examiner: str = "") -> float | None:
+def episode_number(trajectory: Trajectory, name: str, needed_by: str, *, grader: str = "") -> float | None:
     """The same of a number or a bool; None where that is what was recorded. Raises ConfigError for anything else, and
     for what is not finite."""
-    value = episode_signal(trajectory, name, needed_by, examiner=examiner)
+    value = episode_signal(trajectory, name, needed_by, grader=grader)
     return None if value is None else _number(value, "the episode", name, needed_by)
 
 
@@ -45,13 +45,13 @@ def _number(value: object, what: str, name: str, needed_by: str) -> float:
 
 
 def _missing(
-    what: str, where: str, name: str, needed_by: str, recorded: Sequence[str], examiner: str = ""
+    what: str, where: str, name: str, needed_by: str, recorded: Sequence[str], grader: str = ""
 ) -> ConfigError:
     known = ", ".join(sorted(recorded)) or "nothing"
     close = get_close_matches(name, recorded, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? Otherwise" if close else "either"
-    if examiner:
-        hint = f'add [[examiners]] kind = "{examiner}" to the recipe, or'
+    if grader:
+        hint = f'add [[graders]] kind = "{grader}" to the recipe, or'
     return ConfigError(
         f"reward {needed_by!r} needs the signal {name!r}, which {what} did not record (recorded: {known}); {hint} "
         f"let {where} of the environment give it, or take another reward"

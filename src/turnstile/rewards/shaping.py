@@ -82,13 +82,13 @@ def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) 
     """p_t - p_{t-1} for each turn, f32[K], where p_t is the policy's probability of the task's answer after turn t
     (IGPO, arXiv 2510.14967: exp of the mean log-probability of the answer's tokens).
 
-    p_0, ..., p_K is the episode's signal answer_probabilities, which the examiner `answer_probabilities` writes, or the
+    p_0, ..., p_K is the episode's signal answer_probabilities, which the grader `answer_probabilities` writes, or the
     environment: before the first turn and after each. The last turn, whose
     answer the outcome judges, gets 0 unless `last`; so does a turn before or after which there is none (None), and
     every turn where there are none at all.
     Raises ConfigError where the signal is missing, or is not K + 1 numbers in [0, 1].
     """
-    found = episode_signal(trajectory, "answer_probabilities", "information_gain", examiner="answer_probabilities")
+    found = episode_signal(trajectory, "answer_probabilities", "information_gain", grader="answer_probabilities")
     turns = len(trajectory.turns)
     if found is None:
         return np.zeros(turns, dtype=np.float32)

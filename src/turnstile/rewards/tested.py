@@ -38,7 +38,7 @@ def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True)
     VeRPO, arXiv 2601.03525).
 
     The tests are those that the repair must turn, by name in the signal f2p_tests. Their weights are the signal
-    test_weights, which the examiner `test_rates` writes from the pass rates so far: add it under [[examiners]]. Where
+    test_weights, which the grader `test_rates` writes from the pass rates so far: add it under [[graders]]. Where
     all weights are 0, as everybody passes everything, and where the task names no test, each test counts the same.
     With `unbroken`, a change that breaks a test that passed before (p2p_passed < p2p_total) gets 0.
 
@@ -49,7 +49,7 @@ def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True)
         return None
     counts = _counts(trajectory, "weighted_tests", "f2p_passed", "f2p_total", "p2p_passed", "p2p_total")
     passed = episode_signal(trajectory, "f2p_tests", "weighted_tests")
-    weights = episode_signal(trajectory, "test_weights", "weighted_tests", examiner="test_rates")
+    weights = episode_signal(trajectory, "test_weights", "weighted_tests", grader="test_rates")
     if counts is None or passed is None or weights is None:
         return None
     for name, table in (("f2p_tests", passed), ("test_weights", weights)):

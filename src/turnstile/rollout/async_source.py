@@ -1,10 +1,10 @@
 """Groups that another process plays ahead of training: generation goes on while the trainer computes.
 
-The groups of step s are asked for as soon as weights of version s - 1 - `ahead` are out, so none of their tokens is of
-older ones; new weights are taken over between two tokens, also in the middle of a turn. A step takes the groups that
-were asked for it and no others, however long they take: nothing that is finished is thrown away, and slow tasks are
-trained on as often as quick ones. At most (1 + `ahead`) steps' episodes are under way or waiting, which is all that
-ever queues up. With `ahead` = 0 this is playing and training in turn, in two processes.
+The groups of step s are asked for as soon as weights of version s - 1 - `max_staleness` are out, so none of their
+tokens is of older ones; new weights are taken over between two tokens, also in the middle of a turn. A step takes the
+groups that were asked for it and no others, however long they take: nothing that is finished is thrown away, and slow
+tasks are trained on as often as quick ones. At most (1 + `max_staleness`) steps' episodes are under way or waiting,
+which is all that ever queues up. With `max_staleness` = 0 this is playing and training in turn, in two processes.
 
 What the other process tells is booked by the thread that reads it, also while the trainer computes: a run that is
 killed then has everything written down but the turns in flight.
@@ -20,16 +20,16 @@ from typing import Any
 
 from turnstile.errors import EngineError, TrainingError
 from turnstile.records.journal import Key
-from turnstile.rewards.examine import Examiner
+from turnstile.rewards.graders import Grader
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.group import Job, examined
+from turnstile.rollout.group import Job, graded
 from turnstile.rollout.hints import Hint, hint_of
 from turnstile.rollout.pipe import Hear
-from turnstile.rollout.run_records import Books, Step
+from turnstile.rollout.run_records import RunRecords, Step
 from turnstile.rollout.source import Publisher, Say, Tell, label, taken
 from turnstile.rollout.workers import PATIENCE, Began, Ended, Play, Stands, Told, Turned, Weights, Worker
 from turnstile.tasks.base import TaskSampler
-from turnstile.tracking.board import Board
+from turnstile.tracking.board import StatusBoard
 from turnstile.types import Group, Task, Trajectory, Turn
 
 DEATHS = 3  # of workers in a row that finished no episode
@@ -71,7 +71,7 @@ class _Batch:
         ]
 
 
-class Ahead:
+class AsyncSource:
     """Obeys `rollout.source.GroupSource`.
 
     `start` makes a worker, `write` puts the weights of a version into a file for it; `engine` is the trainer's own, for
@@ -85,21 +85,27 @@ class Ahead:
         start: Callable[[Hear], Worker],
         write: Callable[[int], Path],
         engine: Publisher,
-        books: Books,
+        books: RunRecords,
         sampler: TaskSampler,
         groups: int,
         attempts: int,
         seed: int,
-        ahead: int,
+        max_staleness: int,
         last: int,
-        examiners: Sequence[Examiner] = (),
+        graders: Sequence[Grader] = (),
         hint: Hint | None = None,
         say: Say = lambda _: None,
-        board: Board | None = None,
+        board: StatusBoard | None = None,
     ) -> None:
         self._start, self._write, self._engine, self._sampler, self._say = start, write, engine, sampler, say
-        self._books, self._examiners, self._hint = books, examiners, hint
-        self._groups, self._attempts, self._seed, self._ahead, self._last = groups, attempts, seed, ahead, last
+        self._books, self._graders, self._hint = books, graders, hint
+        self._groups, self._attempts, self._seed, self._max_staleness, self._last = (
+            groups,
+            attempts,
+            seed,
+            max_staleness,
+            last,
+        )
         self._worker: Worker | None = None
         self._weights: Weights | None = None
         self._batches: dict[int, _Batch] = {}
@@ -107,7 +113,7 @@ class Ahead:
         self._taken: Mapping[str, Any] = self._done
         self._stats: dict[str, float] = {}
         self._deaths = 0
-        self._board = board or Board()
+        self._board = board or StatusBoard()
         self._lock = threading.Lock()
         """Held by whoever changes the batches or the statistics: training, and the thread that reads the line."""
 
@@ -126,7 +132,7 @@ class Ahead:
         self._taken = batch.state
         with self._lock:
             del self._batches[step]
-        return await examined(batch.groups(self._attempts), self._examiners, step, self._board)
+        return await graded(batch.groups(self._attempts), self._graders, step, self._board)
 
     def publish(self, version: int) -> None:
         """Hands the weights over, and asks for the groups that they are new enough for."""
@@ -138,7 +144,7 @@ class Ahead:
         self._pass_on()
         self._worker.send(self._weights)
         newest = max(self._batches, default=version)
-        for step in range(newest + 1, min(self._last, version + 1 + self._ahead) + 1):
+        for step in range(newest + 1, min(self._last, version + 1 + self._max_staleness) + 1):
             batch = self._draw(step)
             with self._lock:
                 self._batches[step] = batch

@@ -8,14 +8,15 @@ ENOUGH = 4  # episodes of a task before anything is concluded from them
 
 
 class Deadlines:
-    """`slack` times the longest that an episode of the same task has taken; no limit for a task that is little known.
+    """`straggler_factor` times the longest that an episode of the same task has taken; no limit for a task that is
+    little known.
 
     An episode that met its deadline, if only while it opened, counts as having taken that long, so a task whose
     episodes grow is given more each time. What is known is kept in memory: a run that was interrupted begins anew.
     """
 
-    def __init__(self, slack: float) -> None:
-        self.slack = slack
+    def __init__(self, straggler_factor: float) -> None:
+        self.straggler_factor = straggler_factor
         self._longest: dict[str, float] = {}
         self._count: dict[str, int] = {}
 
@@ -26,7 +27,7 @@ class Deadlines:
     def _seconds(self, task: str) -> float:
         if self._count.get(task, 0) < ENOUGH:
             return float("inf")
-        return self.slack * self._longest[task]
+        return self.straggler_factor * self._longest[task]
 
     def note(self, trajectory: Trajectory) -> None:
         spent = trajectory.times

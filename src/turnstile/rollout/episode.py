@@ -19,7 +19,7 @@ from turnstile.engines.base import Engine, Remote
 from turnstile.engines.remote.downtime import Away, hearing
 from turnstile.envs.base import Env, Step
 from turnstile.errors import EngineError, InfrastructureError, SandboxError, VerifierError
-from turnstile.tracking.board import Place
+from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import I32, JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ async def play(
     sampling: Sampling,
     limits: Limits,
     turned: Callable[[int, Turn], None] = lambda number, turn: None,
-    moved: Callable[[Place], None] = lambda place: None,
+    moved: Callable[[EpisodeStatus], None] = lambda place: None,
     forgives: Callable[[Exception], bool] = lambda fault: False,
 ) -> Trajectory:
     """Plays one episode to its end and measures it; closes neither the session nor the environment. `turned` is told
@@ -108,7 +108,7 @@ async def play(
                 raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
             await episode.check_engine()
             stop = Stop.TIMEOUT
-        moved(Place.GRADING)
+        moved(EpisodeStatus.GRADING)
         signals = await episode.measure()
     except InfrastructureError as failure:
         stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
@@ -145,7 +145,7 @@ class _Episode:
         sampling: Sampling,
         limits: Limits,
         turned: Callable[[int, Turn], None],
-        moved: Callable[[Place], None],
+        moved: Callable[[EpisodeStatus], None],
     ) -> None:
         self.turned, self.moved = turned, moved
         self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
@@ -283,7 +283,7 @@ class _Episode:
 
     async def _timed(self, phase: str, work: Awaitable[T]) -> T:
         began = time.monotonic()
-        self.moved(Place.GENERATING if phase == "generate" else Place.ACTING)
+        self.moved(EpisodeStatus.GENERATING if phase == "generate" else EpisodeStatus.ACTING)
         try:
             return await work
         finally:

@@ -15,12 +15,12 @@ from turnstile.engines.base import Engine
 from turnstile.envs.base import Env
 from turnstile.errors import InfrastructureError
 from turnstile.records.journal import Key
-from turnstile.rewards.examine import Examiner
+from turnstile.rewards.graders import Grader
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import Attempt, Limits, play
 from turnstile.rollout.failures import Failures
 from turnstile.rollout.hints import Hint, hint_of
-from turnstile.tracking.board import Board, Place
+from turnstile.tracking.board import EpisodeStatus, StatusBoard
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ One = Callable[[Job, str], Coroutine[Any, Any, None]]
 """Plays a job in a session."""
 
 
-class Watch:
+class EpisodeCallback:
     """Is told what becomes of attempts, as it happens. This one keeps nothing."""
 
     def issued(self, jobs: Sequence[Job]) -> Mapping[Key, Trajectory]:
@@ -56,7 +56,7 @@ class Player:
     `retries` is how often an attempt is played again after an infrastructure failure; `failures` how many may be lost
     to faults of the program before one is raised (default: none); `concurrent` how many episodes go on at once. With
     `deterministic` they go in fixed waves of that many, all opened before the first begins, so that which requests
-    meet in the engine does not depend on time. `examiners` look at the groups when all are played, one after the
+    meet in the engine does not depend on time. `graders` look at the groups when all are played, one after the
     other. `board` shows where the episodes are while they are played.
     """
 
@@ -69,10 +69,10 @@ class Player:
     concurrent: int = 64
     deterministic: bool = False
     deadlines: Deadlines | None = None  # sooner than those of `limits`
-    examiners: tuple[Examiner, ...] = ()
+    graders: tuple[Grader, ...] = ()
     hint: Hint | None = None  # what training's prompts show besides the task
     places: asyncio.Semaphore | None = None  # of several calls together, in place of `concurrent` for each
-    board: Board = field(default_factory=Board)
+    board: StatusBoard = field(default_factory=StatusBoard)
     failures: Failures = field(default_factory=Failures)
 
     async def groups(
@@ -85,11 +85,11 @@ class Player:
         stream: str = "",
         step: int | None = None,
         done: Callable[[Trajectory], None] = lambda _: None,
-        watch: Watch | None = None,
+        watch: EpisodeCallback | None = None,
     ) -> list[Group]:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
         `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels. `step`
-        is that of training, for hints and examiners. `done` is told of each episode as it ends, `watch` of all that
+        is that of training, for hints and graders. `done` is told of each episode as it ends, `watch` of all that
         happens; what that knows to have finished is not played. A fault of the program in one episode that
         `failures` does not forgive stops them all and is raised, with a note that says in which it was (one that many
         share says so itself)."""
@@ -108,15 +108,15 @@ class Player:
             for task, group in zip(tasks, ids, strict=True)
             for number in range(attempts)
         ]
-        found = await self.play(jobs, done=done, watch=watch or Watch())
+        found = await self.play(jobs, done=done, watch=watch or EpisodeCallback())
         groups = [
             Group(id=group, task=task, trajectories=tuple(found[group, number] for number in range(attempts)))
             for task, group in zip(tasks, ids, strict=True)
         ]
-        return await examined(groups, self.examiners, step, self.board)
+        return await graded(groups, self.graders, step, self.board)
 
     async def play(
-        self, jobs: Sequence[Job], *, watch: Watch, done: Callable[[Trajectory], None] = lambda _: None
+        self, jobs: Sequence[Job], *, watch: EpisodeCallback, done: Callable[[Trajectory], None] = lambda _: None
     ) -> dict[Key, Trajectory]:
         """One episode for each of `jobs`; the rest as of `groups`."""
         found = dict(watch.issued(jobs))
@@ -158,7 +158,7 @@ class Player:
                 for job, session in zip(wave, sessions, strict=True):
                     tasks.create_task(one(job, session))
 
-    async def _attempt(self, task: Task, attempt: Attempt, session: str, watch: Watch) -> Trajectory:
+    async def _attempt(self, task: Task, attempt: Attempt, session: str, watch: EpisodeCallback) -> Trajectory:
         """One attempt, played again from its start for as long as infrastructure fails and retries are left."""
         key = (attempt.group, attempt.number)
         where = f"in task {task.id!r}, attempt {attempt.number} of group {attempt.group!r}"
@@ -213,21 +213,21 @@ class Player:
         return replace(self.limits, seconds=soonest) if soonest < (self.limits.seconds or float("inf")) else self.limits
 
 
-async def examined(
-    groups: Sequence[Group], examiners: Sequence[Examiner], step: int | None, board: Board
+async def graded(
+    groups: Sequence[Group], graders: Sequence[Grader], step: int | None, board: StatusBoard
 ) -> list[Group]:
-    """The groups as examiners leave them, one after the other. If that is cut short, what examiners remember is what
+    """The groups as graders leave them, one after the other. If that is cut short, what graders remember is what
     it was before: the groups are examined again then, and none of it may be learnt twice."""
     found = list(groups)
     keys = [trajectory.key for group in groups for trajectory in group.trajectories]
-    before = [copy.deepcopy(examiner.state()) for examiner in examiners]
-    board.put(keys, Place.GRADING)
+    before = [copy.deepcopy(grader.state()) for grader in graders]
+    board.put(keys, EpisodeStatus.GRADING)
     try:
-        for examiner in examiners:
-            found = list(await examiner.examine(found, step))
+        for grader in graders:
+            found = list(await grader.grade(found, step))
     except BaseException:
-        for examiner, state in zip(examiners, before, strict=True):
-            examiner.restore(state)
+        for grader, state in zip(graders, before, strict=True):
+            grader.restore(state)
         raise
     finally:
         board.take(keys)

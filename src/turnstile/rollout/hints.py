@@ -34,7 +34,7 @@ class RubricHint:
     its medical tasks; `decay = "linear"` is 1 - x, `none` stays 1. A group of one has the share 1, as has a run of one
     step.
 
-    The criteria are the task's, `data[key]`: name -> what it asks, or a list; else those of the recipe's examiner
+    The criteria are the task's, `data[key]`: name -> what it asks, or a list; else those of the recipe's grader
     `rubric` or `checklist`. Raises ConfigError for a task without any, and for knobs that make no sense.
     """
 
@@ -89,6 +89,6 @@ class RubricHint:
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
             where = f"{self._key!r} in its data is {found!r:.60}"
             if self._key not in task.data:
-                where = f"it has no {self._key!r} in its data, and no examiner 'rubric' or 'checklist' names any"
+                where = f"it has no {self._key!r} in its data, and no grader 'rubric' or 'checklist' names any"
             raise ConfigError(f"hint 'rubric' wants a criterion at least for task {task.id!r}, but {where}")
         return texts

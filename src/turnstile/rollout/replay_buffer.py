@@ -29,7 +29,7 @@ class _Kept:
         return self.group.trajectories[0].key
 
 
-class Buffer:
+class ReplayBuffer:
     """The last `size` attempts that were trained on with a positive advantage.
 
     A step takes up to `batch` of them, drawn by `seed` and its number alone. One that was taken `uses` times goes, and

@@ -8,11 +8,11 @@ from pathlib import Path
 from turnstile.records.journal import Journal, Key
 from turnstile.records.ledger import Fate, Ledger, State
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.group import Job, Watch
+from turnstile.rollout.group import EpisodeCallback, Job
 from turnstile.types import Group, Score, Stop, Trajectory, Turn
 
 
-class Books:
+class RunRecords:
     """Knows of every attempt of training what became of it."""
 
     def __init__(self, run: Path) -> None:
@@ -23,7 +23,7 @@ class Books:
         """What books the episodes of a step as they are played."""
         return Step(self, step)
 
-    def settle(
+    def finalize(
         self,
         step: int,
         groups: Sequence[Group],
@@ -33,7 +33,7 @@ class Books:
         """Books what a step made of its groups. `passes` names the attempts trained on in each pass over its rows."""
         used = {key for keys in passes for key in keys}
         fates = [fate for group, own in zip(groups, scores, strict=True) for fate in _fates(group, own, used)]
-        self.ledger.settle(step, fates, passes)
+        self.ledger.finalize(step, fates, passes)
 
     def commit(self, step: int, digest: str, oldest: int) -> None:
         """The checkpoint of `step` stands. Nobody goes back behind that of `oldest`, so that its journal may go."""
@@ -44,10 +44,10 @@ class Books:
         self.ledger.close()
 
 
-class Step(Watch):
+class Step(EpisodeCallback):
     """Books the episodes of one training step. Those that had finished before the run was stopped are not played."""
 
-    def __init__(self, books: Books, step: int) -> None:
+    def __init__(self, books: RunRecords, step: int) -> None:
         self._books = books
         self._step = step
         self.taken = 0
@@ -76,7 +76,7 @@ class Step(Watch):
 
 
 def _fates(group: Group, scores: Sequence[Score], used: set[Key]) -> Iterable[Fate]:
-    """Why an attempt was not trained on: its end (`[ends]` of the recipe), or its group told nothing."""
+    """Why an attempt was not trained on: its end (`[on_stop]` of the recipe), or its group told nothing."""
     flat = all(trajectory.key not in used for trajectory in group.trajectories)
     for trajectory, score in zip(group.trajectories, scores, strict=True):
         outcome = None if score.outcome is None else float(sum(score.outcome.values()))

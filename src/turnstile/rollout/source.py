@@ -1,5 +1,5 @@
 """Where the groups of a step come from, as the training loop sees it: played in turn with training, played ahead of it
-by another process (`rollout.ahead`), or read from the record of a run."""
+by another process (`rollout.max_staleness`), or read from the record of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from turnstile.errors import ReplayError
 from turnstile.records.record import Entry, read_record
 from turnstile.rollout.group import Player
-from turnstile.rollout.run_records import Books
+from turnstile.rollout.run_records import RunRecords
 from turnstile.tasks.base import TaskSampler
 from turnstile.types import Group, Task, Trajectory
 
@@ -63,12 +63,12 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
 
 
 @dataclass(kw_only=True, slots=True)
-class InTurn:
+class SyncSource:
     """Groups are played when training asks for them, with the weights that it has by then. Of a step that was
     interrupted, only what had not finished is played; `say` is told."""
 
     player: Player
-    books: Books
+    books: RunRecords
     sampler: TaskSampler
     engine: Publisher
     groups: int
@@ -116,7 +116,7 @@ class Replay:
     """
 
     run: Path
-    books: Books
+    books: RunRecords
     sampler: TaskSampler
     groups: int
 

@@ -18,7 +18,7 @@ from typing import Any
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.pipe import Hear, Line
-from turnstile.tracking.board import Place
+from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import Task, Trajectory, Turn
 
 MODULE = "turnstile.runs.worker"
@@ -78,7 +78,7 @@ Told = Began | Turned | Ended
 class Stands:
     """From the worker, now and then: where its episodes are."""
 
-    counts: Mapping[Place, int]
+    counts: Mapping[EpisodeStatus, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class _Log:
 def cannot_be_sent(error: Exception) -> ConfigError:
     return ConfigError(
         f"this run cannot be played ahead, as a part of it cannot be sent to another process ({error}); define it in a "
-        "module, or set rollout.ahead = 0"
+        "module, or set rollout.max_staleness = 0"
     )
 
 

@@ -26,8 +26,9 @@ class Audited:
 def audit_run(run: Path, *, record: bool = False) -> Audited:
     """Raises ConfigError for a folder that is no run, LedgerError where its ledger is missing or damaged."""
     recipe = read_recipe(run)
-    train, again = recipe.train, recipe.buffer.uses if recipe.buffer.size else 0
-    declared = Declared(attempts=train.groups * train.attempts, passes=train.epochs * (1 + again))
+    train, rollout = recipe.train, recipe.rollout
+    again = recipe.replay_buffer.uses if recipe.replay_buffer.size else 0
+    declared = Declared(attempts=rollout.tasks_per_step * rollout.group_size, passes=train.epochs * (1 + again))
     return Audited(
         audit=audit(run, declared, record=record),
         steps=train.steps,

@@ -15,15 +15,15 @@ from turnstile.errors import ConfigError, LedgerError
 from turnstile.evaluation.metrics import EpisodeResult, counted
 from turnstile.lookup import nearest
 from turnstile.records.ledger import FILE
-from turnstile.rollout.replay_buffer import Buffer
-from turnstile.rollout.run_records import Books
+from turnstile.rollout.replay_buffer import ReplayBuffer
+from turnstile.rollout.run_records import RunRecords
 from turnstile.runs.run_folder import FINAL, drop_results, read_results
-from turnstile.runs.session import Run
+from turnstile.runs.session import RunContext
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
 from turnstile.trainer import checkpoint
 from turnstile.trainer import rng as chance
-from turnstile.trainer.critic import Learned
+from turnstile.trainer.critic import AuxiliaryModel
 from turnstile.trainer.learner import Learner
 from turnstile.trainer.loop import Progress
 from turnstile.wiring.components import make_learned
@@ -33,7 +33,7 @@ HELDOUT = "heldout/"
 FIELDS = ("completion", "modification", "resolution", "outcome", "total")
 
 
-def open_books(run: Path) -> Books:
+def open_books(run: Path) -> RunRecords:
     """The books of a run. Raises LedgerError where its checkpoints are there and its ledger is not."""
     found = checkpoint.newest(run / "checkpoints")
     if found is not None and not (run / FILE).is_file():
@@ -41,21 +41,23 @@ def open_books(run: Path) -> Books:
             f"{run} has {found.name} but no {FILE}, so nobody knows what was trained on; "
             "put it back, or start the run anew with --fresh"
         )
-    return Books(run)
+    return RunRecords(run)
 
 
-class Kept:
+class CheckpointState:
     """What a checkpoint keeps, put into it and taken out of it."""
 
-    def __init__(self, run: Run, learner: Learner, estimator: Estimator) -> None:
+    def __init__(self, run: RunContext, learner: Learner, estimator: Estimator) -> None:
         self.run = run
         self.learner = learner
-        self.learned: Learned | None = None
+        self.learned: AuxiliaryModel | None = None
         self._estimator = estimator
         self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
         self.tasks_at: Callable[[], Mapping[str, Any]] = self.sampler.state  # behind the last step that is done
-        buffer = run.recipe.buffer
-        self.buffer = Buffer(run.folder, size=buffer.size, batch=buffer.batch, uses=buffer.uses, seed=run.recipe.seed)
+        buffer = run.recipe.replay_buffer
+        self.buffer = ReplayBuffer(
+            run.folder, size=buffer.size, batch=buffer.batch, uses=buffer.uses, seed=run.recipe.seed
+        )
         self.alarms: dict[str, Alarm] = standard_alarms()
         self.progress = Progress()
         self.scores: dict[int, float] = {}  # of steps with a checkpoint, by train.keep_best
@@ -75,7 +77,7 @@ class Kept:
             "sampler": dict(self.tasks_at()),
             "buffer": self.buffer.state(),
             "alarms": {name: alarm.state() for name, alarm in self.alarms.items()},
-            "examiners": {name: examiner.state() for name, examiner in self.run.world.examiners.items()},
+            "graders": {name: grader.state() for name, grader in self.run.world.graders.items()},
             "scores": {str(step): score for step, score in self.scores.items()},
             "threads": torch.get_num_threads(),
         }
@@ -135,8 +137,8 @@ class Kept:
         for name, alarm in self.alarms.items():
             if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
                 alarm.restore(found.state["alarms"][name])
-        for name, examiner in self.run.world.examiners.items():
-            examiner.restore(found.state["examiners"][name])
+        for name, grader in self.run.world.graders.items():
+            grader.restore(found.state["graders"][name])
         self.run.tracker.resume_at(found.step)
         self.run.recorder.resume_at(found.step)
         for name in read_results(self.run.folder):

@@ -32,8 +32,8 @@ from turnstile.wiring.components import (
     Agent,
     check_kinds,
     make_agent,
-    make_annotators,
     make_learner,
+    make_logprob_providers,
     make_objective,
     make_player,
     make_scorer,
@@ -41,7 +41,7 @@ from turnstile.wiring.components import (
     make_world,
     read_tasks,
 )
-from turnstile.wiring.graders import check_asked, check_examiners, make_examiners
+from turnstile.wiring.graders import check_asked, check_graders, make_graders
 from turnstile.wiring.group_size import check_company
 from turnstile.wiring.kinds import bind
 from turnstile.wiring.recipe_check import check_recipe
@@ -52,14 +52,14 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     start is not timed, and a step's groups, which are played together, are counted one after the other.
 
     The model plays as it comes. One that does not know the task yet plays to its limits, so that a warm start or
-    learning makes the run shorter than what is told here. Seconds, minutes and megabytes. With `rollout.ahead` the
-    group is played in the other process too, whose model takes memory of its own.
+    learning makes the run shorter than what is told here. Seconds, minutes and megabytes. With `rollout.max_staleness`
+    the group is played in the other process too, whose model takes memory of its own.
     """
     check_recipe(recipe)
     tasks = read_tasks(recipe, "train", recipe.tasks.limit)
     heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
     check_kinds(recipe)
-    check_examiners(recipe)
+    check_graders(recipe)
     check_asked(recipe, train=tasks, heldout=heldout)
     check_scripts(recipe)
     rehearsal_objective(recipe)
@@ -73,10 +73,10 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     learner = make_learner(recipe, agent)
     group, playing = asyncio.run(_play(recipe, agent, tasks[0]))
     updating = _update(recipe, learner, group, agent.scaffold.renderer)
-    step = recipe.train.groups * (playing + updating * recipe.train.epochs)
+    step = recipe.rollout.tasks_per_step * (playing + updating * recipe.train.epochs)
     ahead: dict[str, float] = {}
-    if recipe.rollout.ahead:
-        slower = recipe.train.groups * max(playing, updating * recipe.train.epochs)
+    if recipe.rollout.max_staleness:
+        slower = recipe.rollout.tasks_per_step * max(playing, updating * recipe.train.epochs)
         ahead = {
             "at best, where the two processes share no processor": recipe.train.steps * slower / 60,
             "peak memory of the process that plays, MB": asyncio.run(_play_elsewhere(recipe, tasks[0])),
@@ -95,19 +95,19 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
         "seconds a group, updating": updating,
         "minutes of RL": recipe.train.steps * step / 60,
         **ahead,
-        "minutes of evaluation": evaluations * playing / recipe.train.attempts / 60,
+        "minutes of evaluation": evaluations * playing / recipe.rollout.group_size / 60,
         "peak memory, MB": peak_memory_mb(),
     }
 
 
 async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]:
     """One group of the recipe, and the seconds it took."""
-    world = make_world(recipe, examiners=make_examiners(recipe, None, agent))
+    world = make_world(recipe, graders=make_graders(recipe, None, agent))
     try:
         player = make_player(recipe, world, agent.scaffold, agent.engine, agent.context)
         player = replace(player, failures=Failures())
         began = time.monotonic()
-        (group,) = await player.groups([task], recipe.train.attempts, label="dry", seed=recipe.seed)
+        (group,) = await player.groups([task], recipe.rollout.group_size, label="dry", seed=recipe.seed)
         return group, time.monotonic() - began
     finally:
         await world.close()
@@ -115,7 +115,9 @@ async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]
 
 async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
     """Has the process that plays ahead play a group; the megabytes that it took."""
-    jobs = [(task, Attempt(group="dry", number=number, seed=recipe.seed)) for number in range(recipe.train.attempts)]
+    jobs = [
+        (task, Attempt(group="dry", number=number, seed=recipe.seed)) for number in range(recipe.rollout.group_size)
+    ]
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         worker = Worker(Setup(recipe=recipe), log=Path(folder, LOG))
         try:
@@ -141,8 +143,8 @@ def _update(recipe: Recipe, learner: Learner, group: Group, renderer: Renderer) 
     objective = make_objective(recipe)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
-        for annotator in make_annotators(recipe, objective, learner, Path(folder), renderer=renderer):
-            annotator.meets([group], [[failed(trajectory) for trajectory in group.trajectories]])
+        for annotator in make_logprob_providers(recipe, objective, learner, Path(folder), renderer=renderer):
+            annotator.on_step_start([group], [[failed(trajectory) for trajectory in group.trajectories]])
             rows = annotator.annotate(rows, objective.sampling)
     if rows:
         learner.update(rows, objective)

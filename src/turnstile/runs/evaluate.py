@@ -19,7 +19,7 @@ from turnstile.runs.run_folder import read_results
 from turnstile.runs.scripted import MODEL, check_policies, play_policy
 from turnstile.runs.session import counter
 from turnstile.tracking.base import Tracker
-from turnstile.tracking.board import Board
+from turnstile.tracking.board import StatusBoard
 from turnstile.trainer import checkpoint
 from turnstile.types import Group, Task
 from turnstile.wiring.components import (
@@ -34,7 +34,7 @@ from turnstile.wiring.components import (
     make_world,
     read_tasks,
 )
-from turnstile.wiring.graders import check_asked, check_examiners, make_examiners
+from turnstile.wiring.graders import check_asked, check_graders, make_graders
 from turnstile.wiring.servers import Remote, is_text, make_remote
 
 
@@ -78,7 +78,7 @@ async def _evaluate(
     plain: bool,
 ) -> dict[str, list[EpisodeResult]]:
     check_policies(recipe)
-    check_examiners(recipe)
+    check_graders(recipe)
     tasks = read_tasks(recipe, "heldout", limit or recipe.eval.tasks)
     check_asked(recipe, heldout=tasks)
     scorer = make_scorer(recipe)
@@ -88,7 +88,7 @@ async def _evaluate(
         name += ".again"
     async with AsyncExitStack() as stack:
         folder = run or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-eval-")))
-        board = Board()
+        board = StatusBoard()
         console = tuple(kind for kind in recipe.trackers if kind.kind == "console") or (Kind(kind="console"),)
         title = run or Path(recipe.name)
         tracker = make_trackers(recipe.model_copy(update={"trackers": console}), title, board=board, plain=plain)
@@ -117,7 +117,7 @@ async def _with_model(
     tasks: Sequence[Task],
     samples: int,
     tracker: Tracker,
-    board: Board,
+    board: StatusBoard,
     folder: Path,
 ) -> list[Group]:
     speaker: Agent | Remote
@@ -128,7 +128,7 @@ async def _with_model(
         scaffold = make_scaffold(recipe, None if is_text(recipe) else load_tokenizer(network))
         speaker = await make_remote(recipe, scaffold)
         stack.push_async_callback(speaker.close)
-    world = make_world(recipe, examiners=make_examiners(recipe, folder, agent), board=board)
+    world = make_world(recipe, graders=make_graders(recipe, folder, agent), board=board)
     stack.push_async_callback(world.close)
     player = for_evaluation(recipe, make_player(recipe, world, speaker.scaffold, speaker.engine, speaker.context))
     done = counter(tracker, f"evaluating {name}", len(tasks) * samples)
@@ -142,14 +142,14 @@ async def _with_policy(
     network: str,
     tasks: Sequence[Task],
     tracker: Tracker,
-    board: Board,
+    board: StatusBoard,
     folder: Path,
 ) -> list[Group]:
     policies = recipe.eval.policies
     if policy not in policies:
         hint = nearest(policy, policies) if policies else "it names none"
         raise ConfigError(f"eval.policies of this recipe has no {policy!r}; {hint}")
-    world = make_world(recipe, examiners=make_examiners(recipe, folder, None), board=board)
+    world = make_world(recipe, graders=make_graders(recipe, folder, None), board=board)
     stack.push_async_callback(world.close)
     scaffold = make_scaffold(recipe, load_tokenizer(network))
     done = counter(tracker, f"evaluating {policy}", len(tasks))

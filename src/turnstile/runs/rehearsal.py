@@ -9,7 +9,7 @@ from turnstile.config import Recipe
 from turnstile.errors import ConfigError, ReplayError
 from turnstile.losses.base import needs_of
 from turnstile.records.record import REHEARSAL, Entry, read_record
-from turnstile.runs.session import Run, counter
+from turnstile.runs.session import RunContext, counter
 from turnstile.trainer.learner import Objective
 from turnstile.trainer.rehearsal import Rehearsal
 from turnstile.wiring.components import make_sampling
@@ -37,12 +37,12 @@ def rehearsal_objective(recipe: Recipe) -> Objective | None:
     return Objective(
         loss=loss,
         coefficient=wanted.coef,
-        weigh=bind("weights", recipe.weights, given=("rows",)),
+        weigh=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
         sampling=make_sampling(recipe),
     )
 
 
-async def store_samples(run: Run, replay: Path | None) -> None:
+async def store_samples(run: RunContext, replay: Path | None) -> None:
     """Plays the samples and records them; with `replay` takes those of that run."""
     wanted = run.recipe.rehearsal
     if not wanted.tasks:
@@ -62,7 +62,7 @@ async def store_samples(run: Run, replay: Path | None) -> None:
         run.recorder.write(0, "warmstart", group, own, label=REHEARSAL)
 
 
-def read_rehearsal(run: Run) -> Rehearsal | None:
+def read_rehearsal(run: RunContext) -> Rehearsal | None:
     """The samples of a run with what is learned from them. Raises ConfigError where none is good enough."""
     objective = rehearsal_objective(run.recipe)
     if objective is None:

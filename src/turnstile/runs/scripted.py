@@ -29,8 +29,8 @@ MODEL = "model"
 
 def check_scripts(recipe: Recipe) -> None:
     """Raises ConfigError for a demonstrator or a policy that cannot be had, before anything is played."""
-    if recipe.warmstart.demos:
-        bind("demonstrator", recipe.warmstart.demonstrator, given=GIVEN)
+    if recipe.sft.demos:
+        bind("demonstrator", recipe.sft.demonstrator, given=GIVEN)
     check_policies(recipe)
 
 
@@ -54,13 +54,13 @@ def check_policies(recipe: Recipe) -> None:
 async def demonstrate(
     recipe: Recipe, world: World, scaffold: Scaffold, tasks: Sequence[Task], done: Callable[[Trajectory], None]
 ) -> list[Group]:
-    """`warmstart.demos` oracle episodes, really played, each a group of one; tasks repeat in a drawn order when
+    """`sft.demos` oracle episodes, really played, each a group of one; tasks repeat in a drawn order when
     there are fewer of them. Turns that a demonstration only shows are marked not trainable."""
-    demonstrator = bind("demonstrator", recipe.warmstart.demonstrator, given=GIVEN)
+    demonstrator = bind("demonstrator", recipe.sft.demonstrator, given=GIVEN)
     rng = random.Random(f"demos/{recipe.seed}")
     chosen: list[Task] = []
-    while len(chosen) < recipe.warmstart.demos:
-        chosen += rng.sample(list(tasks), min(len(tasks), recipe.warmstart.demos - len(chosen)))
+    while len(chosen) < recipe.sft.demos:
+        chosen += rng.sample(list(tasks), min(len(tasks), recipe.sft.demos - len(chosen)))
     scripts = [demonstrator(task, rng) for task in chosen]
     played = await play_scripts(
         recipe,

@@ -20,7 +20,7 @@ from turnstile.evaluation.metrics import EpisodeResult, from_group
 from turnstile.records.record import Recorder, label_of
 from turnstile.rewards.build import Scorer
 from turnstile.rollout.group import Player
-from turnstile.rollout.run_records import Books
+from turnstile.rollout.run_records import RunRecords
 from turnstile.rollout.source import Publisher
 from turnstile.runs.run_folder import read_results, write_results, write_whole
 from turnstile.runs.scripted import play_policy
@@ -34,7 +34,7 @@ class Sampler(Engine, Publisher, Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class Run:
+class RunContext:
     """A run in progress: its parts, and what it has done. `engine` is the agent's, or servers in its place."""
 
     recipe: Recipe
@@ -46,7 +46,7 @@ class Run:
     scorer: Scorer
     tracker: Tracker
     recorder: Recorder
-    books: Books
+    books: RunRecords
     train_tasks: list[Task]
     heldout: list[Task]
 
@@ -67,7 +67,7 @@ class Run:
 
     def untrained(self) -> AbstractContextManager[None]:
         """Nobody will train on what is sampled inside: an engine of this process keeps no trunk for it."""
-        return self.engine.without_trunk() if isinstance(self.engine, TransformersEngine) else nullcontext()
+        return self.engine.without_activations() if isinstance(self.engine, TransformersEngine) else nullcontext()
 
     async def evaluate(self, name: str, tasks: Sequence[Task], *, samples: int, step: int = 0) -> None:
         """Plays `tasks` with the model as it is; done before is done."""

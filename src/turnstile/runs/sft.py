@@ -13,7 +13,7 @@ from turnstile.errors import ReplayError, TaskError
 from turnstile.records.record import REHEARSAL, read_record
 from turnstile.runs.run_folder import UNTOUCHED
 from turnstile.runs.scripted import demonstrate
-from turnstile.runs.session import Run, counter
+from turnstile.runs.session import RunContext, counter
 from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.tasks.conversations.play import Played, play
 from turnstile.tasks.conversations.source import read_conversations
@@ -26,10 +26,10 @@ from turnstile.wiring.kinds import bind
 
 def read_talks(recipe: Recipe) -> list[Conversation]:
     """The conversations to learn from. Raises TaskError naming file and row for what cannot be read."""
-    return read_conversations(recipe.warmstart.conversations) if recipe.warmstart.conversations else []
+    return read_conversations(recipe.sft.conversations) if recipe.sft.conversations else []
 
 
-async def baselines_and_warm_start(run: Run, learner: Learner, talks: Sequence[Conversation]) -> None:
+async def baselines_and_warm_start(run: RunContext, learner: Learner, talks: Sequence[Conversation]) -> None:
     """What comes before the first RL step: the baselines, then the warm start."""
     recipe = run.recipe
     for name, kind in recipe.eval.policies.items():
@@ -37,7 +37,7 @@ async def baselines_and_warm_start(run: Run, learner: Learner, talks: Sequence[C
     if recipe.eval.before:
         few = recipe.eval.baseline_tasks or len(run.heldout)
         await run.evaluate(UNTOUCHED, run.heldout[:few], samples=1)
-    if not recipe.warmstart.wanted:
+    if not recipe.sft.wanted:
         return
     with run.timed("demonstrations"):
         demos = [*await _demonstrations(run), *_conversations(run, talks)]
@@ -45,9 +45,9 @@ async def baselines_and_warm_start(run: Run, learner: Learner, talks: Sequence[C
         _learn_demos(run, learner, demos)
 
 
-def learn_recorded(run: Run, learner: Learner, recorded: Path) -> None:
+def learn_recorded(run: RunContext, learner: Learner, recorded: Path) -> None:
     """The warm start of another run, from its record."""
-    if not run.recipe.warmstart.wanted:
+    if not run.recipe.sft.wanted:
         return
     demos: list[Trajectory] = []
     for entry in read_record(recorded, phase="warmstart"):
@@ -61,9 +61,9 @@ def learn_recorded(run: Run, learner: Learner, recorded: Path) -> None:
         _learn_demos(run, learner, demos)
 
 
-async def _demonstrations(run: Run) -> list[Trajectory]:
+async def _demonstrations(run: RunContext) -> list[Trajectory]:
     """Oracle episodes, played, judged and recorded."""
-    number = run.recipe.warmstart.demos
+    number = run.recipe.sft.demos
     if not number:
         return []
     done = counter(run.tracker, "playing demonstrations", number)
@@ -73,7 +73,7 @@ async def _demonstrations(run: Run) -> list[Trajectory]:
     return [group.trajectories[0] for group in demos]
 
 
-def _conversations(run: Run, talks: Sequence[Conversation]) -> list[Trajectory]:
+def _conversations(run: RunContext, talks: Sequence[Conversation]) -> list[Trajectory]:
     """Conversations in the agent's tokens, recorded under a label of their own; what they lack of a score is zero."""
     if not talks:
         return []
@@ -95,7 +95,7 @@ def play_talks(
     done: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Played:
     """Conversations as the agent's trajectories. Raises TaskError where none of them is left to learn from."""
-    warm = recipe.warmstart
+    warm = recipe.sft
     played = play(
         talks,
         agent.scaffold,
@@ -114,9 +114,9 @@ def play_talks(
     return played
 
 
-def _learn_demos(run: Run, learner: Learner, demos: Sequence[Trajectory]) -> None:
+def _learn_demos(run: RunContext, learner: Learner, demos: Sequence[Trajectory]) -> None:
     """The supervised warm start, with an optimiser of its own so that RL begins with fresh moments."""
-    warm = run.recipe.warmstart
+    warm = run.recipe.sft
     rows = demo_rows(demos, functools.partial(_key_weights, weight=warm.key_weight))
     steps = warm.epochs * -(-len(rows) // warm.batch)
     plan = Plan(
@@ -125,10 +125,10 @@ def _learn_demos(run: Run, learner: Learner, demos: Sequence[Trajectory]) -> Non
         warmup=warm.warmup,
         total=steps,
         clip=run.recipe.train.clip,
-        budget=run.recipe.train.budget,
+        budget=run.recipe.train.max_tokens_per_microbatch,
         checkpointing=run.recipe.train.checkpointing,
     )
-    objective = Objective(loss=bind("loss", Kind(kind="sft")), weigh=bind("weights", Kind(kind="token")))
+    objective = Objective(loss=bind("loss", Kind(kind="sft")), weigh=bind("loss_aggregation", Kind(kind="token")))
 
     def say(done: int, total: int, metrics: dict[str, float]) -> None:
         run.tracker.progress("warm start", done, total)

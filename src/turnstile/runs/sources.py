@@ -9,15 +9,15 @@ from pathlib import Path
 from turnstile.config import Recipe
 from turnstile.engines.remote.router import Router
 from turnstile.envs.base import Env
-from turnstile.rollout.async_source import Ahead
-from turnstile.rollout.source import GroupSource, InTurn, Replay
+from turnstile.rollout.async_source import AsyncSource
+from turnstile.rollout.source import GroupSource, Replay, SyncSource
 from turnstile.rollout.workers import HURRY, LOG, PATIENCE, Worker
-from turnstile.runs.checkpoint_state import Kept
-from turnstile.runs.session import Run, Sampler
+from turnstile.runs.checkpoint_state import CheckpointState
+from turnstile.runs.session import RunContext, Sampler
 from turnstile.runs.worker import Setup
 from turnstile.trainer.publish import WeightFiles, WeightFolders
 from turnstile.wiring.components import Agent
-from turnstile.wiring.servers import Given, make_remote
+from turnstile.wiring.servers import ServedWeights, make_remote
 
 WEIGHTS = "weights"
 """The folder of a run with the weights that are handed to others."""
@@ -25,44 +25,44 @@ WEIGHTS = "weights"
 
 @asynccontextmanager
 async def group_source(
-    run: Run, kept: Kept, env: Callable[..., Env] | None, replay: Path | None
+    run: RunContext, kept: CheckpointState, env: Callable[..., Env] | None, replay: Path | None
 ) -> AsyncIterator[GroupSource]:
     """A record, this process in turn with training, or another process ahead of it, which is ended with this."""
-    recipe, train = run.recipe, run.recipe.train
+    recipe, rollout = run.recipe, run.recipe.rollout
     if replay is not None:
-        yield Replay(run=replay, books=run.books, sampler=kept.sampler, groups=train.groups)
+        yield Replay(run=replay, books=run.books, sampler=kept.sampler, groups=rollout.tasks_per_step)
         return
 
     def say(line: str) -> None:
         run.tracker.say(line)
 
-    if not recipe.rollout.ahead:
-        yield InTurn(
+    if not rollout.max_staleness:
+        yield SyncSource(
             player=run.player,
             books=run.books,
             sampler=kept.sampler,
             engine=run.engine,
-            groups=train.groups,
-            attempts=train.attempts,
+            groups=rollout.tasks_per_step,
+            attempts=rollout.group_size,
             seed=recipe.seed,
             say=say,
         )
         return
     files = _files(run, kept)
-    rollout = recipe.rollout.model_copy(update={"max_failures": run.player.failures.most})
-    setup = Setup(recipe=recipe.model_copy(update={"rollout": rollout}), env=env)
-    source = Ahead(
+    forgiving = rollout.model_copy(update={"max_failures": run.player.failures.most})
+    setup = Setup(recipe=recipe.model_copy(update={"rollout": forgiving}), env=env)
+    source = AsyncSource(
         start=lambda hear: Worker(setup, log=run.folder / LOG, hear=hear),
         write=files.write,
         engine=run.engine,
         books=run.books,
         sampler=kept.sampler,
-        groups=train.groups,
-        attempts=train.attempts,
+        groups=rollout.tasks_per_step,
+        attempts=rollout.group_size,
         seed=recipe.seed,
-        ahead=recipe.rollout.ahead,
-        last=train.steps,
-        examiners=tuple(run.world.examiners.values()),
+        max_staleness=rollout.max_staleness,
+        last=recipe.train.steps,
+        graders=tuple(run.world.graders.values()),
         hint=run.player.hint,
         say=say,
         board=run.world.board,
@@ -77,7 +77,7 @@ async def group_source(
         files.remove()
 
 
-def _files(run: Run, kept: Kept) -> WeightFiles | WeightFolders:
+def _files(run: RunContext, kept: CheckpointState) -> WeightFiles | WeightFolders:
     """What the process that plays ahead samples with: its own model, or servers that load whole folders."""
     if run.recipe.engine.in_process:
         return WeightFiles(run.folder / WEIGHTS, kept.learner)
@@ -88,14 +88,14 @@ def _files(run: Run, kept: Kept) -> WeightFiles | WeightFolders:
 async def sampler(recipe: Recipe, folder: Path, agent: Agent, *, replay: bool) -> AsyncIterator[tuple[Sampler, int]]:
     """What this process samples with, and how many tokens it can hold: the agent's own engine, also where another
     process plays ahead over servers, or else the servers, which begin with the agent's weights."""
-    if recipe.engine.in_process or recipe.rollout.ahead or replay:
+    if recipe.engine.in_process or recipe.rollout.max_staleness or replay:
         yield agent.engine, agent.context
         return
     remote = await make_remote(recipe, agent.scaffold, training=True)
     assert isinstance(remote.engine, Router)
     files = WeightFolders(folder / WEIGHTS, agent.model, agent.tokenizer, kept=1)
     try:
-        given = Given(recipe, remote.engine, files.write)
+        given = ServedWeights(recipe, remote.engine, files.write)
         given.publish(0)
         yield given, min(agent.context, remote.context)
     finally:

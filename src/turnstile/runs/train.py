@@ -17,22 +17,22 @@ from turnstile.errors import ConfigError, ReplayError
 from turnstile.records.record import Recorder
 from turnstile.rollout.failures import Failures
 from turnstile.rollout.source import GroupSource, Replay
-from turnstile.runs.checkpoint_state import Kept, check_keep_best, open_books
+from turnstile.runs.checkpoint_state import CheckpointState, check_keep_best, open_books
 from turnstile.runs.rehearsal import read_rehearsal, rehearsal_objective, store_samples
 from turnstile.runs.report import report
 from turnstile.runs.run_folder import FINAL, WARM, only_one, open_run, read_results, room_for, undone
 from turnstile.runs.scripted import check_scripts
-from turnstile.runs.session import Run
+from turnstile.runs.session import RunContext
 from turnstile.runs.sft import baselines_and_warm_start, learn_recorded, read_talks
 from turnstile.runs.sources import group_source, sampler
 from turnstile.runs.stopping import Stopping
 from turnstile.runs.task_validation import refuse_failed
 from turnstile.tasks.conversations.conversation import Conversation
-from turnstile.tracking.board import Board
+from turnstile.tracking.board import StatusBoard
 from turnstile.trainer import rng as chance
-from turnstile.trainer.activation_cache import FromRollout
+from turnstile.trainer.activation_cache import RolloutActivations
 from turnstile.trainer.learner import Learner, Objective
-from turnstile.trainer.loop import Parts, Progress, Settings
+from turnstile.trainer.loop import Progress, Settings, TrainingParts
 from turnstile.trainer.loop import train as train_loop
 from turnstile.types import Task
 from turnstile.wiring.components import (
@@ -40,8 +40,8 @@ from turnstile.wiring.components import (
     check_kinds,
     check_models,
     make_agent,
-    make_annotators,
     make_learner,
+    make_logprob_providers,
     make_objective,
     make_player,
     make_scorer,
@@ -50,7 +50,7 @@ from turnstile.wiring.components import (
     overlap,
     read_tasks,
 )
-from turnstile.wiring.graders import check_asked, check_examiners, make_examiners
+from turnstile.wiring.graders import check_asked, check_graders, make_graders
 from turnstile.wiring.group_size import check_company
 from turnstile.wiring.kinds import bind
 from turnstile.wiring.recipe_check import check_recipe
@@ -83,7 +83,7 @@ def train(
     pair = _tasks(recipe, overfit, tasks, heldout)
     refuse_failed(recipe, *pair)
     check_kinds(recipe, env)
-    check_examiners(recipe)
+    check_graders(recipe)
     if replay is not None:
         pair = (pair[0], [])  # nothing is played, so nothing is evaluated
     else:
@@ -125,20 +125,20 @@ async def _train(
         open_run(folder, recipe, fresh=fresh, given=given)
         books = open_books(folder)
         stack.callback(books.close)
-        board = Board()
+        board = StatusBoard()
         tracker = make_trackers(recipe, folder, board=board, plain=plain)
         stack.callback(tracker.close)
         world = World(make_env=_no_env) if replay else make_world(recipe, env, board=board)
         stack.push_async_callback(world.close)
         chance.seed(recipe.seed)
         agent = make_agent(recipe)
-        examiners = {} if replay else make_examiners(recipe, folder, agent)
-        for examiner in examiners.values():
-            stack.push_async_callback(examiner.close)
-        world = replace(world, examiners=examiners)
+        graders = {} if replay else make_graders(recipe, folder, agent)
+        for grader in graders.values():
+            stack.push_async_callback(grader.close)
+        world = replace(world, graders=graders)
         engine, context = await stack.enter_async_context(sampler(recipe, folder, agent, replay=replay is not None))
         player = make_player(recipe, world, agent.scaffold, engine, context)
-        run = Run(
+        run = RunContext(
             recipe=recipe,
             folder=folder,
             world=world,
@@ -152,12 +152,12 @@ async def _train(
             train_tasks=train_tasks,
             heldout=heldout,
         )
-        kept = Kept(run, make_learner(recipe, agent), estimator)
+        kept = CheckpointState(run, make_learner(recipe, agent), estimator)
         begin()
         if not kept.restore():
             await _begin(run, kept, talks, replay)
         samples = recipe.eval.samples
-        if recipe.eval.before and recipe.warmstart.wanted:
+        if recipe.eval.before and recipe.sft.wanted:
             await run.evaluate(WARM, heldout, samples=samples)
         with run.timed("reinforcement learning"):
             source = await stack.enter_async_context(group_source(run, kept, env, replay))
@@ -169,7 +169,7 @@ async def _train(
     return {"results": read_results(folder), "report": path, "run": folder, "step": progress.step}
 
 
-async def _begin(run: Run, kept: Kept, talks: Sequence[Conversation], replay: Path | None) -> None:
+async def _begin(run: RunContext, kept: CheckpointState, talks: Sequence[Conversation], replay: Path | None) -> None:
     """All that comes before the first step, and a checkpoint of it."""
     run.tracker.resume_at(0)
     run.recorder.resume_at(0)
@@ -182,7 +182,7 @@ async def _begin(run: Run, kept: Kept, talks: Sequence[Conversation], replay: Pa
     kept.save(kept.progress, {})
 
 
-async def _learn(kept: Kept, parts: Parts, stopping: Stopping) -> Progress:
+async def _learn(kept: CheckpointState, parts: TrainingParts, stopping: Stopping) -> Progress:
     """Reinforcement learning, to its end or to a checkpoint where it was stopped."""
     stopping.save = kept.save_if_new
     try:
@@ -199,18 +199,20 @@ def _no_env() -> Env:
     raise ReplayError("a replay plays no episode")
 
 
-def _parts(run: Run, kept: Kept, source: GroupSource, estimator: Estimator, objective: Objective) -> Parts:
+def _parts(
+    run: RunContext, kept: CheckpointState, source: GroupSource, estimator: Estimator, objective: Objective
+) -> TrainingParts:
     async def evaluate(step: int) -> None:
         await run.evaluate(f"step-{step:04d}", run.heldout, samples=run.recipe.eval.samples, step=step)
 
-    return Parts(
+    return TrainingParts(
         source=source,
         scorer=run.scorer,
         estimator=estimator,
         learner=kept.learner,
         objective=objective,
         trunk=None if isinstance(source, Replay) else _trunk(run, kept.learner),
-        annotators=make_annotators(
+        logprob_providers=make_logprob_providers(
             run.recipe,
             objective,
             kept.learner,
@@ -218,7 +220,7 @@ def _parts(run: Run, kept: Kept, source: GroupSource, estimator: Estimator, obje
             renderer=run.agent.scaffold.renderer,
             step=kept.progress.step,
         ),
-        learned=kept.learned,
+        auxiliary=kept.learned,
         rehearsal=read_rehearsal(run),
         buffer=kept.buffer,
         tracker=run.tracker,
@@ -230,15 +232,15 @@ def _parts(run: Run, kept: Kept, source: GroupSource, estimator: Estimator, obje
     )
 
 
-def _trunk(run: Run, learner: Learner) -> FromRollout | None:
+def _trunk(run: RunContext, learner: Learner) -> RolloutActivations | None:
     """Lets the engine keep what the frozen layers gave. Not where another engine samples, nor where a run must repeat
     bit by bit: the engine computes tokens in other company than the trainer does, which shows in the last bit."""
     engine, recipe = run.engine, run.recipe
-    if not isinstance(engine, TransformersEngine) or recipe.rollout.ahead:
+    if not isinstance(engine, TransformersEngine) or recipe.rollout.max_staleness:
         return None
     if recipe.engine.deterministic or not learner.frozen:
         return None
-    engine.keep_trunk(learner.frozen)
+    engine.keep_activations(learner.frozen)
     return lambda row: engine.trunk(row.origin[0], row.token_ids)
 
 
@@ -248,7 +250,7 @@ def _settings(recipe: Recipe) -> Settings:
         steps=train.steps,
         epochs=train.epochs,
         minibatches=train.minibatches,
-        drop_flat=train.drop_flat_groups,
+        drop_zero_advantage=train.drop_zero_advantage_groups,
         checkpoint_every=train.checkpoint_every,
         evaluate_every=recipe.eval.every,
     )

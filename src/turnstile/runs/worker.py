@@ -30,14 +30,14 @@ from turnstile.engines.remote.router import Router
 from turnstile.envs.base import Env
 from turnstile.models.load import load_tokenizer
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.group import Player, Watch
+from turnstile.rollout.group import EpisodeCallback, Player
 from turnstile.rollout.pipe import Line
 from turnstile.rollout.workers import PATIENCE, Began, Ended, Fault, Play, Stands, Turned, Weights, cannot_be_sent
 from turnstile.runs.session import Sampler
-from turnstile.tracking.board import Place
+from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import Trajectory, Turn
 from turnstile.wiring.components import make_agent, make_player, make_scaffold, make_world, trainable
-from turnstile.wiring.servers import Given, Remote, make_remote
+from turnstile.wiring.servers import Remote, ServedWeights, make_remote
 
 EVERY = 0.5
 """Seconds between two looks at where the episodes are."""
@@ -74,7 +74,7 @@ class Servers:
     def __init__(self, recipe: Recipe, remote: Remote) -> None:
         assert isinstance(remote.engine, Router)
         self._remote = remote
-        self._given = Given(recipe, remote.engine, _no_write)
+        self._given = ServedWeights(recipe, remote.engine, _no_write)
         self.engine: Sampler = self._given
         self.scaffold, self.context = remote.scaffold, remote.context
 
@@ -162,7 +162,7 @@ class _Desk:
 
     async def _stands(self) -> None:
         """Tells where the episodes are, now and then, when that has changed."""
-        told: dict[Place, int] = {}
+        told: dict[EpisodeStatus, int] = {}
         while True:
             counts = self._player.board.under_way()
             if counts != told:
@@ -171,7 +171,7 @@ class _Desk:
             await asyncio.sleep(EVERY)
 
 
-class _Teller(Watch):
+class _Teller(EpisodeCallback):
     """Tells training all that happens to an attempt."""
 
     def __init__(self, line: Line, engine: Sampler) -> None:

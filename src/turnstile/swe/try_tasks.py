@@ -15,7 +15,7 @@ from turnstile.errors import TaskError
 from turnstile.swe.bug import Bug, package_of
 from turnstile.swe.grading.findings import CheckedTask
 from turnstile.swe.grading.gate import check
-from turnstile.swe.grading.grader import Grader, local_grader
+from turnstile.swe.grading.grader import CodeGrader, local_grader
 from turnstile.swe.grading.notes import Notes
 from turnstile.swe.packages.source import Package
 from turnstile.swe.problems.cases import ProblemCases
@@ -68,7 +68,7 @@ async def try_tasks(
     sample: int | None = 1,
     seed: int = 0,
     workers: int = 2,
-    grader: Grader | None = None,
+    grader: CodeGrader | None = None,
     progress: Callable[[Step], None] = lambda step: None,
 ) -> list[Tried]:
     """Fetches every package that `tasks` need, then tries `sample` tasks of each out (None: all), drawn by `seed`.

@@ -309,9 +309,9 @@ class KilledAlarm:
         self._raised = bool(state["raised"])
 
 
-class FlatAlarm:
+class ZeroAdvantageAlarm:
     """No group has a gradient for `limit` steps in a row: attempts at a task all come to the same, so that comparing
-    them says nothing (groups/flat is groups/all)."""
+    them says nothing (groups/zero_advantage is groups/all)."""
 
     def __init__(self, limit: int = 5) -> None:
         if limit < 1:
@@ -320,7 +320,7 @@ class FlatAlarm:
         self._in_a_row = 0
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        flat, groups = number(metrics, "groups/flat"), number(metrics, "groups/all")
+        flat, groups = number(metrics, "groups/zero_advantage"), number(metrics, "groups/all")
         if flat is None or groups is None:
             return None
         self._in_a_row = self._in_a_row + 1 if groups and flat == groups else 0
@@ -328,8 +328,8 @@ class FlatAlarm:
             return None
         return (
             f"flat: no group has had a gradient for {self.limit} steps, last at step {step}: attempts at a task all "
-            "come to the same; take tasks that are solved now and then, more attempts (train.attempts), a warm start, "
-            "or rewards that tell attempts apart"
+            "come to the same; take tasks that are solved now and then, more attempts (rollout.group_size), a warm "
+            "start, or rewards that tell attempts apart"
         )
 
     def state(self) -> dict[str, Any]:
@@ -348,5 +348,5 @@ def standard_alarms() -> dict[str, Alarm]:
         "gradient": GradientAlarm(),
         "killed": KilledAlarm(),
         "gap": GapAlarm(),
-        "flat": FlatAlarm(),
+        "flat": ZeroAdvantageAlarm(),
     }

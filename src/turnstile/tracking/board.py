@@ -16,7 +16,7 @@ Key = tuple[str, int]
 """(group, attempt)"""
 
 
-class Place(StrEnum):
+class EpisodeStatus(StrEnum):
     """Where an episode is."""
 
     WAITING = "waiting"  # for a place to be played in
@@ -27,22 +27,22 @@ class Place(StrEnum):
     FAILED = "failed"  # infrastructure did, and no retries were left
 
 
-UNDER_WAY = frozenset({Place.WAITING, Place.GENERATING, Place.ACTING, Place.GRADING})
+UNDER_WAY = frozenset({EpisodeStatus.WAITING, EpisodeStatus.GENERATING, EpisodeStatus.ACTING, EpisodeStatus.GRADING})
 
 
-class Board:
+class StatusBoard:
     """One for a run. Several threads may write and read: each line here is one operation on one dictionary."""
 
     def __init__(self) -> None:
-        self.elsewhere: Mapping[Place, int] = {}
+        self.elsewhere: Mapping[EpisodeStatus, int] = {}
         """Episodes that another process plays, as it told last."""
         self.tokens = 0
         """Sampled so far."""
         self.failures: dict[str, int] = {}
         """Failures of infrastructure by kind, also of attempts that were played again then."""
-        self._places: dict[Key, Place] = {}
+        self._places: dict[Key, EpisodeStatus] = {}
 
-    def put(self, keys: Iterable[Key], place: Place = Place.WAITING) -> None:
+    def put(self, keys: Iterable[Key], place: EpisodeStatus = EpisodeStatus.WAITING) -> None:
         for key in keys:
             self._places[key] = place
 
@@ -53,11 +53,11 @@ class Board:
 
     def ended(self, trajectory: Trajectory, *, again: bool) -> None:
         """An attempt came to an end; `again` says that it is played once more."""
-        place = Place.FINISHED
+        place = EpisodeStatus.FINISHED
         if trajectory.stop is Stop.ERROR:
             kind = (trajectory.error or "").partition(":")[0]
             self.failures[kind] = self.failures.get(kind, 0) + 1
-            place = Place.WAITING if again else Place.FAILED
+            place = EpisodeStatus.WAITING if again else EpisodeStatus.FAILED
         self._places[trajectory.key] = place
 
     def take(self, keys: Iterable[Key]) -> None:
@@ -65,12 +65,12 @@ class Board:
         for key in keys:
             self._places.pop(key, None)
 
-    def counts(self) -> dict[Place, int]:
+    def counts(self) -> dict[EpisodeStatus, int]:
         """How many episodes are at each place, here and elsewhere."""
         found = Counter(list(self._places.values()))
         found.update(self.elsewhere)
-        return {place: found[place] for place in Place}
+        return {place: found[place] for place in EpisodeStatus}
 
-    def under_way(self) -> dict[Place, int]:
+    def under_way(self) -> dict[EpisodeStatus, int]:
         """The same of those that have not ended."""
         return {place: count for place, count in self.counts().items() if place in UNDER_WAY and count}

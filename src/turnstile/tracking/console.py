@@ -13,7 +13,7 @@ from typing import TextIO
 from rich.text import Text
 
 from turnstile.tracking.base import Scalars
-from turnstile.tracking.board import Board
+from turnstile.tracking.board import StatusBoard
 from turnstile.tracking.pace import Phase, duration, left_text
 from turnstile.tracking.screen import Screen, SharedConsole
 
@@ -46,7 +46,7 @@ class ConsoleTracker:
         every: float = 10.0,
         plain: bool | None = None,
         file: TextIO | None = None,
-        board: Board | None = None,
+        board: StatusBoard | None = None,
     ) -> None:
         self._console = SharedConsole(file, highlight=False, soft_wrap=True)
         self._columns = (*COLUMNS, *((name, name, ".4g") for name in columns))
@@ -55,7 +55,7 @@ class ConsoleTracker:
         self._phases: dict[str, Phase] = {}
         self._screen: Screen | None = None
         if able if plain is None else not plain:
-            self._screen = Screen(self._console, board or Board(), str(run or ""), redirect=file is None)
+            self._screen = Screen(self._console, board or StatusBoard(), str(run or ""), redirect=file is None)
 
     def log(self, step: int, metrics: Scalars) -> None:
         if self._screen is not None:

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnstile.tracking.base import Scalars
-from turnstile.tracking.board import Board
+from turnstile.tracking.board import StatusBoard
 from turnstile.tracking.pace import Phase, duration, left_text
 
 TRAINING = "training"
@@ -84,7 +84,7 @@ class SharedConsole(Console):
 class Screen:
     """Draws while it is started, in a thread; what it shows is given to it as it happens, which costs nothing."""
 
-    def __init__(self, console: SharedConsole, board: Board, title: str, *, redirect: bool) -> None:
+    def __init__(self, console: SharedConsole, board: StatusBoard, title: str, *, redirect: bool) -> None:
         """`redirect`: what is printed to standard output, and to standard error where that is the terminal too, is kept
         out of the drawing."""
         self._board = board

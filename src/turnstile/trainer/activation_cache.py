@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.models.attention import ForestLayout
 from turnstile.models.checkpointing import decoder_layers
 from turnstile.models.frozen_layers import forward_below
 from turnstile.types import Row
 
-FromRollout = Callable[[Row], Tensor]
+RolloutActivations = Callable[[Row], Tensor]
 """A row -> what the rollout left of its first tokens' trunk, [L', H]."""
 
 
-class Trunks:
+class ActivationCache:
     """The trunks of one step's rows, below `frozen` layers that never learn."""
 
     def __init__(
-        self, model: PreTrainedModel, frozen: int, budget: int, left: FromRollout | None, *, keep: bool
+        self, model: PreTrainedModel, frozen: int, budget: int, left: RolloutActivations | None, *, keep: bool
     ) -> None:
         """With `keep` what is computed is kept, for rows that come more than once."""
         self._model, self._frozen, self._budget, self._left, self._keep = model, frozen, budget, left, keep
@@ -54,7 +54,7 @@ class Trunks:
         """The rows' trunks [L, H], and the tokens of their forests; what rows share is computed and kept once."""
         found: dict[int, tuple[Row, Tensor, Tensor]] = {}
         weights, count = [row.loss_mask.astype(np.float32) for row in rows], 0
-        for batch in plant(rows, weights, budget=self._budget, device=self._model.device) if rows else ():
+        for batch in pack_prefix_trees(rows, weights, budget=self._budget, device=self._model.device) if rows else ():
             trunk = forward_below(self._model, self._frozen, batch.tokens, batch.positions, ForestLayout(batch))
             found |= {r: (rows[r], trunk, torch.from_numpy(slots)) for r, slots in batch.slots.items()}
             count += batch.size

@@ -27,7 +27,7 @@ from turnstile.errors import CheckpointError
 from turnstile.models.adapt import adapter_state, merged_state
 from turnstile.records.gzip_log import flush
 from turnstile.trainer import rng as chance
-from turnstile.trainer.critic import Learned
+from turnstile.trainer.critic import AuxiliaryModel
 from turnstile.trainer.learner import Learner
 
 SUMS = "SHA256SUMS"
@@ -174,7 +174,7 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> None:
     chance.restore(state["chance"])
 
 
-def restore_learned(checkpoint: Checkpoint, part: Learned) -> None:
+def restore_learned(checkpoint: Checkpoint, part: AuxiliaryModel) -> None:
     """Puts a part that learns beside the policy back in place, bit by bit. Raises CheckpointError when the checkpoint
     holds none."""
     file = checkpoint.path / LEARNED

@@ -22,18 +22,18 @@ from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Score
 
 
-class Learned(Protocol):
-    """A part that learns beside the policy and tells an estimator what it knows. Once a step: `look` before the
-    estimator, `learn` after the policy's update. Most tell what they knew before the step, and learn after it."""
+class AuxiliaryModel(Protocol):
+    """A part that learns beside the policy and tells an estimator what it knows. Once a step: `predict` before the
+    estimator, `update` after the policy's update. Most tell what they knew before the step, and learn after it."""
 
-    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
+    def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """What the estimator finds in `aux`."""
         ...
 
-    def learn(
+    def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Learns from the step that `look` saw; returns metrics."""
+        """Learns from the step that `predict` saw; returns metrics."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -61,9 +61,9 @@ class Critic:
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._optimizer = torch.optim.Adam(self._head.parameters(), lr=lr)
-        self._seen: list[Tensor] = []  # [N, H] before each row's trained tokens, from `look` to `learn`
+        self._seen: list[Tensor] = []  # [N, H] before each row's trained tokens, from `predict` to `update`
 
-    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
+    def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`values`: [trajectory][turn] -> f32[n], the value before each sampled token; 0 in turns that are not
         trainable."""
         return {"values": self.values(groups)}
@@ -83,7 +83,7 @@ class Critic:
             result.append(by_turn(trajectory, rows, arrays))
         return result
 
-    def learn(
+    def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
         """Fits the head to this step's targets. Metrics: critic/loss (mean square before), critic/explained (the share

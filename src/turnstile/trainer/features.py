@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.models.attention import forward_forest
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Trajectory
@@ -24,7 +24,7 @@ def features(learner: Learner, rows: Sequence[Row]) -> list[Tensor]:
     nothing = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     with torch.no_grad():
         device = learner.model.device
-        for batch in plant(rows, nothing, budget=learner.plan.budget, device=device, share=learner.shares):
+        for batch in pack_prefix_trees(rows, nothing, budget=learner.plan.budget, device=device, share=learner.shares):
             hidden = forward_forest(learner.model, batch)[batch.source].float()
             hidden = layer_norm(hidden, hidden.shape[-1:])
             hidden, owner = hidden.cpu(), batch.row.cpu()

@@ -15,7 +15,7 @@ from turnstile.agents.history import messages_before
 from turnstile.credit.base import EQUAL
 from turnstile.rewards.judges.transcript import middle, plain, transcript
 from turnstile.trainer.learner import Learner
-from turnstile.trainer.reference import Annotator, annotated
+from turnstile.trainer.reference import LogprobProvider, annotated
 from turnstile.types import Group, Row, Sampling, Score, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class FeedbackSettings:
     """What feedback on an attempt consists of: signals of its episode by name, what was seen at its `last`, and the
     attempt of its group that earned most, if that is more; at most about `chars` characters."""
 
@@ -48,22 +48,22 @@ class Told:
         return "\n\n".join(told)
 
 
-class Feedback(Annotator):
+class Feedback(LogprobProvider):
     """Gives each sampled token the log-probability that the policy of before the step has for it behind a prompt that
-    tells the feedback on the attempt (`Told`), for the loss `self_distill`.
+    tells the feedback on the attempt (`FeedbackSettings`), for the loss `self_distill`.
 
     The feedback stands at the end of what the conversation began with; everything sampled and seen since is the same
     tokens. Where there is nothing to tell, or no room for it in the model's window, it is the policy's own
     log-probability, and nothing is learned there; want of room is told once.
     """
 
-    def __init__(self, learner: Learner, renderer: Renderer, told: Told) -> None:
+    def __init__(self, learner: Learner, renderer: Renderer, told: FeedbackSettings) -> None:
         self._learner, self._renderer, self._told = learner, renderer, told
         self._window = int(getattr(learner.model.config.get_text_config(), "max_position_embeddings", 0) or 0)
         self._said = False
         self._step: dict[tuple[str, int], tuple[Trajectory, str]] = {}
 
-    def meets(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
+    def on_step_start(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
         """Takes what there is to tell from the step."""
         self._step = {
             trajectory.key: (trajectory, self._told.text(group, own, place))

@@ -48,7 +48,7 @@ def outcome_cross_entropy(logprobs: Tensor, batch: Batch, *, beta: float) -> tup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manner:
+class ImplicitRewardSettings:
     """How phi learns. `objective`: `cross_entropy` of outcomes within [0, 1] (PRIME), or `dpo` between attempts of a
     group with different outcomes (OPRL). `reference`: the policy that RL began with (PRIME), or the one of before the
     step (iStar's). `epochs` steps of AdamW at `lr` for each step of the run."""
@@ -61,19 +61,19 @@ class Manner:
 
 
 class ImplicitReward:
-    """`look` tells beta * (log phi - log reference) at each token, `learn` moves phi. Both read `learner`'s network as
-    it is then; the rewards of a step are those of phi before it learned from that step."""
+    """`predict` tells beta * (log phi - log reference) at each token, `update` moves phi. Both read `learner`'s network
+    as it is then; the rewards of a step are those of phi before it learned from that step."""
 
-    def __init__(self, learner: Learner, manner: Manner, sampling: Sampling) -> None:
+    def __init__(self, learner: Learner, manner: ImplicitRewardSettings, sampling: Sampling) -> None:
         self._policy, self._manner, self._sampling = learner, manner, sampling
         model = _twin(learner.model)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         plan = replace(learner.plan, lr=manner.lr, schedule=no_schedule, warmup=0, weight_decay=0.0)
         self._phi = Learner(model, parameters, plan)
         self._start = [parameter.detach().clone() for parameter in parameters] if manner.reference == "start" else []
-        self._rows: list[list[Row]] = []  # of each trajectory, with the reference's numbers, from `look` to `learn`
+        self._rows: list[list[Row]] = []  # of each trajectory, with the reference's numbers, from `predict` to `update`
 
-    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
+    def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`implicit`: [trajectory][turn] -> f32[n], 0 in turns that are not trained."""
         everyone = trajectories_of(groups)
         owned = [[row for row in rows_of(t, nothing_said(t)) if row.loss_mask.any()] for t in everyone]
@@ -97,7 +97,7 @@ class ImplicitReward:
         with holding(self._phi.parameters, self._start):
             return annotated(self._phi.model, self._phi.plan.budget, rows, self._sampling, "ref_logprobs")
 
-    def learn(
+    def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
         """Metrics: implicit/loss and implicit/accuracy (of outcomes above a half, or of a trajectory's pairs, 0 for
@@ -121,7 +121,7 @@ class ImplicitReward:
         }
 
     def _labelled(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> list[Row]:
-        """The rows that `look` saw of trajectories that count, with the outcome as each token's advantage."""
+        """The rows that `predict` saw of trajectories that count, with the outcome as each token's advantage."""
         known, found = iter(self._rows), []
         for group, group_scores in zip(groups, scores, strict=True):
             for trajectory, score in zip(group.trajectories, group_scores, strict=True):

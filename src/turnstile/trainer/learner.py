@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from turnstile.batching.batch import Batch
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.losses.base import Metrics, Needs, TokenLoss, needs_of
 from turnstile.models.attention import ForestLayout, forward_forest, try_layouts
 from turnstile.models.checkpointing import checkpointed
 from turnstile.models.frozen_layers import forward_above, frozen_layers
 from turnstile.models.logprobs import token_logprobs
-from turnstile.trainer.activation_cache import FromRollout, Trunks, share_saved
+from turnstile.trainer.activation_cache import ActivationCache, RolloutActivations, share_saved
 from turnstile.trainer.optim import Schedule, adamw, factor
 from turnstile.trainer.whole import Evaluate, Measure, is_cut, solve
 from turnstile.types import F32, Row, Sampling
@@ -106,15 +106,15 @@ class Learner:
         self.step = 0  # optimiser steps taken or skipped
         self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
 
-    def trunks(self, left: FromRollout | None = None, *, keep: bool = False) -> Trunks | None:
-        """What the frozen layers give for rows, if there are such layers; see `Trunks`."""
-        return Trunks(self.model, self.frozen, self.plan.budget, left, keep=keep) if self.frozen else None
+    def trunks(self, left: RolloutActivations | None = None, *, keep: bool = False) -> ActivationCache | None:
+        """What the frozen layers give for rows, if there are such layers; see `ActivationCache`."""
+        return ActivationCache(self.model, self.frozen, self.plan.budget, left, keep=keep) if self.frozen else None
 
     def update(
         self,
         rows: Sequence[Row],
         objective: Objective,
-        trunks: Trunks | None = None,
+        trunks: ActivationCache | None = None,
         stored: tuple[Sequence[Row], Objective] | None = None,
     ) -> tuple[dict[str, float], list[F32], list[F32]]:
         """One optimiser step over `rows`, and over `stored` rows with an objective of their own.
@@ -153,11 +153,13 @@ class Learner:
         }
         return report, weights, logprobs
 
-    def _plant(self, rows: Sequence[Row], weights: Sequence[F32], trunks: Trunks | None) -> tuple[list[Batch], int]:
+    def _plant(
+        self, rows: Sequence[Row], weights: Sequence[F32], trunks: ActivationCache | None
+    ) -> tuple[list[Batch], int]:
         """The rows as forests, and for how many of their tokens the frozen layers need not run again."""
         known, computed = trunks.of(rows) if trunks else (None, 0)
         budget, device = self.plan.budget, self.model.device
-        forests = plant(rows, weights, budget=budget, device=device, share=self.shares, trunks=known)
+        forests = pack_prefix_trees(rows, weights, budget=budget, device=device, share=self.shares, trunks=known)
         return forests, 0 if known is None else max(0, sum(batch.size for batch in forests) - computed)
 
     def _saved(self, forests: Sequence[Batch], known: int) -> float:
@@ -165,7 +167,7 @@ class Learner:
         unique, trained = sum(batch.size for batch in forests), sum(len(batch.target) for batch in forests)
         return share_saved(self.model, self.frozen, known, unique, trained) if known else 0.0
 
-    def _rehearse(self, rows: Sequence[Row], objective: Objective, trunks: Trunks | None) -> dict[str, float]:
+    def _rehearse(self, rows: Sequence[Row], objective: Objective, trunks: ActivationCache | None) -> dict[str, float]:
         """Adds the gradient of stored rows. Metrics of their loss as means, below rehearsal/."""
         weights = objective.weigh(rows)
         forests, _ = self._plant(rows, weights, trunks)

@@ -17,17 +17,17 @@ from turnstile.errors import TrainingError
 from turnstile.records.record import AGAIN, Recorder
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
-from turnstile.rollout.replay_buffer import Buffer, outside
-from turnstile.rollout.run_records import Books
-from turnstile.rollout.source import GroupSource, InTurn, Tell, staleness
+from turnstile.rollout.replay_buffer import ReplayBuffer, outside
+from turnstile.rollout.run_records import RunRecords
+from turnstile.rollout.source import GroupSource, SyncSource, Tell, staleness
 from turnstile.rollout.tree import tree_tokens
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
-from turnstile.trainer.activation_cache import FromRollout
-from turnstile.trainer.critic import Learned
+from turnstile.trainer.activation_cache import RolloutActivations
+from turnstile.trainer.critic import AuxiliaryModel
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import prepare
-from turnstile.trainer.reference import Annotator
+from turnstile.trainer.reference import LogprobProvider
 from turnstile.trainer.rehearsal import Rehearsal
 from turnstile.trainer.step import Trained, per_group, update
 from turnstile.types import Group, Score, Stop
@@ -40,7 +40,7 @@ class Settings:
     steps: int
     epochs: int = 1
     minibatches: int = 1
-    drop_flat: bool = True
+    drop_zero_advantage: bool = True
     checkpoint_every: int = 0
     evaluate_every: int = 0
 
@@ -54,7 +54,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class TrainingParts:
     """What a training loop is made of; `build` puts them together."""
 
     source: GroupSource
@@ -62,20 +62,20 @@ class Parts:
     estimator: Estimator
     learner: Learner
     objective: Objective
-    trunk: FromRollout | None  # what the engine knows of the frozen layers
-    annotators: Sequence[Annotator]  # for losses that hold on to another policy
-    learned: Learned | None  # what some estimators take from a part that learns beside the policy
+    trunk: RolloutActivations | None  # what the engine knows of the frozen layers
+    logprob_providers: Sequence[LogprobProvider]  # for losses that hold on to another policy
+    auxiliary: AuxiliaryModel | None  # what some estimators take from a part that learns beside the policy
     rehearsal: Rehearsal | None  # samples of the policy that RL began with, to learn from beside what is played
-    buffer: Buffer  # attempts of earlier steps that are trained on again
+    buffer: ReplayBuffer  # attempts of earlier steps that are trained on again
     tracker: Tracker
     recorder: Recorder
-    books: Books
+    books: RunRecords
     alarms: Mapping[str, Alarm]
     evaluate: Callable[[int], Any]  # async (step) -> None
     checkpoint: Callable[[Progress, Mapping[str, float]], None]
 
 
-async def train(parts: Parts, settings: Settings, progress: Progress) -> Progress:
+async def train(parts: TrainingParts, settings: Settings, progress: Progress) -> Progress:
     """Goes on from `progress` to the last step; returns where it stands.
 
     It waits only while it evaluates and plays. Whoever cancels it there finds `progress`, the network and all the rest
@@ -98,12 +98,12 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
         again = parts.buffer.draw(step)
         groups = [*fresh, *again]
         scores = [*parts.scorer(fresh), *outside(parts.scorer(again))]
-        aux = {} if parts.learned is None else parts.learned.look(groups, scores)
+        aux = {} if parts.auxiliary is None else parts.auxiliary.predict(groups, scores)
         advantages, progress.credit = parts.estimator(groups, scores, aux, progress.credit)
-        prepared = prepare(groups, scores, advantages, drop_flat=settings.drop_flat)
+        prepared = prepare(groups, scores, advantages, drop_zero_advantage=settings.drop_zero_advantage)
         _tell_flat(parts, step, prepared.flat, len(groups))
-        for annotator in parts.annotators:
-            annotator.meets(groups, scores)
+        for annotator in parts.logprob_providers:
+            annotator.on_step_start(groups, scores)
             rows = [annotator.annotate(group, parts.objective.sampling) for group in prepared.rows]
             prepared = replace(prepared, rows=rows)
         trained = update(
@@ -116,21 +116,21 @@ async def train(parts: Parts, settings: Settings, progress: Progress) -> Progres
             trunk=parts.trunk,
             stored=None if parts.rehearsal is None else (parts.rehearsal.rows(step), parts.rehearsal.objective),
         )
-        learned = {} if parts.learned is None else parts.learned.learn(groups, scores, aux)
+        learned = {} if parts.auxiliary is None else parts.auxiliary.update(groups, scores, aux)
         learnt = time.monotonic()
         parts.source.publish(step)
         published = time.monotonic()
-        for annotator in parts.annotators:
-            annotator.stepped(step)
+        for annotator in parts.logprob_providers:
+            annotator.on_step_end(step)
         progress.step = step
 
         credit = per_group(groups, advantages)
         for place, (group, own) in enumerate(zip(groups, scores, strict=True)):
             label = "" if place < len(fresh) else AGAIN
             parts.recorder.write(step, "train", group, own, credit[place], trained.arrays(place), label=label)
-        parts.books.settle(step, fresh, scores[: len(fresh)], trained.passes)
+        parts.books.finalize(step, fresh, scores[: len(fresh)], trained.passes)
         metrics = _metrics(parts, fresh, scores[: len(fresh)], trained, rollout=played - started)
-        metrics |= {"groups/flat": float(prepared.flat), "groups/all": float(len(groups))}
+        metrics |= {"groups/zero_advantage": float(prepared.flat), "groups/all": float(len(groups))}
         metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
         parts.buffer.keep(step, groups, credit, trained.passes)
         metrics |= {"seconds/publish": published - learnt, "seconds/step": time.monotonic() - started}
@@ -151,7 +151,7 @@ def _teller(tracker: Tracker, step: int) -> Tell:
 _NAMED = 3  # tasks that are named for each kind of failure
 
 
-def _tell_failures(parts: Parts, step: int, groups: list[Group]) -> None:
+def _tell_failures(parts: TrainingParts, step: int, groups: list[Group]) -> None:
     """Failures of infrastructure and faults of the program are never silent, counted by kind and by task, so that
     neither a broken machine nor a policy that kills its judge can hide; and a step of nothing else ends the run."""
     everything = [trajectory for group in groups for trajectory in group.trajectories]
@@ -174,7 +174,7 @@ def _tell_failures(parts: Parts, step: int, groups: list[Group]) -> None:
     parts.tracker.say(line, level="warning")
 
 
-def _tell_flat(parts: Parts, step: int, flat: int, groups: int) -> None:
+def _tell_flat(parts: TrainingParts, step: int, flat: int, groups: int) -> None:
     """A step that learns nothing says so."""
     if groups and flat == groups:
         parts.tracker.say(
@@ -184,7 +184,7 @@ def _tell_flat(parts: Parts, step: int, flat: int, groups: int) -> None:
         )
 
 
-def _tell_stopped(parts: Parts, step: int, groups: list[Group]) -> None:
+def _tell_stopped(parts: TrainingParts, step: int, groups: list[Group]) -> None:
     """Episodes that the clock has stopped are listed: what they would have come to, nobody knows."""
     stopped = Counter(t.task_id for group in groups for t in group.trajectories if t.stop is Stop.TIMEOUT)
     if stopped:
@@ -198,7 +198,7 @@ def _due(step: int, every: int) -> bool:
 
 
 def _metrics(
-    parts: Parts, groups: list[Group], scores: list[list[Score]], trained: Trained, *, rollout: float
+    parts: TrainingParts, groups: list[Group], scores: list[list[Score]], trained: Trained, *, rollout: float
 ) -> dict[str, float]:
     """Everything a step reports, by slash-separated names; `rollout` is the seconds it waited for its episodes."""
     engine = Counter(parts.source.take_stats())
@@ -221,6 +221,6 @@ def _metrics(
         "tokens/per_second": sampled / max(engine["seconds"], 1e-9),
         "seconds/rollout": rollout,
         "seconds/generate": engine["seconds"],
-        **({"seconds/idle": max(0.0, rollout - engine["seconds"])} if isinstance(parts.source, InTurn) else {}),
+        **({"seconds/idle": max(0.0, rollout - engine["seconds"])} if isinstance(parts.source, SyncSource) else {}),
         "seconds/environment": sum(t.times.get("environment", 0.0) + t.times.get("measure", 0.0) for t in trajectories),
     }

@@ -24,11 +24,11 @@ class Prepared:
 
 
 def prepare(
-    groups: Sequence[Group], scores: Sequence[Sequence[Score]], advantages: Advantages, *, drop_flat: bool
+    groups: Sequence[Group], scores: Sequence[Sequence[Score]], advantages: Advantages, *, drop_zero_advantage: bool
 ) -> Prepared:
     """Rows of every trajectory that is in the gradient.
 
-    With `drop_flat`, groups whose advantages are all zero are left out, as in the dynamic sampling of DAPO
+    With `drop_zero_advantage`, groups whose advantages are all zero are left out, as in the dynamic sampling of DAPO
     (arXiv 2503.14476), but without sampling others in their place: they cost no forward and backward pass, their
     tokens take no share of the weights, and regularisers do not see them.
     """
@@ -46,7 +46,7 @@ def prepare(
             for row in rows_of(trajectory, turns)
             if row.loss_mask.any()
         ]
-        if drop_flat and not any(np.any(row.advantages) for row in made):
+        if drop_zero_advantage and not any(np.any(row.advantages) for row in made):
             flat += 1
         elif made:
             rows.append(made)

@@ -21,7 +21,7 @@ from turnstile.types import Group, Score
 
 
 class ProgressEstimator:
-    """`look` tells what each turn contributed, by what was known before the step; `learn` fits the sums.
+    """`predict` tells what each turn contributed, by what was known before the step; `update` fits the sums.
 
     `targets` gives what the contributions of an attempt are to add up to, f64[trajectories], NaN where nothing is to be
     learned. `epochs` steps of Adam at `lr` on the mean square over attempts. All contributions begin at 0.
@@ -36,15 +36,15 @@ class ProgressEstimator:
             head = turn_head(2 * int(learner.model.config.get_text_config().hidden_size))
         self._head = head.to(learner.model.device)
         self._optimizer = torch.optim.Adam(self._head.parameters(), lr=lr)
-        self._seen: Spoken | None = None  # from `look` to `learn`
+        self._seen: Spoken | None = None  # from `predict` to `update`
 
-    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
+    def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`progress`: [trajectory] -> f32[K], 0 for turns that are not trained."""
         self._seen = read_spoken(self._learner, groups)
         with torch.no_grad():
             return {"progress": self._seen.spread(self._contributions(self._seen.after))}
 
-    def learn(
+    def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
         """Fits the sums to this step's outcomes. Metrics, all of before: progress/loss (mean square over attempts),

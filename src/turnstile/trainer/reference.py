@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.errors import CheckpointError, ConfigError
 from turnstile.models.attention import forward_forest, try_layouts, uses_layouts
 from turnstile.models.logprobs import token_logprobs
@@ -24,21 +24,21 @@ from turnstile.types import Group, Row, Sampling, Score
 _log = logging.getLogger(__name__)
 
 
-class Annotator(Protocol):
+class LogprobProvider(Protocol):
     """Gives the rows of a step one more array among their extras, before the step."""
 
-    def meets(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
+    def on_step_start(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
         """Is shown the step before any of its rows. Most need nothing of it."""
         return
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]: ...
 
-    def stepped(self, step: int) -> None:
+    def on_step_end(self, step: int) -> None:
         """Is told of each step that is done. Most have nothing to do then."""
         return
 
 
-class Proximal(Annotator):
+class Proximal(LogprobProvider):
     """The policy as the trainer computes it before the step, which the sampler's word on it may differ from."""
 
     def __init__(self, learner: Learner) -> None:
@@ -49,7 +49,7 @@ class Proximal(Annotator):
         return annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "proximal_logprobs")
 
 
-class Teacher(Annotator):
+class Teacher(LogprobProvider):
     """Another network with the same vocabulary, for good."""
 
     def __init__(self, model: PreTrainedModel, learner: Learner) -> None:
@@ -70,7 +70,7 @@ class Teacher(Annotator):
         return annotated(self._model, self._budget, rows, sampling, "teacher_logprobs")
 
 
-class Past(Annotator):
+class Past(LogprobProvider):
     """The mean entropy of the tokens of all optimiser steps so far."""
 
     def __init__(self, learner: Learner) -> None:
@@ -82,7 +82,7 @@ class Past(Annotator):
         return [replace(row, extras={**row.extras, "entropy_past": np.full(len(row.token_ids), past)}) for row in rows]
 
 
-class Reference(Annotator):
+class Reference(LogprobProvider):
     """The policy that RL began with, which a KL penalty holds on to: a copy of what learns; the frozen rest is shared
     with the network that learns.
 
@@ -105,7 +105,7 @@ class Reference(Annotator):
         else:
             self._become(step)
 
-    def stepped(self, step: int) -> None:
+    def on_step_end(self, step: int) -> None:
         """Becomes the policy of now if it is time."""
         if self._every and step % self._every == 0:
             self._become(step)
@@ -156,7 +156,7 @@ def annotated(model: PreTrainedModel, budget: int, rows: Sequence[Row], sampling
     logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     no_weights = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     with torch.no_grad():
-        for batch in plant(rows, no_weights, budget=budget, device=model.device, share=uses_layouts(model)):
+        for batch in pack_prefix_trees(rows, no_weights, budget=budget, device=model.device, share=uses_layouts(model)):
             hidden = forward_forest(model, batch)
             new, _ = token_logprobs(model, hidden[batch.source], batch.target, batch.temperature, sampling)
             scatter(logprobs, rows, batch, new)

@@ -10,7 +10,7 @@ import numpy as np
 from turnstile.batching.rows import by_turn
 from turnstile.credit.base import Advantages
 from turnstile.records.record import LOGPROB, WEIGHT
-from turnstile.trainer.activation_cache import FromRollout
+from turnstile.trainer.activation_cache import RolloutActivations
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import Prepared, split
 from turnstile.types import F32, Group, Row
@@ -44,7 +44,7 @@ def update(
     *,
     epochs: int,
     minibatches: int,
-    trunk: FromRollout | None = None,
+    trunk: RolloutActivations | None = None,
     stored: tuple[Sequence[Row], Objective] | None = None,
 ) -> Trained:
     """`epochs` passes over the step's rows in `minibatches` optimiser steps each, every one of them over the `stored`

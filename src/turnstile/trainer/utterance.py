@@ -44,9 +44,9 @@ class UtteranceCritic:
         self._heads = heads.to(learner.model.device)
         self._slow = copy.deepcopy(self._heads).requires_grad_(False)
         self._optimizer = torch.optim.Adam(self._heads.parameters(), lr=lr)
-        self._metrics: dict[str, float] = {}  # from `look` to `learn`
+        self._metrics: dict[str, float] = {}  # from `predict` to `update`
 
-    def look(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
+    def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`q` and `v` as `values` has them, once the critic has learned from these groups."""
         seen = read_spoken(self._learner, groups)
         before = self._told(seen)
@@ -57,12 +57,12 @@ class UtteranceCritic:
         """`q` and `v`: [trajectory] -> f32[K], each the smaller of two; 0 for turns that are not trained."""
         return self._told(read_spoken(self._learner, groups))
 
-    def learn(
+    def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """What `look` found, since that is when it learned. Metrics: utterance/explained (the share of the variance of
-        what Q was to be that it told beforehand; 0 for a constant), utterance/q_loss and v_loss (mean square, before),
-        utterance/q and v (means, before)."""
+        """What `predict` found, since that is when it learned. Metrics: utterance/explained (the share of the variance
+        of what Q was to be that it told beforehand; 0 for a constant), utterance/q_loss and v_loss (mean square,
+        before), utterance/q and v (means, before)."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 

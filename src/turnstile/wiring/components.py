@@ -23,28 +23,28 @@ from turnstile.envs.base import Env
 from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
 from turnstile.losses.base import TokenLoss, needs_of
-from turnstile.losses.factors import PROXIMAL, weighted
+from turnstile.losses.multipliers import PROXIMAL, weighted
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.allocator import keep_freed_memory
 from turnstile.models.load import check_model, load_model, load_tokenizer
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import Scorer, make_term
-from turnstile.rewards.ends import Ends
-from turnstile.rewards.examine import Examiner
+from turnstile.rewards.graders import Grader
+from turnstile.rewards.on_stop import StopRules
 from turnstile.rollout.deadlines import Deadlines
 from turnstile.rollout.episode import AWAY, Limits
 from turnstile.rollout.failures import Failures
 from turnstile.rollout.group import Player
 from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
-from turnstile.tracking.board import Board
+from turnstile.tracking.board import StatusBoard
 from turnstile.tracking.fanout import Trackers
-from turnstile.trainer.critic import Critic, Learned
-from turnstile.trainer.feedback import Feedback, Told
-from turnstile.trainer.implicit import ImplicitReward, Manner
+from turnstile.trainer.critic import AuxiliaryModel, Critic
+from turnstile.trainer.feedback import Feedback, FeedbackSettings
+from turnstile.trainer.implicit import ImplicitReward, ImplicitRewardSettings
 from turnstile.trainer.learner import Learner, Objective, Plan
 from turnstile.trainer.progress import ProgressEstimator
-from turnstile.trainer.reference import Annotator, Past, Proximal, Reference, Teacher
+from turnstile.trainer.reference import LogprobProvider, Past, Proximal, Reference, Teacher
 from turnstile.trainer.utterance import UtteranceCritic
 from turnstile.types import Sampling, Task
 from turnstile.wiring.hints import make_hint
@@ -62,29 +62,29 @@ class Shared(Protocol):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
     """What episodes happen in, and who looks at them: the environment's maker, what all its episodes share, the
-    examiners by name, and the board that shows where the episodes are."""
+    graders by name, and the board that shows where the episodes are."""
 
     make_env: Callable[[], Env]
     shared: tuple[Shared, ...] = ()  # in the order they were made
-    examiners: Mapping[str, Examiner] = field(default_factory=dict)
-    board: Board = field(default_factory=Board)
+    graders: Mapping[str, Grader] = field(default_factory=dict)
+    board: StatusBoard = field(default_factory=StatusBoard)
 
     async def close(self) -> None:
-        for part in reversed((*self.shared, *self.examiners.values())):
+        for part in reversed((*self.shared, *self.graders.values())):
             await part.close()
 
 
 def make_world(
     recipe: Recipe,
     env: Callable[..., Env] | None = None,
-    examiners: Mapping[str, Examiner] | None = None,
-    board: Board | None = None,
+    graders: Mapping[str, Grader] | None = None,
+    board: StatusBoard | None = None,
 ) -> World:
-    """The environment of a recipe, or `env` in its place, with the `examiners`, which it closes. An environment that
+    """The environment of a recipe, or `env` in its place, with the `graders`, which it closes. An environment that
     names a parameter `sandboxes`, `grader` or `problems` is given the run's; one whose methods are plain functions is
     called in threads."""
     world = _make_world(recipe, env)
-    return replace(world, examiners=examiners or {}, board=board or world.board)
+    return replace(world, graders=graders or {}, board=board or world.board)
 
 
 def _make_world(recipe: Recipe, env: Callable[..., Env] | None) -> World:
@@ -96,10 +96,10 @@ def _make_world(recipe: Recipe, env: Callable[..., Env] | None) -> World:
     sandboxes = make_sandboxes(recipe.sandbox, run=recipe.name, grading=grades)
     shared: dict[str, Any] = {"sandboxes": sandboxes}
     if grades:
-        from turnstile.swe.grading.grader import Grader  # what repository tasks need is loaded for them alone
+        from turnstile.swe.grading.grader import CodeGrader  # what repository tasks need is loaded for them alone
         from turnstile.swe.problems.problems import Problems
 
-        shared["grader"] = Grader(sandboxes)
+        shared["grader"] = CodeGrader(sandboxes)
         shared["problems"] = Problems(shared["grader"])
     given = {name: value for name, value in shared.items() if takes(maker, name)}
     make_env = threads.around(functools.partial(maker, **given))
@@ -130,7 +130,7 @@ def make_scorer(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Sco
     else:
         terms = [_make_term(term, f"rewards.terms[{place}]") for place, term in enumerate(recipe.rewards.terms)]
     compose = bind("compose", Kind(kind=recipe.rewards.compose))
-    return Scorer(terms=tuple(terms), compose=compose, ends=Ends.read(recipe.ends.model_dump()))
+    return Scorer(terms=tuple(terms), compose=compose, ends=StopRules.read(recipe.on_stop.model_dump()))
 
 
 def _make_term(term: TermConfig, where: str) -> Term:
@@ -196,8 +196,8 @@ def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
         deterministic=recipe.engine.deterministic,
         max_batch=recipe.engine.max_batch,
         memory_mb=recipe.engine.memory_mb,
-        packed=recipe.engine.packed,
-        drafts=recipe.engine.drafts,
+        pack_weights=recipe.engine.pack_weights,
+        speculative_tokens=recipe.engine.speculative_tokens,
         stop_ids=sorted(stop_ids(tokenizer, network)),
     )
     return Agent(
@@ -236,14 +236,14 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
             context=context,
             seconds=episode.seconds,
             measure_seconds=episode.measure_seconds,
-            away=max(AWAY, 2 * recipe.engine.patience),
+            away=max(AWAY, 2 * recipe.engine.reconnect_timeout),
             unparsed=episode.unparsed,
         ),
         retries=episode.retries,
         concurrent=episode.concurrent,
         deterministic=recipe.engine.deterministic,
-        deadlines=Deadlines(recipe.rollout.slack) if recipe.rollout.slack else None,
-        examiners=tuple(world.examiners.values()),
+        deadlines=Deadlines(recipe.rollout.straggler_factor) if recipe.rollout.straggler_factor else None,
+        graders=tuple(world.graders.values()),
         hint=make_hint(recipe),
         board=world.board,
         failures=Failures(recipe.rollout.max_failures),
@@ -279,7 +279,7 @@ def make_learner(recipe: Recipe, agent: Agent) -> Learner:
         betas=train.betas,
         weight_decay=train.weight_decay,
         clip=train.clip,
-        budget=train.budget,
+        budget=train.max_tokens_per_microbatch,
         checkpointing=train.checkpointing,
     )
     return Learner(agent.model, trainable(recipe, agent), plan)
@@ -296,15 +296,15 @@ def make_objective(recipe: Recipe) -> Objective:
         bare = Kind.model_validate({"kind": kind.kind, **knobs})
         regularizers.append((float(coefficient), bind("loss", bare, given=("logprobs", "batch"))))
     loss = bind("loss", recipe.loss, given=("logprobs", "batch"))
-    kinds = recipe.factors
-    older = recipe.rollout.ahead or recipe.buffer.size  # what was played ahead, or is trained on again
+    kinds = recipe.loss_multipliers
+    older = recipe.rollout.max_staleness or recipe.replay_buffer.size  # what was played ahead, or is trained on again
     elsewhere = not recipe.engine.in_process  # another program's kernels and rounding gave the log-probabilities
     if (older or elsewhere) and not kinds and PROXIMAL not in needs_of(loss).extras:
         kinds = (Kind(kind="tis"),)
-    factors = [bind("factor", kind, given=("batch",)) for kind in kinds]
+    factors = [bind("loss_multiplier", kind, given=("batch",)) for kind in kinds]
     objective = Objective(
         loss=weighted(loss, factors),
-        weigh=bind("weights", recipe.weights, given=("rows",)),
+        weigh=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),
     )
@@ -313,7 +313,7 @@ def make_objective(recipe: Recipe) -> Objective:
     return objective
 
 
-ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int, Renderer], Annotator]] = {
+ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int, Renderer], LogprobProvider]] = {
     "ref_logprobs": lambda recipe, learner, folder, step, _: _reference(recipe, learner, folder, step),
     "proximal_logprobs": lambda _, learner, *__: Proximal(learner),
     "teacher_logprobs": lambda recipe, learner, *_: _teacher(recipe, learner),
@@ -333,25 +333,25 @@ def _teacher(recipe: Recipe, learner: Learner) -> Teacher:
 
 
 def _feedback(recipe: Recipe, learner: Learner, renderer: Renderer) -> Feedback:
-    return Feedback(learner, renderer, Told(**recipe.feedback.model_dump()))
+    return Feedback(learner, renderer, FeedbackSettings(**recipe.feedback.model_dump()))
 
 
-def make_annotators(
+def make_logprob_providers(
     recipe: Recipe, objective: Objective, learner: Learner, folder: Path, *, renderer: Renderer, step: int = 0
-) -> tuple[Annotator, ...]:
+) -> tuple[LogprobProvider, ...]:
     """What gives the rows of a step the arrays that the losses of a recipe need. `step` is the last that was done."""
     asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
     return tuple(ANNOTATORS[name](recipe, learner, folder, step, renderer) for name in asked)
 
 
-def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> Learned | None:
+def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> AuxiliaryModel | None:
     """What learns beside the policy because the recipe's credit needs it."""
     part, targets = learned_of(estimator), targets_of(estimator)
     if part is None:
         return None
     critic = recipe.critic
     if part == "implicit":
-        return ImplicitReward(learner, Manner(**recipe.implicit.model_dump()), make_sampling(recipe))
+        return ImplicitReward(learner, ImplicitRewardSettings(**recipe.implicit.model_dump()), make_sampling(recipe))
     if part == "values" and targets is not None:
         return Critic(learner, targets, lr=critic.lr, epochs=critic.epochs, clip=critic.clip)
     if part == "utterance" and targets is not None:
@@ -361,13 +361,13 @@ def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> Lear
     raise ConfigError(f"credit {recipe.credit.kind!r} asks for {part!r}, which the trainer has not")
 
 
-def make_trackers(recipe: Recipe, run: Path, *, board: Board | None = None, plain: bool = False) -> Tracker:
+def make_trackers(recipe: Recipe, run: Path, *, board: StatusBoard | None = None, plain: bool = False) -> Tracker:
     """What a run's numbers go to. A tracker that names a parameter `board` is given the run's; with `plain` those that
     can be plain are."""
-    return Trackers([_make_tracker(kind, run, board or Board(), plain=plain) for kind in recipe.trackers])
+    return Trackers([_make_tracker(kind, run, board or StatusBoard(), plain=plain) for kind in recipe.trackers])
 
 
-def _make_tracker(kind: Kind, run: Path, board: Board, *, plain: bool) -> Tracker:
+def _make_tracker(kind: Kind, run: Path, board: StatusBoard, *, plain: bool) -> Tracker:
     maker = bind("tracker", kind, given=("run", "board"))
     given: dict[str, Any] = {"board": board} if takes(maker, "board") else {}
     if plain and takes(maker, "plain"):

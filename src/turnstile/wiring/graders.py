@@ -1,4 +1,4 @@
-"""A recipe's examiners, and the model that those which judge ask."""
+"""A recipe's graders, and the model that those which judge ask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turnstile.agents.renderer_messages import MessagesRenderer
 from turnstile.agents.writer import writer
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
-from turnstile.rewards.examine import Examiner
+from turnstile.rewards.graders import Grader
 from turnstile.rewards.judges.ask import Asker
 from turnstile.types import Sampling, Task
 from turnstile.wiring.components import Agent, make_agent
@@ -19,48 +19,48 @@ from turnstile.wiring.kinds import bind, takes
 from turnstile.wiring.servers import make_servers
 
 POLICY = ("engine", "renderer", "tokenizer")
-"""What examiners that ask the policy itself are given."""
+"""What graders that ask the policy itself are given."""
 GIVEN = ("asker", "chars", *POLICY)
 VERDICTS = "verdicts.jsonl"
 """The file of a run folder with what judges answered."""
 
 
-def check_examiners(recipe: Recipe) -> None:
-    """Raises ConfigError for an examiner that cannot be had, for a judge without a model, and for one that asks the
+def check_graders(recipe: Recipe) -> None:
+    """Raises ConfigError for a grader that cannot be had, for a judge without a model, and for one that asks the
     policy where that is behind a server."""
-    for kind in recipe.examiners:
-        maker = bind("examiner", kind, given=GIVEN)
+    for kind in recipe.graders:
+        maker = bind("grader", kind, given=GIVEN)
         if takes(maker, "engine") and not recipe.engine.in_process:
             raise ConfigError(
-                f"examiner kind {kind.kind!r} asks the policy how likely given tokens are, which engine.kind = "
+                f"grader kind {kind.kind!r} asks the policy how likely given tokens are, which engine.kind = "
                 f"{recipe.engine.kind!r} cannot tell: play with engine.kind = 'transformers', or leave it out"
             )
         if takes(maker, "asker") and not (recipe.judge.model or recipe.judge.urls):
             raise ConfigError(
-                f"examiner kind {kind.kind!r} asks a model: name it under [judge], with a url, or as a model to load"
+                f"grader kind {kind.kind!r} asks a model: name it under [judge], with a url, or as a model to load"
             )
 
 
 def check_asked(recipe: Recipe, *, train: Sequence[Task] = (), heldout: Sequence[Task] = ()) -> None:
-    """Raises ConfigError, naming the task, where one lacks what an examiner asks of it, or a training task what the
+    """Raises ConfigError, naming the task, where one lacks what a grader asks of it, or a training task what the
     hint does. No model is loaded for it."""
     given = {**dict.fromkeys(("asker", *POLICY)), "chars": recipe.judge.chars}
-    for kind in recipe.examiners:
-        maker = bind("examiner", kind, given=GIVEN)
+    for kind in recipe.graders:
+        maker = bind("grader", kind, given=GIVEN)
         if hasattr(getattr(maker, "func", maker), "check"):
-            examiner = _made(kind, maker, given)
+            grader = _made(kind, maker, given)
             for task in (*train, *heldout):
-                examiner.check(task)
+                grader.check(task)
     if (check := getattr(make_hint(recipe), "check", None)) is not None:
         for task in train:
             check(task)
 
 
-def make_examiners(recipe: Recipe, folder: Path | None, agent: Agent | None) -> dict[str, Examiner]:
-    """The examiners in their order, by kind and place; those that ask share one model, whose answers are kept in
+def make_graders(recipe: Recipe, folder: Path | None, agent: Agent | None) -> dict[str, Grader]:
+    """The graders in their order, by kind and place; those that ask share one model, whose answers are kept in
     `folder`. `agent` is the policy, where it is a model in this process."""
-    check_examiners(recipe)
-    makers = [bind("examiner", kind, given=GIVEN) for kind in recipe.examiners]
+    check_graders(recipe)
+    makers = [bind("grader", kind, given=GIVEN) for kind in recipe.graders]
     given: dict[str, Any] = dict.fromkeys(POLICY)
     if agent is not None:
         given = {"renderer": agent.scaffold.renderer, "tokenizer": agent.tokenizer}
@@ -68,8 +68,8 @@ def make_examiners(recipe: Recipe, folder: Path | None, agent: Agent | None) -> 
             given["engine"] = agent.engine
     if any(takes(maker, "asker") for maker in makers):
         given |= {"asker": make_asker(recipe, folder), "chars": recipe.judge.chars}
-    found: dict[str, Examiner] = {}
-    for place, (kind, maker) in enumerate(zip(recipe.examiners, makers, strict=True)):
+    found: dict[str, Grader] = {}
+    for place, (kind, maker) in enumerate(zip(recipe.graders, makers, strict=True)):
         found[f"{place}:{kind.kind}"] = _made(kind, maker, given)
     return found
 
@@ -78,7 +78,7 @@ def _made(kind: Kind, maker: Callable[..., Any], given: Mapping[str, Any]) -> An
     try:
         return maker(**{name: it for name, it in given.items() if takes(maker, name)})
     except TypeError as error:
-        raise ConfigError(f"examiner kind {kind.kind!r}: {error}") from None
+        raise ConfigError(f"grader kind {kind.kind!r}: {error}") from None
 
 
 def make_asker(recipe: Recipe, folder: Path | None) -> Asker:

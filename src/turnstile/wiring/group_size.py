@@ -30,19 +30,19 @@ def check_company(recipe: Recipe, estimator: Estimator) -> None:
     A built-in kind is asked, with its knobs, what it makes of made-up groups of one, step after step; one of your own
     is trusted. So is a recipe that trains groups without advantages by a loss that needs none.
     """
-    train, kind = recipe.train, recipe.credit.kind
-    if train.attempts > 1 or kind not in KINDS["credit"] or learned_of(estimator) in CRITICS:
+    train, rollout, kind = recipe.train, recipe.rollout, recipe.credit.kind
+    if rollout.group_size > 1 or kind not in KINDS["credit"] or learned_of(estimator) in CRITICS:
         return
     losses = {recipe.loss.kind, *(regularizer.kind for regularizer in recipe.regularizers)}
-    if not train.drop_flat_groups and losses & _REWARDLESS:
+    if not train.drop_zero_advantage_groups and losses & _REWARDLESS:
         return
-    groups = [_alone(number) for number in range(min(train.groups, MOST))]
+    groups = [_alone(number) for number in range(min(rollout.tasks_per_step, MOST))]
     first, *others = _steps(estimator, groups)
     if all(_same(first, other) for other in others):
         raise ConfigError(
-            f"train.attempts = 1 leaves credit.kind = {kind!r} nothing to compare in {train.groups} groups of one, so "
-            "no reward would change an advantage; take more attempts, or a credit that needs no group, like gae or, "
-            "with train.groups above 1, reinforce"
+            f"rollout.group_size = 1 leaves credit.kind = {kind!r} nothing to compare in "
+            f"{rollout.tasks_per_step} groups of one, so no reward would change an advantage; take more "
+            "attempts, or a credit that needs no group, like gae or, with rollout.tasks_per_step above 1, reinforce"
         )
 
 

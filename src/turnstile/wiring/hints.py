@@ -12,12 +12,12 @@ from turnstile.wiring.kinds import bind, takes
 
 GIVEN = ("seed", "steps", "criteria")
 CRITERIA = {"rubric": "criteria", "checklist": "items"}
-"""Kinds of examiners that judge by criteria, and which knob has them."""
+"""Kinds of graders that judge by criteria, and which knob has them."""
 
 
 def make_hint(recipe: Recipe) -> Hint | None:
     """The hint that `hint.kind` names: a class, or a function that gives one. It is passed the recipe's seed, the steps
-    of training and the criteria of the first examiner that has some, as far as it takes them. Raises ConfigError for an
+    of training and the criteria of the first grader that has some, as far as it takes them. Raises ConfigError for an
     unknown kind or knob."""
     if recipe.hint is None:
         return None
@@ -35,8 +35,8 @@ def make_hint(recipe: Recipe) -> Hint | None:
 
 
 def _criteria(recipe: Recipe) -> Mapping[str, Any] | None:
-    for examiner in recipe.examiners:
-        found = examiner.knobs.get(CRITERIA.get(examiner.kind, ""))
+    for grader in recipe.graders:
+        found = grader.knobs.get(CRITERIA.get(grader.kind, ""))
         if isinstance(found, Mapping):
             return found
     return None

@@ -58,8 +58,8 @@ def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
         yield "engine", "engine", Kind.model_validate({"kind": recipe.engine.kind, **_served(recipe)})
     for room, where, kinds in (
         ("reward", "rewards.terms", recipe.rewards.terms),
-        ("examiner", "examiners", recipe.examiners),
-        ("factor", "factors", recipe.factors),
+        ("grader", "graders", recipe.graders),
+        ("loss_multiplier", "loss_multipliers", recipe.loss_multipliers),
         ("loss", "regularizers", recipe.regularizers),
         ("tracker", "trackers", recipe.trackers),
     ):
@@ -69,10 +69,10 @@ def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
     yield from (
         ("credit", "credit", recipe.credit),
         ("loss", "loss", recipe.loss),
-        ("weights", "weights", recipe.weights),
+        ("loss_aggregation", "loss_aggregation", recipe.loss_aggregation),
     )
-    if recipe.warmstart.demos:
-        yield "demonstrator", "warmstart.demonstrator", recipe.warmstart.demonstrator
+    if recipe.sft.demos:
+        yield "demonstrator", "sft.demonstrator", recipe.sft.demonstrator
     if recipe.rehearsal.tasks:
         yield "loss", "rehearsal.loss", recipe.rehearsal.loss
     yield from (("policy", f"eval.policies.{name}", kind) for name, kind in recipe.eval.policies.items())
@@ -128,27 +128,27 @@ def _of_sampling(recipe: Recipe) -> Iterator[str]:
 
 
 def _of_rollout(recipe: Recipe) -> Iterator[str]:
-    slack = recipe.rollout.slack
-    if 0 < slack <= 1:
+    factor = recipe.rollout.straggler_factor
+    if 0 < factor <= 1:
         yield (
-            f"rollout.slack = {slack} stops episodes sooner than others of their task took; take more than 1, or 0 for "
-            "never"
+            f"rollout.straggler_factor = {factor} stops episodes sooner than others of their task took; "
+            "take more than 1, or 0 for never"
         )
-    if slack and recipe.engine.deterministic:
-        yield "rollout.slack goes by the clock, so with it no run repeats; drop it or engine.deterministic"
-    if recipe.rollout.ahead and recipe.engine.deterministic:
+    if factor and recipe.engine.deterministic:
+        yield "rollout.straggler_factor goes by the clock, so with it no run repeats; drop it or engine.deterministic"
+    if recipe.rollout.max_staleness and recipe.engine.deterministic:
         yield (
-            f"rollout.ahead = {recipe.rollout.ahead} has new weights come in mid-turn, so with it no run repeats; drop "
-            "it or engine.deterministic"
+            f"rollout.max_staleness = {recipe.rollout.max_staleness} has new weights come in mid-turn, "
+            "so with it no run repeats; drop it or engine.deterministic"
         )
 
 
 def _of_training(recipe: Recipe, env: bool) -> Iterator[str]:
     train, kind = recipe.train, recipe.credit.kind
-    if recipe.buffer.size and kind in KINDS["credit"] and kind != "recalibrated":
+    if recipe.replay_buffer.size and kind in KINDS["credit"] and kind != "recalibrated":
         yield (
-            f"buffer.size = {recipe.buffer.size} wants credit.kind = 'recalibrated', which judges earlier attempts by "
-            f"what the policy reaches now; {kind!r} does not"
+            f"replay_buffer.size = {recipe.replay_buffer.size} wants credit.kind = 'recalibrated', which judges "
+            f"earlier attempts by what the policy reaches now; {kind!r} does not"
         )
     if train.reference_every and not 0 < train.checkpoint_every <= train.reference_every:
         yield (

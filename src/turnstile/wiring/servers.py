@@ -53,8 +53,8 @@ async def make_remote(recipe: Recipe, scaffold: Scaffold, *, training: bool = Fa
 
     Raises ConfigError for what is missing or cannot be done, EngineGoneError for a server that does not answer.
     """
-    patience = recipe.engine.patience if training else None
-    engine = make_servers(recipe.engine.kind, _urls(recipe), _knobs(recipe), patience=patience)
+    reconnect_timeout = recipe.engine.reconnect_timeout if training else None
+    engine = make_servers(recipe.engine.kind, _urls(recipe), _knobs(recipe), reconnect_timeout=reconnect_timeout)
     try:
         await engine.meet(scaffold.renderer.prompt([Message(role="user", content="Hello.")], ()))
     except BaseException:
@@ -69,15 +69,15 @@ async def make_remote(recipe: Recipe, scaffold: Scaffold, *, training: bool = Fa
 
 
 def make_servers(
-    kind: str, urls: Sequence[str], knobs: dict[str, object], *, patience: float | None = None
+    kind: str, urls: Sequence[str], knobs: dict[str, object], *, reconnect_timeout: float | None = None
 ) -> Replica | Router:
-    """The engine at an address, or a router over the engines at several. With `patience` it is for training: always a
-    router, which waits so many seconds for a server."""
-    training = {} if patience is None else {"training": True}
+    """The engine at an address, or a router over the engines at several. With `reconnect_timeout` it is for training:
+    always a router, which waits so many seconds for a server."""
+    training = {} if reconnect_timeout is None else {"training": True}
     makers = _replicas(kind, urls, knobs | training)
-    if len(makers) == 1 and patience is None:
+    if len(makers) == 1 and reconnect_timeout is None:
         return makers[0]()
-    return Router([make() for make in makers], patience=patience or 0.0)
+    return Router([make() for make in makers], reconnect_timeout=reconnect_timeout or 0.0)
 
 
 def _replicas(kind: str, urls: Sequence[str], knobs: dict[str, object]) -> list[Callable[[], Replica]]:
@@ -97,7 +97,7 @@ def _knobs(recipe: Recipe) -> dict[str, object]:
     return {name: value for name, value in recipe.engine.knobs.items() if name != "url"}
 
 
-class Given:
+class ServedWeights:
     """Servers as training's engine: what it publishes is written down by `write` and given to them. Obeys
     `engines.base.Engine` and `rollout.source.Publisher`."""
 

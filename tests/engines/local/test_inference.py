@@ -10,7 +10,7 @@ from torch import Tensor
 
 from helpers import tiny_llama
 from networks import FAMILIES, network
-from turnstile.engines.local.cpu.decoder import Fused
+from turnstile.engines.local.cpu.decoder import CpuDecoder
 from turnstile.engines.local.inference import Inference, _fused
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.attention import CausalLayout, forward_hidden, use_layouts
@@ -88,15 +88,15 @@ def test_how_much_may_differ(monkeypatch: pytest.MonkeyPatch, far: int, near: in
     """A quarter of the tokens by somewhat more than rounding, none by much."""
     model = network("llama")
     use_layouts(model)
-    honest = Fused.hidden
+    honest = CpuDecoder.hidden
 
-    def hidden(self: Fused, *args: Any) -> list[Tensor]:
+    def hidden(self: CpuDecoder, *args: Any) -> list[Tensor]:
         (found,) = honest(self, *args)
         found[:far] *= 1.001
         found[:near] *= 1.02
         return [found]
 
-    monkeypatch.setattr(Fused, "hidden", hidden)
+    monkeypatch.setattr(CpuDecoder, "hidden", hidden)
     assert (_fused(model) is not None) == fused
 
 

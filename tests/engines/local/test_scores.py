@@ -86,7 +86,7 @@ class Vague(TransformersEngine):
 
 async def test_the_checker_finds_an_engine_that_does_not_know_its_own_tokens(bytes_: Any) -> None:
     assert await check_engine(tiny_engine(bytes_), [ids(5, 6, 7)]) == []
-    vague = Vague(tiny_network(bytes_), bytes_, deterministic=True, max_batch=4, packed=False)
+    vague = Vague(tiny_network(bytes_), bytes_, deterministic=True, max_batch=4, pack_weights=False)
     assert await check_engine(vague, [ids(5, 6, 7)]) == [
         "score gives tokens another log-probability than generate gave them when it sampled them"
     ]

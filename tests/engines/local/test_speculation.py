@@ -17,21 +17,21 @@ from helpers import tiny_llama
 from modelserver import tiny_engine
 from turnstile.engines.local import speculation as drafts
 from turnstile.engines.local.layout import FEW
-from turnstile.engines.local.speculation import LIKELY, UNTRIED, Drafts, Guess, digit_tokens
+from turnstile.engines.local.speculation import LIKELY, UNTRIED, Guess, Speculator, digit_tokens
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.types import I32, Completion, Sampling
 
 VOCABULARY = 40
 
 
-def made(known: Drafts, path: list[int], most: int) -> list[int]:
+def made(known: Speculator, path: list[int], most: int) -> list[int]:
     """The tokens that it would have computed."""
     guesses, likely = known.guess(path, most)
     return [guess.token for guess in guesses[:likely]]
 
 
 def test_three_tokens_seen_once_are_gone_on_from() -> None:
-    known = Drafts()
+    known = Speculator()
     known.observe([1, 2, 3, 4, 5, 6], 0)
     assert made(known, [9, 1, 2, 3], 2) == [4, 5]
     assert made(known, [9, 1, 2, 3], 9) == [4, 5, 6]  # nothing is known of what comes then
@@ -41,7 +41,7 @@ def test_three_tokens_seen_once_are_gone_on_from() -> None:
 
 
 def test_a_context_that_went_on_otherwise_has_to_be_seen_again() -> None:
-    known = Drafts()
+    known = Speculator()
     known.observe([1, 2, 3, 4], 0)
     known.observe([1, 2, 3, 5], 3)
     assert known.guess([1, 2, 3], 1) == ([], 0)
@@ -50,7 +50,7 @@ def test_a_context_that_went_on_otherwise_has_to_be_seen_again() -> None:
 
 
 def test_six_tokens_tell_more_than_three() -> None:
-    known = Drafts()
+    known = Speculator()
     for _ in range(2):
         known.observe([11, 12, 13, 1, 2, 3, 4], 0)
         known.observe([21, 22, 23, 1, 2, 3, 5], 0)
@@ -60,7 +60,7 @@ def test_six_tokens_tell_more_than_three() -> None:
 
 
 def test_shorter_contexts_that_say_the_same_count_where_they_are_surer() -> None:
-    known = Drafts()
+    known = Speculator()
     for begin in range(10, 60, 10):
         known.observe([begin, begin + 1, begin + 2, 1, 2, 3, 4], 0)
     path = [10, 11, 12, 1, 2, 3]
@@ -77,14 +77,14 @@ def test_shorter_contexts_that_say_the_same_count_where_they_are_surer() -> None
 def test_numbers_go_on_by_their_length_and_frame() -> None:
     """Whatever their digits: {"line": 123, is told from {"day": 12}."""
     digits, line, day = set(range(10)), [10, 11, 12], [20, 21, 12]
-    known = Drafts(digits=digits)
+    known = Speculator(digits=digits)
     known.observe([*line, 4, 5, 6, 30, *day, 1, 2, 31, *line, 7, 8, 9, 30, *day, 3, 0, 31], 0)
     known.observe([*line, 4, 5, 0, 30, *day, 1, 7, 31], 0)
     assert made(known, [*line, 9, 1, 3], 1) == [30]
     assert made(known, [*day, 9, 1], 1) == [31]
     assert made(known, [*day, 9, 1, 3], 1) == []
     assert made(known, [*line[1:], 9, 1, 3], 1) == []  # a frame is whole
-    plain = Drafts()
+    plain = Speculator()
     plain.observe([*line, 4, 5, 6, 30, *line, 7, 8, 9, 30], 0)
     assert made(plain, [*line, 9, 1, 3], 1) == []
 
@@ -92,7 +92,7 @@ def test_numbers_go_on_by_their_length_and_frame() -> None:
 def test_a_number_said_before_is_said_again() -> None:
     """Where another was said in the same frame since."""
     digits, line = set(range(10)), [10, 11, 12]
-    known = Drafts(digits=digits)
+    known = Speculator(digits=digits)
     known.observe([*line, 4, 8, 1, 30, *line, 5, 0, 9, 30, *line, 7, 31], 0)
     assert made(known, [*line, 4], 9) == [8, 1, 30]
     assert made(known, [8, *line, 5], 9) == [0, 9, 30]
@@ -101,7 +101,7 @@ def test_a_number_said_before_is_said_again() -> None:
 
 
 def test_a_frame_may_have_numbers_in_it_and_long_numbers_are_none() -> None:
-    known = Drafts(digits=set(range(10)))
+    known = Speculator(digits=set(range(10)))
     known.observe([20, 4, 21, 5, 30, 20, 6, 21, 7, 30], 0)
     assert made(known, [20, 9, 21, 9], 1) == [30]
     most, frame, other = drafts.NEAR - drafts.FRAME, [20, 21, 22], [23, 24, 25]
@@ -120,7 +120,7 @@ def test_what_numbers_are_written_with(bytes_: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "whose"), [({}, set(range(15, 25))), ({"drafts": 0}, ()), ({"deterministic": True}, ())]
+    ("how", "whose"), [({}, set(range(15, 25))), ({"speculative_tokens": 0}, ()), ({"deterministic": True}, ())]
 )
 async def test_engines_know_their_digits(bytes_: Any, how: dict[str, Any], whose: Any) -> None:
     engine = Counted(network(), bytes_, max_batch=4, **how)
@@ -128,14 +128,14 @@ async def test_engines_know_their_digits(bytes_: Any, how: dict[str, Any], whose
 
 
 def test_only_new_tokens_are_learnt() -> None:
-    known = Drafts()
+    known = Speculator()
     known.observe([1, 2, 3, 4, 5], 4)
     assert made(known, [1, 2, 3], 1) == []
     assert made(known, [2, 3, 4], 1) == [5]
 
 
 def test_a_kind_of_guess_that_was_often_wrong_is_not_made_until_it_would_have_been_right() -> None:
-    known = Drafts()
+    known = Speculator()
     known.observe(list(range(20)), 0)
     for _ in range(4):
         assert made(known, [4, 5, 6], 1) == [7]
@@ -150,7 +150,7 @@ def test_a_kind_of_guess_that_was_often_wrong_is_not_made_until_it_would_have_be
 
 
 def test_a_run_of_guesses_is_as_long_as_it_is_likely() -> None:
-    known = Drafts()
+    known = Speculator()
     known.observe(list(range(30)), 0)
     guesses, first = known.guess([4, 5, 6], 20)
     assert first == 3  # .8, .64, .51
@@ -161,21 +161,21 @@ def test_a_run_of_guesses_is_as_long_as_it_is_likely() -> None:
 
 
 def test_a_run_of_guesses_ends_with_the_turn() -> None:
-    known = Drafts({5})
+    known = Speculator({5})
     known.observe([1, 2, 3, 4, 5, 6, 7], 0)
     assert made(known, [9, 1, 2, 3], 9) == [4]
     assert known.guess([9, 2, 3, 4], 9) == ([Guess(5, (3, 1))], 0)  # is judged all the same
 
 
 def test_of_what_is_known_a_turn_is_taken() -> None:
-    known = Drafts({5})
+    known = Speculator({5})
     assert known.turn([1, 5, 2, 5]) == [1]
     assert known.turn([1, 2]) == [1, 2]
     assert known.turn([]) == []
 
 
 def test_what_comes_after_the_first_wrong_guess_is_not_judged() -> None:
-    known = Drafts()
+    known = Speculator()
     known.judge([Guess(1, (3, 1)), Guess(2, (2, 2)), Guess(3, (1, 4))], 1)
     assert known._right[3, 1][0] > UNTRIED[0] > known._right[2, 2][0]
     assert (1, 4) not in known._right
@@ -183,7 +183,7 @@ def test_what_comes_after_the_first_wrong_guess_is_not_judged() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "REMEMBERED", 50)
-    known = Drafts()
+    known = Speculator()
     for begin in range(0, 1000, 100):
         known.observe(list(range(begin, begin + 102)), 0)
         assert len(known._new) + len(known._old) <= 2 * (50 + 5)
@@ -233,7 +233,7 @@ KNOBS = [{}, {"temperature": 0.2}, {"temperature": 0.0}, {"top_k": 3, "temperatu
 
 @pytest.mark.parametrize("knobs", KNOBS)
 async def test_what_is_sampled_is_what_it_was(bytes_: Any, knobs: dict[str, Any]) -> None:
-    engines = [Counted(network(), bytes_, drafts=count, stop_ids=[7]) for count in (0, 8)]
+    engines = [Counted(network(), bytes_, speculative_tokens=count, stop_ids=[7]) for count in (0, 8)]
     plain, guessed = [await all_talk(engine, **knobs) for engine in engines]
     for one, other in zip(plain, guessed, strict=True):
         assert other.token_ids.tolist() == one.token_ids.tolist()
@@ -264,7 +264,7 @@ async def doomed(engine: TransformersEngine, share: str, path: list[int], how: S
 @pytest.mark.slow
 async def test_paths_that_run_through_anothers_guesses(bytes_: Any, memory_mb: int) -> None:
     """What one is asked next is what another is just guessing, for a while; and some who guess are cancelled."""
-    engine, plain = (Counted(network(), bytes_, drafts=count, memory_mb=memory_mb) for count in (8, 0))
+    engine, plain = (Counted(network(), bytes_, speculative_tokens=count, memory_mb=memory_mb) for count in (8, 0))
     prompt, greedy = list(range(3, 20)), Sampling(max_tokens=40, temperature=0.0)
     said = (await ask(plain, "g", prompt, greedy)).token_ids.tolist()
     for group in range(3):
@@ -318,7 +318,7 @@ async def test_guesses_are_learnt_across_groups(bytes_: Any) -> None:
 async def test_nothing_is_guessed_beyond_the_end_of_a_turn(bytes_: Any, by: str) -> None:
     """Though what the environment says then is always the same."""
     prompt, greedy = list(range(3, 30)), Sampling(max_tokens=20, temperature=0.0)
-    plain = Counted(network(), bytes_, drafts=0)
+    plain = Counted(network(), bytes_, speculative_tokens=0)
     said = (await ask(plain, "g", prompt, greedy)).token_ids.tolist()
     end = next(token for i, token in enumerate(said) if i > 8 and token not in said[:i])
     how = replace(greedy, stop=(bytes_.decode([end]),)) if by == "text" else greedy
@@ -338,7 +338,7 @@ async def test_nothing_is_guessed_beyond_the_end_of_a_turn(bytes_: Any, by: str)
 async def test_who_comes_later_gets_no_more_of_what_is_known_than_a_turn(bytes_: Any, monkeypatch: Any) -> None:
     """Nor are tokens sampled from where another attempt's next turns stand."""
     prompt, greedy = list(range(3, 30)), Sampling(max_tokens=20, temperature=0.0)
-    said = (await ask(Counted(network(), bytes_, drafts=0), "g", prompt, greedy)).token_ids.tolist()
+    said = (await ask(Counted(network(), bytes_, speculative_tokens=0), "g", prompt, greedy)).token_ids.tolist()
     end = next(token for i, token in enumerate(said) if i > 4 and token not in said[:i])
     engine = Counted(network(), bytes_, stop_ids=[end])
     first = engine.open("g")
@@ -365,7 +365,7 @@ async def test_guesses_do_not_part_a_request_from_the_others(
         return step
 
     monkeypatch.setattr(engine._planner, "plan", planned)
-    monkeypatch.setattr(Drafts, "guess", lambda _, path, most: ([Guess(5, (3, 1))] * most, most))
+    monkeypatch.setattr(Speculator, "guess", lambda _, path, most: ([Guess(5, (3, 1))] * most, most))
     await ask(engine, "g", [3 + i % 36 for i in range(lacking)], Sampling(max_tokens=40, temperature=0.0))
     assert sizes[0] == whole
 
@@ -420,7 +420,7 @@ async def test_given_tokens_go_through_together(bytes_: Any) -> None:
 async def test_given_tokens_beside_others_and_after_other_answers(bytes_: Any) -> None:
     """More than go through at once, in a step that long prompts have filled; where the tree knows another answer; and
     where it knows a part of this one."""
-    engine = Counted(network(), bytes_, drafts=4)
+    engine = Counted(network(), bytes_, speculative_tokens=4)
     prompt = np.arange(3, 12, dtype=np.int32)
     rng = np.random.default_rng(0)
     said = [rng.integers(3, VOCABULARY, 150).astype(np.int32) for _ in range(2)]
@@ -440,7 +440,7 @@ async def test_given_tokens_beside_others_and_after_other_answers(bytes_: Any) -
     long = rng.integers(3, VOCABULARY, 480).astype(np.int32)
     others = [engine.generate(long, Sampling(max_tokens=5, seed=seed), engine.open(f"h{seed}")) for seed in range(4)]
     found = await asyncio.gather(*(engine.score(prompt, each, engine.open("g")) for each in said), *others)
-    plain = Counted(network(), bytes_, drafts=0, deterministic=True, max_batch=8)
+    plain = Counted(network(), bytes_, speculative_tokens=0, deterministic=True, max_batch=8)
     for each, scores in zip(said, found, strict=False):
         np.testing.assert_allclose(scores, await plain.score(prompt, each, plain.open("g")), atol=1e-6)
     np.testing.assert_allclose(first, found[0], atol=1e-6)
@@ -480,9 +480,9 @@ async def test_deterministic_engines_do_not_guess(bytes_: Any) -> None:
 
 
 async def test_a_trunk_knows_no_wrong_guess(bytes_: Any) -> None:
-    engines = [Counted(network(), bytes_, drafts=count) for count in (0, 8)]
+    engines = [Counted(network(), bytes_, speculative_tokens=count) for count in (0, 8)]
     for engine in engines:
-        engine.keep_trunk(1)
+        engine.keep_activations(1)
     found = [await all_talk(engine, temperature=0.5) for engine in engines]
     assert engines[1].take_stats()["tokens_guessed"] > 0
     path: I32 = np.array([*range(3, 20), *found[0][0].token_ids.tolist()], np.int32)
@@ -492,6 +492,6 @@ async def test_a_trunk_knows_no_wrong_guess(bytes_: Any) -> None:
 
 
 async def test_memory_stays_bounded_with_guesses(bytes_: Any) -> None:
-    engine, plain = (Counted(network(), bytes_, drafts=count, memory_mb=0) for count in (8, 0))
+    engine, plain = (Counted(network(), bytes_, speculative_tokens=count, memory_mb=0) for count in (8, 0))
     for one, other in zip(await all_talk(engine), await all_talk(plain), strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()

@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from helpers import tiny_llama
-from turnstile.batching.forest import plant
+from turnstile.batching.forest import pack_prefix_trees
 from turnstile.engines.base import Engine
 from turnstile.engines.check import check_engine
 from turnstile.engines.local import group, plan, requests, transformers
@@ -321,7 +321,7 @@ async def test_a_trunk_is_kept_from_the_middle_of_a_turn_on(words, monkeypatch):
     monkeypatch.setattr(engine, "_step", held_up)
     answer = asyncio.create_task(once(engine, prompt, sampling(1), "g"))
     await asyncio.to_thread(begun.wait, 20)
-    engine.keep_trunk(1)
+    engine.keep_activations(1)
     go.set()
     found = await answer
     logprobs, _ = expected(plain_logits(stock(model), prompt, found), found)
@@ -410,7 +410,7 @@ async def assert_sampler_and_trainer_agree(engine, model, prompt, *, attempts):
     """200 tokens of each attempt of a group, in float32 at temperature 1, against the trainer's forest of them."""
     found = await asyncio.gather(*(once(engine, prompt, sampling(seed, 200)) for seed in range(attempts)))
     rows = [row_of(prompt, completion) for completion in found]
-    (forest,) = plant(rows, [row.loss_mask.astype(np.float32) for row in rows], budget=8192)
+    (forest,) = pack_prefix_trees(rows, [row.loss_mask.astype(np.float32) for row in rows], budget=8192)
     with torch.no_grad():
         hidden = forward_hidden(model, forest.tokens, forest.positions, ForestLayout(forest))
         logprobs, _ = token_logprobs(model, hidden[forest.source], forest.target, forest.temperature, Sampling())
@@ -458,7 +458,7 @@ async def conversations(engine: TransformersEngine, model: LlamaForCausalLM, gro
 @pytest.mark.parametrize("packed", [True, False])
 async def test_whoever_shares_what_gets_what_it_asked_for(words, packed):
     model = network()
-    engine = TransformersEngine(model, words, packed=packed)
+    engine = TransformersEngine(model, words, pack_weights=packed)
     nodes = await conversations(engine, model)
     stats = engine.take_stats()
     assert stats["tokens_computed"] == len(nodes)
@@ -507,7 +507,7 @@ async def test_a_cancelled_request_leaves_the_others_alone(words):
 async def test_a_session_may_close_while_a_step_goes_on(words):
     """A timed-out episode cancels its request and closes its session, the last of its group, in mid-step."""
     model = network()
-    engine = TransformersEngine(model, words, packed=False)
+    engine = TransformersEngine(model, words, pack_weights=False)
     loop, steps = asyncio.get_running_loop(), 0
 
     async def give_up() -> None:
@@ -531,7 +531,7 @@ async def test_a_session_may_close_while_a_step_goes_on(words):
 async def test_a_fault_of_the_program_stays_what_it_is(words):
     """No failure of the engine, which would be played again and then left out; and the engine goes on."""
     model = network()
-    engine = TransformersEngine(model, words, packed=False)
+    engine = TransformersEngine(model, words, pack_weights=False)
     sessions = [engine.open("g") for _ in range(2)]
 
     def misspelt(*_: Any) -> None:
@@ -568,7 +568,7 @@ async def test_a_fault_of_the_program_stays_what_it_is(words):
 )
 async def test_what_a_device_did_is_told_from_a_fault_of_the_program(words, error: Exception, devices: bool):
     model = network()
-    engine = TransformersEngine(model, words, packed=False)
+    engine = TransformersEngine(model, words, pack_weights=False)
 
     def breaks(*_: Any) -> None:
         raise error
@@ -582,7 +582,7 @@ async def test_what_a_device_did_is_told_from_a_fault_of_the_program(words, erro
 
 async def test_a_failing_model_reaches_every_waiting_request(words):
     model = network()
-    engine = TransformersEngine(model, words, packed=False)
+    engine = TransformersEngine(model, words, pack_weights=False)
     sessions = [engine.open("g") for _ in range(3)]
     steps = 0
 
@@ -634,7 +634,8 @@ async def test_who_samples_in_another_way_costs_only_itself(words, monkeypatch):
     monkeypatch.setattr(transformers, "draw", counted)
     hows = [sampling(seed, 6, temperature=0.5 + seed / 10) for seed in range(6)]
     engines = [
-        TransformersEngine(network(), words, deterministic=wide, max_batch=8, drafts=0) for wide in (False, True)
+        TransformersEngine(network(), words, deterministic=wide, max_batch=8, speculative_tokens=0)
+        for wide in (False, True)
     ]
     prompts = [numbers(5, seed=seed) for seed in range(6)]
     both = []
@@ -650,7 +651,7 @@ async def test_who_samples_in_another_way_costs_only_itself(words, monkeypatch):
 def test_a_loop_that_ends_in_mid_step_leaves_nothing_half_done(words):
     """The step fails when nobody is there any more to be told."""
     model = network()
-    engine = TransformersEngine(model, words, packed=False)
+    engine = TransformersEngine(model, words, pack_weights=False)
     session, prompt, how = engine.open("g"), numbers(9, seed=3), sampling(1)
     begun, ended = threading.Event(), threading.Event()
 
@@ -721,7 +722,7 @@ async def test_deterministic_gives_the_same_bits_whatever_else_there_is(words, p
     """Alone, in a crowd that does not fit into a pass, and computed again for want of memory."""
     model = network()
     engines = [
-        TransformersEngine(model, words, deterministic=True, max_batch=8, packed=packed, memory_mb=memory)
+        TransformersEngine(model, words, deterministic=True, max_batch=8, pack_weights=packed, memory_mb=memory)
         for memory in (64, 64, 0)
     ]
     alone, crowded, poor = [await among(n, engine) for n, engine in zip((0, 15, 6), engines, strict=True)]
@@ -734,7 +735,7 @@ async def test_deterministic_gives_the_same_bits_whatever_else_there_is(words, p
 
 async def test_deterministic_passes_take_one_width(words):
     model, fed = network(), []
-    engine = TransformersEngine(model, words, deterministic=True, max_batch=8, packed=False)
+    engine = TransformersEngine(model, words, deterministic=True, max_batch=8, pack_weights=False)
     model.get_decoder().register_forward_pre_hook(
         lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )

@@ -75,7 +75,7 @@ async def test_a_server_that_accepts_and_says_nothing(monkeypatch: pytest.Monkey
 async def test_servers_that_are_gone(retries: int) -> None:
     """While one is waited for, and while one is asked again."""
     async with bare_server(paths(asyncio.Event())) as url:
-        router = Router([OpenAIEngine(url, retries=retries, key="")], again=0.02, patience=60)
+        router = Router([OpenAIEngine(url, retries=retries, key="")], again=0.02, reconnect_timeout=60)
         await router.meet(PROMPT)
     assert given_up(*await played(router))
     await router.disconnect()
@@ -107,7 +107,7 @@ async def test_a_turn_that_a_server_cannot_answer_ends_its_attempt(how: str) -> 
         return web.json_response({"error": "this prompt breaks it"}, status=500)
 
     async with bare_server({"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": answer}) as url:
-        router = Router([OpenAIEngine(url, retries=0, key="", timeout=0.3)], again=0.02, patience=60)
+        router = Router([OpenAIEngine(url, retries=0, key="", timeout=0.3)], again=0.02, reconnect_timeout=60)
         envs, found = await played(router, LONG)
         assert router._places[0].gone is None
         await router.disconnect()
@@ -131,7 +131,7 @@ async def test_a_request_that_brings_its_server_down_each_time_is_given_up() -> 
         return web.Response()
 
     async with bare_server({"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": fall}) as url:
-        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.01, patience=60)
+        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.01, reconnect_timeout=60)
         _, found = await played(router, LONG)
         await router.disconnect()
     assert found.stop is Stop.ERROR
@@ -150,7 +150,7 @@ async def test_a_server_that_fails_and_does_not_say_that_it_is_there_is_gone() -
         return answer
 
     async with bare_server({"/v1/models": either(ok), "/v1/completions": either(ONE)}) as url:
-        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.02, patience=60)
+        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.02, reconnect_timeout=60)
         await router.meet(PROMPT)
         session = router.open("g")
         down.set()

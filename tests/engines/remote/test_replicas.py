@@ -71,7 +71,7 @@ async def sites(tmp_path: Path) -> AsyncIterator[list[Site]]:
 @pytest.fixture
 async def router(sites: list[Site], tmp_path: Path) -> AsyncIterator[Router]:
     made = Router(
-        [OpenAIEngine(site.url, retries=0, key="", training=True) for site in sites], again=AGAIN, patience=60
+        [OpenAIEngine(site.url, retries=0, key="", training=True) for site in sites], again=AGAIN, reconnect_timeout=60
     )
     await made.meet(PROMPT)
     made.publish(given(tmp_path, 1))

@@ -1,4 +1,4 @@
-"""The examiners that ask a language model, with a model whose answers are known."""
+"""The graders that ask a language model, with a model whose answers are known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnstile.agents.renderer import ChatRenderer
 from turnstile.agents.writer import writer
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rewards.judges.ask import Asker
-from turnstile.rewards.judges.examiners import Checklist, Judge, PairwiseJudge, Rubric
+from turnstile.rewards.judges.graders import Checklist, Judge, PairwiseJudge, Rubric
 from turnstile.rewards.judges.transcript import transcript
 from turnstile.types import Group, Message, Sampling, Stop, Task, ToolCall, Trajectory
 
@@ -45,7 +45,7 @@ def signals(group: Group, name: str) -> list[Any]:
 
 async def test_the_judge_gives_a_share_of_its_points() -> None:
     judge = Judge(asker=asker(lambda text: f'{{"score": {quality(text)[0]}}}'), best=4, name="good")
-    (found,) = await judge.examine([said("good", "bad", "good good")], 1)
+    (found,) = await judge.grade([said("good", "bad", "good good")], 1)
     assert signals(found, "good") == [0.25, 0.0, 0.5]
 
 
@@ -58,7 +58,7 @@ async def test_an_episode_that_broke_is_not_shown_and_some_failures_are_told(cap
     broken = said("good", "bad", "ugly", "good")
     last = replace(broken.trajectories[3], stop=Stop.ERROR)
     judge = Judge(asker=asker(says))
-    (found,) = await judge.examine([replace(broken, trajectories=(*broken.trajectories[:3], last))], None)
+    (found,) = await judge.grade([replace(broken, trajectories=(*broken.trajectories[:3], last))], None)
     assert signals(found, "judge") == [1.0, None, None, None]
     assert "judge 'judge': no verdict on 2 of 3 questions: the server is gone" in caplog.text
 
@@ -68,7 +68,7 @@ async def test_a_judge_that_is_gone_stops_the_run() -> None:
         raise EngineError("the server is gone")
 
     with pytest.raises(EngineError, match=r"no verdict on 2 of 2 questions: the server is gone; mend it"):
-        await Judge(asker=asker(gone)).examine([said("a", "b")], 1)
+        await Judge(asker=asker(gone)).grade([said("a", "b")], 1)
 
 
 def better(text: str) -> str:
@@ -78,9 +78,9 @@ def better(text: str) -> str:
 
 async def test_pairs_are_compared_in_both_orders() -> None:
     judge = PairwiseJudge(asker=asker(better))
-    (found,) = await judge.examine([said("good", "bad", "good good", "bad")], 1)
+    (found,) = await judge.grade([said("good", "bad", "good good", "bad")], 1)
     assert signals(found, "pairwise_judge") == pytest.approx([2 / 3, 1 / 6, 1.0, 1 / 6])
-    (found,) = await PairwiseJudge(asker=asker(lambda text: '{"winner": "A"}')).examine([said("good", "bad")], 1)
+    (found,) = await PairwiseJudge(asker=asker(lambda text: '{"winner": "A"}')).grade([said("good", "bad")], 1)
     assert signals(found, "pairwise_judge") == [0.5, 0.5]  # who only looks at the place says nothing
 
 
@@ -88,26 +88,26 @@ async def test_comparisons_that_fail_do_not_count() -> None:
     def half(text: str) -> str:
         return better(text) if "bad" not in text else "?"
 
-    (found,) = await PairwiseJudge(asker=asker(half)).examine([said("good", "bad", "good good")], 1)
+    (found,) = await PairwiseJudge(asker=asker(half)).grade([said("good", "bad", "good good")], 1)
     assert signals(found, "pairwise_judge") == [0.0, None, 1.0]
-    (alone,) = await PairwiseJudge(asker=asker(half)).examine([said("good")], 1)
+    (alone,) = await PairwiseJudge(asker=asker(half)).grade([said("good")], 1)
     assert signals(alone, "pairwise_judge") == [0.5]
 
 
 @pytest.mark.parametrize(("rivals", "pairs"), [(0, 10), (1, 5), (2, 10), (9, 10)])
 async def test_fewer_rivals_are_fewer_questions(rivals: int, pairs: int) -> None:
     mine = asker(better)
-    await PairwiseJudge(asker=mine, rivals=rivals).examine([said("good a", "b", "c", "good d", "e")], 1)
+    await PairwiseJudge(asker=mine, rivals=rivals).grade([said("good a", "b", "c", "good d", "e")], 1)
     assert mine.questions == 2 * pairs
 
 
 async def test_a_rubric_is_scored_by_criterion() -> None:
     answer = '{"brief": 5, "right": 0, "more": 1}'
     rubric = Rubric(asker=asker(lambda text: answer), criteria={"brief": "Is it brief?", "right": "Is it right?"})
-    (found,) = await rubric.examine([said("x")], 1)
+    (found,) = await rubric.grade([said("x")], 1)
     assert signals(found, "rubric") == [{"brief": 1.0, "right": 0.0}]
     lacking = Rubric(asker=asker(lambda text: '{"brief": 5}'), criteria={"brief": "?", "right": "?"})
-    (found,) = await lacking.examine([said("x")], 1)
+    (found,) = await lacking.grade([said("x")], 1)
     assert signals(found, "rubric") == [None]
 
 
@@ -121,15 +121,15 @@ async def test_a_task_may_have_criteria_of_its_own() -> None:
     rubric = Rubric(asker=asker(says), criteria={"brief": "Is it brief?"}, key="wanted")
     plain = said("a")
     own = replace(plain, id="h", task=replace(plain.task, data={"wanted": {"kind": "Is it kind?"}}))
-    first, second = await rubric.examine([plain, own], 1)
+    first, second = await rubric.grade([plain, own], 1)
     assert signals(first, "rubric") == [{"brief": 0.0}]
     assert signals(second, "rubric") == [{"kind": 1.0}]
     assert ["Is it kind?" in text for text in asked] == [False, True]
     wrong = replace(own, task=replace(plain.task, data={"wanted": ["Is it kind?"]}))
-    with pytest.raises(ConfigError, match=r"task 't': examiner 'rubric' wants wanted = \{ name"):
-        await rubric.examine([wrong], 1)
-    with pytest.raises(ConfigError, match="task 't' has no 'wanted' in its data, so examiner 'checklist' wants items"):
-        await Checklist(asker=asker(says), key="wanted").examine([plain], 1)
+    with pytest.raises(ConfigError, match=r"task 't': grader 'rubric' wants wanted = \{ name"):
+        await rubric.grade([wrong], 1)
+    with pytest.raises(ConfigError, match="task 't' has no 'wanted' in its data, so grader 'checklist' wants items"):
+        await Checklist(asker=asker(says), key="wanted").grade([plain], 1)
 
 
 async def test_a_checklist_wants_evidence_from_the_episode() -> None:
@@ -139,16 +139,16 @@ async def test_a_checklist_wants_evidence_from_the_episode() -> None:
         "none": {"met": True}, "no": {"evidence": "ran", "met": False},
     }  # fmt: skip
     group = said("I ran the tests today")
-    (found,) = await Checklist(asker=asker(lambda text: json.dumps(answer)), items=items).examine([group], 1)
+    (found,) = await Checklist(asker=asker(lambda text: json.dumps(answer)), items=items).grade([group], 1)
     (verdict,) = signals(found, "checklist")
     assert {name: item["met"] for name, item in verdict.items()} == {
         "there": True, "invented": False, "none": False, "no": False,
     }  # fmt: skip
     assert verdict["there"]["evidence"] == "ran  the\ntests"
     loose = Checklist(asker=asker(lambda text: json.dumps(answer)), items=items, quoted=False)
-    (verdict,) = signals((await loose.examine([group], 1))[0], "checklist")
+    (verdict,) = signals((await loose.grade([group], 1))[0], "checklist")
     assert [item["met"] for item in verdict.values()] == [True, True, True, False]
-    (found,) = await Checklist(asker=asker(lambda text: '{"a": {"met": "yes"}}'), items={"a": "?"}).examine([group], 1)
+    (found,) = await Checklist(asker=asker(lambda text: '{"a": {"met": "yes"}}'), items={"a": "?"}).grade([group], 1)
     assert signals(found, "checklist") == [None]
 
 
@@ -165,7 +165,7 @@ async def test_what_a_judge_is_shown() -> None:
     turn = replace(one.turns[0], message=replace(one.turns[0].message, tool_calls=(call,)))
     one = replace(one, turns=(turn,), opening=(Message(role="user", content="Find it."),), signals={"patch": "+1"})
     judge = Judge(asker=asker(says), question="Is it found?", show=["patch"], reference="answer")
-    await judge.examine([Group(id="g", task=task, trajectories=(one,))], 1)
+    await judge.grade([Group(id="g", task=task, trajectories=(one,))], 1)
     (text,) = seen
     assert text.startswith("Is it found?\n\nWhat stands between <episode> and </episode>")
     assert "For comparison, a reference:\n42\n" in text
@@ -176,14 +176,14 @@ async def test_what_a_judge_is_shown() -> None:
     )
     missing = Judge(asker=asker(says), reference="solution")
     with pytest.raises(ConfigError, match=r"task 't' has no 'solution' in its data \(there: answer\)"):
-        await missing.examine([Group(id="g", task=task, trajectories=(one,))], 1)
+        await missing.grade([Group(id="g", task=task, trajectories=(one,))], 1)
 
 
 async def test_a_model_that_knows_nothing_is_read_where_it_is_constrained(bytes_: Any) -> None:
     pytest.importorskip("llguidance")
     write = writer(tiny_engine(bytes_, deterministic=False), ChatRenderer(bytes_), Sampling(max_tokens=60))
     asking = Asker(write, identity="m", tries=1, constrained=True)
-    (found,) = await Rubric(asker=asking, criteria={"is brief": "?", "b": "?"}).examine([said("a")], 1)
+    (found,) = await Rubric(asker=asking, criteria={"is brief": "?", "b": "?"}).grade([said("a")], 1)
     assert signals(found, "rubric")[0].keys() == {"is brief", "b"}
 
 
@@ -200,9 +200,9 @@ async def test_every_answer_of_its_form_is_read(make: Callable[[Asker], Any], an
         assert re.fullmatch(regex, answer)
         return answer
 
-    examiner = make(Asker(write, identity="m", tries=1, constrained=True))
-    (found,) = await examiner.examine([said("a", "b")], 1)
-    assert None not in signals(found, examiner.kind)
+    grader = make(Asker(write, identity="m", tries=1, constrained=True))
+    (found,) = await grader.grade([said("a", "b")], 1)
+    assert None not in signals(found, grader.kind)
 
 
 def test_a_long_episode_loses_its_middle() -> None:

@@ -16,7 +16,7 @@ from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.sandboxes.owner import PID, STARTED, started
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.packages.source import deps_home
 from turnstile.wiring.components import make_world
 
@@ -279,7 +279,7 @@ async def test_tests_are_run_in_containers_where_a_recipe_says_so(
     (package / "test_ten.py").write_text("from ten import TEN\n\n\ndef test_ten():\n    assert TEN == 10\n")
     test = "test_ten.py::test_ten"
     try:
-        grader = next(part for part in world.shared if isinstance(part, Grader))
+        grader = next(part for part in world.shared if isinstance(part, CodeGrader))
         assert not (await grader.grade(package, {}, fail_to_pass=[test])).resolved
         assert (await grader.grade(package, {"ten.py": b"TEN = 10\n"}, fail_to_pass=[test])).resolved
         mine, others = deps_home() / "ten-1.0", deps_home() / "user-of-ten-1.0"

@@ -25,7 +25,7 @@ from turnstile.swe.bugs.make import Made, Progress, make
 from turnstile.swe.bugs.profile import profile
 from turnstile.swe.bugs.validate import steady
 from turnstile.swe.grading.bench import Bench
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.judge import fault
 from turnstile.swe.packages.source import fetch
 from turnstile.tasks.base import load_tasks, write_tasks
@@ -33,7 +33,7 @@ from turnstile.types import Task
 
 
 @pytest.fixture
-def every(grader: Grader) -> Mapping[str, Any]:
+def every(grader: CodeGrader) -> Mapping[str, Any]:
     """Arguments of `make` for every bug there is."""
     return {"per_function": 99, "grader": grader}
 
@@ -68,7 +68,7 @@ def test_others_are_rejected_with_a_reason(made: Made, reference: Any) -> None:
     assert not set(reasons) & {task.id for task in made.tasks}
 
 
-async def test_every_task_checks_out_and_its_fix_repairs(made: Made, grader: Grader) -> None:
+async def test_every_task_checks_out_and_its_fix_repairs(made: Made, grader: CodeGrader) -> None:
     for task in made.tasks[::6]:
         bug, package = Bug.of(task), package_of(task)
         assert await fault(grader, bug, package) is None
@@ -105,11 +105,11 @@ MAKE_THREE = """
 import asyncio, sys
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.bugs.make import make
 from turnstile.swe.grading.testrun import PRELOAD
 
-grader = Grader(LocalSandboxes(preload=PRELOAD), limits=Limits(seconds=60.0, cpu_seconds=1.0))
+grader = CodeGrader(LocalSandboxes(preload=PRELOAD), limits=Limits(seconds=60.0, cpu_seconds=1.0))
 asyncio.run(make("pypi:tiny==1.0", sys.argv[1], 3, workers=1, per_function=99, grader=grader))
 """
 
@@ -131,7 +131,7 @@ def test_a_killed_run_goes_on_where_it_stopped(made: Made, every: Any, reference
     assert out.read_bytes() == reference.head(3)
 
 
-async def test_functions_take_turns_and_are_capped(made: Made, grader: Grader, tmp_path: Path) -> None:
+async def test_functions_take_turns_and_are_capped(made: Made, grader: CodeGrader, tmp_path: Path) -> None:
     capped = await make("pypi:tiny==1.0", tmp_path / "out.jsonl", 99, per_function=1, grader=grader)
     assert sorted(Bug.of(task).function for task in capped.tasks) == ["clamp", "digits"]
     assert capped.exhausted
@@ -148,7 +148,7 @@ async def test_kinds_take_turns_within_a_function(made: Made, bench: Bench) -> N
     assert rows != candidates(package, await profile(package, bench), 1, Filter(), 30)
 
 
-async def test_only_what_is_wanted_is_tried(made: Made, grader: Grader, tmp_path: Path) -> None:
+async def test_only_what_is_wanted_is_tried(made: Made, grader: CodeGrader, tmp_path: Path) -> None:
     seen: list[Progress] = []
     wanted = Filter(kinds=("minmax", "int"), max_line=20, max_shown=5)
     few = await make("pypi:tiny==1.0", tmp_path / "out.jsonl", 99, wanted=wanted, grader=grader, progress=seen.append)
@@ -179,14 +179,14 @@ def test_messages_do_not_depend_on_the_run() -> None:
 
 @pytest.mark.slow
 async def test_candidates_without_a_verdict_are_tried_again(
-    source_of: Any, sandboxes: LocalSandboxes, grader: Grader, tmp_path: Path
+    source_of: Any, sandboxes: LocalSandboxes, grader: CodeGrader, tmp_path: Path
 ) -> None:
     """A bug that makes the code wait is judged by a machine with time for it, and by no other."""
     code = "import time\n\n\ndef f(n):\n    if n > 3:\n        time.sleep(1.5)\n    return n > 3\n"
     tests = "from tiny import f\n\n\ndef test_f():\n    assert not f(3)\n"
     source = source_of({"src/tiny/__init__.py": code, "tests/test_tiny.py": tests})
     out, wanted = tmp_path / "out.jsonl", Filter(kinds=("compare",))
-    hurried = Grader(sandboxes, limits=Limits(seconds=1.0))
+    hurried = CodeGrader(sandboxes, limits=Limits(seconds=1.0))
     first = await make(source, out, 99, wanted=wanted, grader=hurried)
     assert first.undecided > 0
     again = await make(source, out, 99, wanted=wanted, grader=grader)
@@ -195,7 +195,9 @@ async def test_candidates_without_a_verdict_are_tried_again(
     assert judged[1] - judged[0] == first.undecided
 
 
-async def test_a_task_that_the_grader_sees_otherwise_is_none(grader: Grader, source_of: Any, tmp_path: Path) -> None:
+async def test_a_task_that_the_grader_sees_otherwise_is_none(
+    grader: CodeGrader, source_of: Any, tmp_path: Path
+) -> None:
     """The tests agree in either order, and do not when those that notice the bug are run first, as they are graded."""
     tests = """
         from tiny import f
@@ -224,7 +226,7 @@ def test_the_demo_filter_is_what_the_docs_say() -> None:
 
 
 @pytest.mark.slow
-async def test_larger_bugs_are_made_and_check_out(made: Made, grader: Grader, tmp_path: Path) -> None:
+async def test_larger_bugs_are_made_and_check_out(made: Made, grader: CodeGrader, tmp_path: Path) -> None:
     found = await make(
         "pypi:tiny==1.0",
         tmp_path / "out.jsonl",

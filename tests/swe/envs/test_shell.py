@@ -15,7 +15,7 @@ from turnstile.envs.check import check_env
 from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.swe.envs.shell import ShellEnv
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.testrun import PRELOAD
 from turnstile.swe.packages.source import deps_home
 from turnstile.swe.problems.problems import Problems
@@ -37,7 +37,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Task]:
 @pytest.fixture(scope="module")
 def problems() -> Iterator[Problems]:
     sandboxes = LocalSandboxes(preload=PRELOAD)
-    yield Problems(Grader(sandboxes))
+    yield Problems(CodeGrader(sandboxes))
     asyncio.run(sandboxes.close())
 
 
@@ -230,7 +230,7 @@ async def test_it_keeps_what_environments_promise(problems: Problems, task: Task
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 async def test_over_bubblewrap(task: Task, tmp_path_factory: pytest.TempPathFactory) -> None:
     sandboxes = BubblewrapSandboxes(preload=PRELOAD, spare=0, shelf=deps_home())
-    env = ShellEnv(problems=Problems(Grader(sandboxes)))
+    env = ShellEnv(problems=Problems(CodeGrader(sandboxes)))
     try:
         await env.reset(task)
         act = oracle(task)

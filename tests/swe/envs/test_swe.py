@@ -19,7 +19,7 @@ from turnstile.rollout.episode import Limits as EpisodeLimits
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.swe.envs.swe import TOOLS, SweEnv
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.testrun import PRELOAD
 from turnstile.swe.oracle import demonstrate, oracle, random_agent
 from turnstile.tasks.demonstration import call
@@ -51,7 +51,7 @@ def sandboxes():
 
 @pytest.fixture(scope="module")
 def grader(sandboxes):
-    return Grader(sandboxes)
+    return CodeGrader(sandboxes)
 
 
 async def opened(grader, task):
@@ -177,7 +177,7 @@ async def test_state_key_is_of_the_state_not_of_the_way(grader, task):
 
 
 async def test_code_that_hangs_is_a_failed_test(sandboxes, task):
-    env = await opened(Grader(sandboxes, limits=Limits(seconds=1.0)), task)
+    env = await opened(CodeGrader(sandboxes, limits=Limits(seconds=1.0)), task)
     await env.step(call("fix", old="    return value", new="    while True: pass"))
     step = await env.step(call("run"))
     assert step.signals["tests_passed"] is False
@@ -213,7 +213,7 @@ async def test_keeps_the_promises_of_an_environment(grader, task):
 
 
 async def test_grading_is_remembered_across_episodes(sandboxes, task):
-    grader = Grader(sandboxes)
+    grader = CodeGrader(sandboxes)
     for _ in range(3):
         env = await opened(grader, task)
         await env.step(call("fix", old="value > low", new="value < low"))

@@ -23,7 +23,7 @@ from turnstile.swe.grading import notes
 from turnstile.swe.grading.bench import Files
 from turnstile.swe.grading.findings import Ask, CheckedTask
 from turnstile.swe.grading.gate import KILLS, check
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.judge import judge_files
 from turnstile.swe.grading.notes import Notes, failed_before
 from turnstile.swe.grading.probes import PROBES, Probe, Scene, read_history, shadow_plugin
@@ -54,7 +54,7 @@ def task(reference: Any, monkeypatch: pytest.MonkeyPatch) -> Task:
     return next(task for task in reference.made.tasks if task.id.endswith("l9-minmax-0"))
 
 
-async def wins(probe: Probe, task: Task, grader: Grader) -> tuple[str, ...]:
+async def wins(probe: Probe, task: Task, grader: CodeGrader) -> tuple[str, ...]:
     (found,) = await check([task], ProblemCases(problems=Problems(grader), probes={"it": probe}), repeats=1)
     assert (found.gold, found.empty, found.tried, found.unknown, found.trouble) == ((1,), (0,), ("it",), None, None)
     return found.wins
@@ -74,19 +74,19 @@ def honest(task: Task) -> Probe:
     return probe
 
 
-async def test_what_repairs_wins(task: Task, grader: Grader) -> None:
+async def test_what_repairs_wins(task: Task, grader: CodeGrader) -> None:
     """The control for the tests below: the way from a probe's files to a score of 1 is open."""
     assert await wins(honest(task), task, grader) == ("it",)
 
 
 @pytest.mark.parametrize("name", PROBES)
-async def test_a_cheat_scores_nothing(name: str, task: Task, grader: Grader) -> None:
+async def test_a_cheat_scores_nothing(name: str, task: Task, grader: CodeGrader) -> None:
     assert await wins(PROBES[name], task, grader) == ()
 
 
 @pytest.mark.parametrize("name", PROBES)
 async def test_a_cheat_scores_nothing_with_test_cases(
-    name: str, source_of: Any, grader: Grader, tmp_path: Path
+    name: str, source_of: Any, grader: CodeGrader, tmp_path: Path
 ) -> None:
     source = source_of({"tests/test_tiny.py": CASES, "tests/test_flaky.py": None})
     made = await make(source, tmp_path / "out.jsonl", 1, grader=grader)
@@ -134,7 +134,7 @@ sys.modules["importlib.metadata"] = None
         return await self.sandbox.exec([program, option, self.LACKS + script, *rest], **settings)
 
 
-async def test_history_is_found_where_there_is_some(task: Task, grader: Grader, sandboxes: LocalSandboxes) -> None:
+async def test_history_is_found_where_there_is_some(task: Task, grader: CodeGrader, sandboxes: LocalSandboxes) -> None:
     bug, package = Bug.of(task), package_of(task)
     buggy = bug.bugged_text(package)
     sandbox = await sandboxes.start(package.tree)
@@ -152,7 +152,7 @@ async def test_history_is_found_where_there_is_some(task: Task, grader: Grader, 
     assert (await judge_files(grader, bug, package, files)).resolved
 
 
-async def test_flaky_tests_are_named(source_of: Any, grader: Grader, tmp_path: Path) -> None:
+async def test_flaky_tests_are_named(source_of: Any, grader: CodeGrader, tmp_path: Path) -> None:
     marker = tmp_path / "seen"
     source = source_of({"tests/test_flaky.py": None})
     (task,) = (await make(source, tmp_path / "out.jsonl", 1, grader=grader)).tasks
@@ -178,7 +178,7 @@ async def test_flaky_tests_are_named(source_of: Any, grader: Grader, tmp_path: P
         ({"digest": "f" * 16}, "the source tree differs"),
     ],
 )
-async def test_what_is_off_is_said(task: Task, grader: Grader, changes: Mapping[str, Any], why: str) -> None:
+async def test_what_is_off_is_said(task: Task, grader: CodeGrader, changes: Mapping[str, Any], why: str) -> None:
     off = Task(id="off", env="swe", data={**task.data, "f2p": ["tests/test_tiny.py::test_clamp[12-10]"], **changes})
     (found,) = await check([off], ProblemCases(problems=Problems(grader)), repeats=1, probed=0)
     assert why in str(found.why)
@@ -188,11 +188,11 @@ async def test_what_is_off_is_said(task: Task, grader: Grader, changes: Mapping[
 async def test_what_breaks_is_unknown_and_no_failure(task: Task, tmp_path: Path) -> None:
     closed = LocalSandboxes(root=tmp_path)
     await closed.close()
-    (found,) = await check([task], ProblemCases(problems=Problems(Grader(closed))))
+    (found,) = await check([task], ProblemCases(problems=Problems(CodeGrader(closed))))
     assert (found.why, found.unknown) == (None, "these sandboxes were closed")
 
 
-async def test_probes_and_the_random_agent_are_tried_on_some(reference: Any, task: Task, grader: Grader) -> None:
+async def test_probes_and_the_random_agent_are_tried_on_some(reference: Any, task: Task, grader: CodeGrader) -> None:
     played: list[str] = []
 
     async def play(task: Task) -> bool:
@@ -218,7 +218,7 @@ KILLS_ITSELF = """
 """
 
 
-async def test_a_task_whose_gradings_keep_being_killed_fails(task: Task, grader: Grader, tmp_path: Path) -> None:
+async def test_a_task_whose_gradings_keep_being_killed_fails(task: Task, grader: CodeGrader, tmp_path: Path) -> None:
     """It is no score of 0, since it may be the machine; but it is no task to train on either."""
     tree = tmp_path / "changed"
     shutil.copytree(package_of(task).tree, tree)
@@ -235,7 +235,7 @@ async def kill_the_judge(scene: Scene) -> Files:
     return scene.appended("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
 
 
-async def test_a_cheat_that_kills_its_judge_wins_nothing_and_is_counted(task: Task, grader: Grader) -> None:
+async def test_a_cheat_that_kills_its_judge_wins_nothing_and_is_counted(task: Task, grader: CodeGrader) -> None:
     (found,) = await check([task], ProblemCases(problems=Problems(grader), probes={"it": kill_the_judge}), repeats=1)
     assert (found.wins, found.killed, found.why, found.unknown) == ((), 1, None, None)
 
@@ -249,7 +249,7 @@ def fresh(tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch) -> Pa
     return folder
 
 
-async def test_what_was_found_is_not_looked_for_again(reference: Any, fresh: Path, grader: Grader) -> None:
+async def test_what_was_found_is_not_looked_for_again(reference: Any, fresh: Path, grader: CodeGrader) -> None:
     tasks = reference.made.tasks[:3]
     cases = ProblemCases(problems=Problems(grader), probes={"it": honest(tasks[0])})
     first = await check(tasks, cases, repeats=2, probed=1, notes=Notes())
@@ -311,7 +311,7 @@ def test_how_many_sandboxes_there_are_is_no_other_setting(task: Task, fresh: Pat
     assert Notes({"kind": "container", "memory_mb": 1024}).of(task, Ask()) is None
 
 
-async def test_what_a_machine_lacks_is_not_noted(task: Task, fresh: Path, grader: Grader) -> None:
+async def test_what_a_machine_lacks_is_not_noted(task: Task, fresh: Path, grader: CodeGrader) -> None:
     other = Task(id="other", env="swe", data={**task.data, "digest": "f" * 16})
     (found,) = await check([other], ProblemCases(problems=Problems(grader)), repeats=1, probed=0, notes=Notes())
     assert "the source tree differs" in str(found.why)

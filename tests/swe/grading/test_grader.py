@@ -12,7 +12,7 @@ from turnstile.sandboxes.base import ExecResult, Limits
 from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes
 from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.sandboxes.local import LocalSandboxes
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.testrun import PRELOAD, REQUEST, VERIFIER, Report, read_report, run_tests
 from turnstile.swe.tree import can_change_tests
 
@@ -76,7 +76,7 @@ async def outcomes_of(sandboxes: LocalSandboxes, folder: Path, tests: str, ids: 
         await sandbox.close()
 
 
-async def test_a_repair_is_resolved_and_a_bug_is_not(grader: Grader, template: Path) -> None:
+async def test_a_repair_is_resolved_and_a_bug_is_not(grader: CodeGrader, template: Path) -> None:
     ids = {"fail_to_pass": [AREA, SQUARE], "pass_to_pass": NAMES}
     good = await grader.grade(template, {}, **ids)
     assert (good.resolved, good.fail_to_pass_passed, good.pass_to_pass_passed) == (True, 2, 2)
@@ -88,7 +88,7 @@ async def test_a_repair_is_resolved_and_a_bug_is_not(grader: Grader, template: P
     assert (good.failed, bad.failed) == ((), (AREA, SQUARE))
 
 
-async def test_edits_of_tests_are_ignored_and_counted(grader: Grader, template: Path) -> None:
+async def test_edits_of_tests_are_ignored_and_counted(grader: CodeGrader, template: Path) -> None:
     cheat = {
         **BUG,
         "tests/test_shapes.py": b"def test_area(): pass\ndef test_square(): pass\n",
@@ -123,14 +123,14 @@ def test_what_counts_as_a_test(path: str, ignored: bool) -> None:
     assert can_change_tests(path) is ignored
 
 
-async def test_a_graded_file_is_protected_whatever_its_name(grader: Grader, template: Path) -> None:
+async def test_a_graded_file_is_protected_whatever_its_name(grader: CodeGrader, template: Path) -> None:
     (template / "checks.py").write_text("import shapes\n\n\ndef test_it():\n    assert shapes.area(2, 3) == 6\n")
     edit = {**BUG, "./checks.py": b"def test_it(): pass\n"}
     verdict = await grader.grade(template, edit, fail_to_pass=["checks.py::test_it"])
     assert (verdict.resolved, verdict.ignored) == (False, ("./checks.py",))
 
 
-async def test_equal_states_are_run_once(grader: Grader, template: Path) -> None:
+async def test_equal_states_are_run_once(grader: CodeGrader, template: Path) -> None:
     first, second = await asyncio.gather(*(grader.grade(template, BUG, fail_to_pass=[AREA]) for _ in range(2)))
     assert sorted((first.from_memo, second.from_memo)) == [False, True]
     assert (await grader.grade(template, dict(BUG), fail_to_pass=[AREA])).from_memo
@@ -144,14 +144,14 @@ async def test_equal_states_are_run_once(grader: Grader, template: Path) -> None
 
 
 async def test_the_memory_is_bounded(sandboxes: LocalSandboxes, template: Path) -> None:
-    grader = Grader(sandboxes, memo=1)
+    grader = CodeGrader(sandboxes, memo=1)
     await grader.grade(template, BUG, fail_to_pass=[AREA])
     await grader.grade(template, {}, fail_to_pass=[AREA])
     assert not (await grader.grade(template, BUG, fail_to_pass=[AREA])).from_memo
     assert (await grader.grade(template, BUG, fail_to_pass=[AREA])).from_memo
 
 
-async def test_a_cancelled_caller_takes_nothing_from_the_others(grader: Grader, template: Path) -> None:
+async def test_a_cancelled_caller_takes_nothing_from_the_others(grader: CodeGrader, template: Path) -> None:
     impatient = asyncio.ensure_future(grader.grade(template, BUG, fail_to_pass=[AREA]))
     patient = asyncio.ensure_future(grader.grade(template, BUG, fail_to_pass=[AREA]))
     await asyncio.sleep(0.01)
@@ -161,7 +161,7 @@ async def test_a_cancelled_caller_takes_nothing_from_the_others(grader: Grader, 
     assert grader.runs == 1
 
 
-async def test_runs_do_not_see_each_others_files(grader: Grader, template: Path) -> None:
+async def test_runs_do_not_see_each_others_files(grader: CodeGrader, template: Path) -> None:
     (template / "tests" / "test_trace.py").write_text(
         "import os, pathlib\n\n\ndef test_trace():\n    seen = os.path.exists('trace')\n"
         "    pathlib.Path('trace').touch()\n    pathlib.Path('shapes.py').write_text('')\n    assert not seen\n"
@@ -174,7 +174,7 @@ async def test_runs_do_not_see_each_others_files(grader: Grader, template: Path)
     assert (await grader.grade(template, {}, fail_to_pass=[AREA])).resolved
 
 
-async def test_added_and_removed_files_count(grader: Grader, template: Path) -> None:
+async def test_added_and_removed_files_count(grader: CodeGrader, template: Path) -> None:
     moved: dict[str, bytes | None] = {
         "shapes.py": None,
         "shapes/__init__.py": SHAPES.replace("width * height", "7").encode(),
@@ -187,25 +187,25 @@ async def test_added_and_removed_files_count(grader: Grader, template: Path) -> 
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x.py", "a/../../x.py"])
-async def test_changes_outside_the_template_are_refused(grader: Grader, template: Path, path: str) -> None:
+async def test_changes_outside_the_template_are_refused(grader: CodeGrader, template: Path, path: str) -> None:
     for data in (b"", None):
         with pytest.raises(ValueError, match=r"leaves|root"):
             await grader.bench.run(template, {path: data}, [AREA])
 
 
-async def test_what_cannot_be_removed_is_no_verdict(grader: Grader, template: Path) -> None:
+async def test_what_cannot_be_removed_is_no_verdict(grader: CodeGrader, template: Path) -> None:
     with pytest.raises(SandboxError, match=r"could not be removed: .*tests"):
         await grader.bench.run(template, {"tests": None}, [AREA])
 
 
-async def test_byte_code_of_the_template_is_never_stale(grader: Grader, template: Path) -> None:
+async def test_byte_code_of_the_template_is_never_stale(grader: CodeGrader, template: Path) -> None:
     """Same size, and the same time of change would do no harm either: byte code is checked by hash."""
     for area, resolved in (("width * height", True), ("width + height", False), ("width * height", True)):
         files = {"shapes.py": SHAPES.replace("width * height", area).encode()}
         assert (await grader.grade(template, files, fail_to_pass=[AREA])).resolved is resolved
 
 
-async def test_the_whole_suite_and_vanished_tests(grader: Grader, template: Path) -> None:
+async def test_the_whole_suite_and_vanished_tests(grader: CodeGrader, template: Path) -> None:
     whole = await grader.run_tests(template, {})
     assert set(whole.outcomes.values()) == {"passed"}
     assert len(whole.outcomes) == 5
@@ -219,7 +219,7 @@ async def test_the_whole_suite_and_vanished_tests(grader: Grader, template: Path
     assert report.problem is None
 
 
-async def test_many_tests_are_chosen_from_their_files(grader: Grader, template: Path) -> None:
+async def test_many_tests_are_chosen_from_their_files(grader: CodeGrader, template: Path) -> None:
     (template / "tests" / "test_more.py").write_text(
         "import pytest\n\n\n@pytest.mark.parametrize('n', range(80))\ndef test_n(n):\n    assert n != 7\n"
     )
@@ -229,7 +229,7 @@ async def test_many_tests_are_chosen_from_their_files(grader: Grader, template: 
     assert [name for name in ids if not report.passed(name)] == [ids[7]]
 
 
-async def test_an_import_path_below_the_root(grader: Grader, tmp_path: Path) -> None:
+async def test_an_import_path_below_the_root(grader: CodeGrader, tmp_path: Path) -> None:
     template = tmp_path / "layout"
     (template / "src").mkdir(parents=True)
     (template / "src" / "shapes.py").write_text(SHAPES)
@@ -244,7 +244,7 @@ async def test_an_import_path_below_the_root(grader: Grader, tmp_path: Path) -> 
 async def test_grading_in_bubblewrap(template: Path, tmp_path: Path) -> None:
     provider = BubblewrapSandboxes(root=tmp_path / "home", preload=PRELOAD)
     try:
-        grader = Grader(provider)
+        grader = CodeGrader(provider)
         assert (await grader.grade(template, {}, fail_to_pass=[AREA], pass_to_pass=[SQUARE])).resolved
         assert not (await grader.grade(template, BUG, fail_to_pass=[AREA])).resolved
     finally:
@@ -255,7 +255,7 @@ RUNNER = ("turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packag
 
 
 async def test_grading_in_containers(template: Path, containers: Callable[..., ContainerSandboxes]) -> None:
-    grader = Grader(containers(carry=RUNNER))
+    grader = CodeGrader(containers(carry=RUNNER))
     assert (await grader.grade(template, {}, fail_to_pass=[AREA], pass_to_pass=[SQUARE])).resolved
     assert not (await grader.grade(template, BUG, fail_to_pass=[AREA])).resolved
 
@@ -263,12 +263,12 @@ async def test_grading_in_containers(template: Path, containers: Callable[..., C
 async def test_a_container_without_pytest_is_said(
     template: Path, containers: Callable[..., ContainerSandboxes]
 ) -> None:
-    grader = Grader(containers(carry=["turnstile"]))
+    grader = CodeGrader(containers(carry=["turnstile"]))
     with pytest.raises(VerifierError, match=r"could not be compiled: .*; the sandbox's Python needs pytest"):
         await grader.grade(template, {}, fail_to_pass=[AREA])
 
 
-async def test_what_cannot_be_graded_is_said(grader: Grader, template: Path, tmp_path: Path) -> None:
+async def test_what_cannot_be_graded_is_said(grader: CodeGrader, template: Path, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="FAIL_TO_PASS"):
         await grader.grade(template, {}, fail_to_pass=[])
     with pytest.raises(TaskError, match="no template folder"):
@@ -280,7 +280,7 @@ async def test_what_cannot_be_graded_is_said(grader: Grader, template: Path, tmp
 async def test_broken_sandboxes_are_no_verdict_and_are_not_remembered(template: Path, tmp_path: Path) -> None:
     closed = LocalSandboxes(root=tmp_path / "home")
     await closed.close()
-    grader = Grader(closed)
+    grader = CodeGrader(closed)
     for _ in range(2):
         with pytest.raises(SandboxError, match="closed"):
             await grader.grade(template, {}, fail_to_pass=[AREA])
@@ -371,7 +371,7 @@ async def test_a_hang_is_a_failure_of_the_code(sandboxes: LocalSandboxes, tmp_pa
     (tmp_path / "alone").mkdir()
     tests = "def test_a(): pass\ndef test_b():\n    while True: pass\ndef test_c(): pass\n"
     (tmp_path / "alone" / "test_it.py").write_text(tests)
-    grader = Grader(sandboxes, limits=Limits(seconds=60.0, cpu_seconds=1.0))
+    grader = CodeGrader(sandboxes, limits=Limits(seconds=60.0, cpu_seconds=1.0))
     ids = [f"test_it.py::test_{letter}" for letter in "abc"]
     verdict = await grader.grade(tmp_path / "alone", {}, fail_to_pass=ids)
     assert (verdict.resolved, verdict.fail_to_pass_passed, verdict.timed_out) == (False, 1, True)
@@ -401,7 +401,7 @@ async def test_a_wait_that_outlasts_the_clock_is_tried_again_and_is_no_fact(
     template = tmp_path / "alone"
     template.mkdir()
     (template / "test_it.py").write_text(NAP.format(marker=str(tmp_path / "seen"), always=always))
-    grader = Grader(sandboxes, limits=Limits(seconds=seconds))
+    grader = CodeGrader(sandboxes, limits=Limits(seconds=seconds))
     first = await grader.grade(template, {}, fail_to_pass=["test_it.py::test_nap"])
     assert (first.resolved, first.timed_out, grader.runs) == (not always, always, 2)
     second = await grader.grade(template, {}, fail_to_pass=["test_it.py::test_nap"])
@@ -448,7 +448,7 @@ async def test_forged_reports_pass_nothing(sandboxes: LocalSandboxes, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["pytest.xfail()", "pytest.skip()", *FORGERIES])
-async def test_code_that_forges_passes_nothing(grader: Grader, template: Path, name: str) -> None:
+async def test_code_that_forges_passes_nothing(grader: CodeGrader, template: Path, name: str) -> None:
     """The same from within the function under test, which is all that a policy may write."""
     line = FORGERIES.get(name, f"import pytest\n{name}\n").strip().replace("\n", "\n    ")
     code = SHAPES.replace("    return width * height", f"    {line}\n    return width + height")
@@ -478,7 +478,7 @@ for name, module in list(sys.modules.items()):
 
 
 @pytest.mark.parametrize("cheat", [EMPTY_IN_MEMORY, WRITE_OVER, PUT_IN_PLACE])
-async def test_the_tests_that_count_are_those_in_the_files(grader: Grader, template: Path, cheat: str) -> None:
+async def test_the_tests_that_count_are_those_in_the_files(grader: CodeGrader, template: Path, cheat: str) -> None:
     """Another test file, imported before, gives the code under test a chance to change the test's own."""
     first = "tests/test_again.py::test_first"
     (template / "tests" / "test_again.py").write_text("import shapes\n\n\ndef test_first():\n    shapes.names()\n")
@@ -557,7 +557,7 @@ async def test_only_tests_may_expect_a_failure(
         f"import pytest\nfrom code import expect, mark\n\n\ndef test_a(request):\n    {body}\n\n\n"
         "def test_b():\n    pass\n"
     )
-    grader = Grader(sandboxes)
+    grader = CodeGrader(sandboxes)
     first, second = "test_it.py::test_a", "test_it.py::test_b"
     verdict = await grader.grade(tmp_path / "alone", {}, fail_to_pass=[second], pass_to_pass=[first])
     assert verdict.resolved is passed
@@ -565,7 +565,7 @@ async def test_only_tests_may_expect_a_failure(
     assert not repair.resolved  # an expected failure is no repair
 
 
-async def test_a_module_in_the_place_of_a_library_is_not_applied(grader: Grader, template: Path) -> None:
+async def test_a_module_in_the_place_of_a_library_is_not_applied(grader: CodeGrader, template: Path) -> None:
     (template / "json.py").write_text("")
     files = {"unittest/__init__.py": b"", "./pytest.py": b"", "json.py": b"x = 1", "lib/json.py": b""}
     verdict = await grader.grade(template, {**BUG, **files}, fail_to_pass=[AREA])

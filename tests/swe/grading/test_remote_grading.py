@@ -13,7 +13,7 @@ from served import Served, served
 from turnstile.config import make_recipe
 from turnstile.errors import SandboxError
 from turnstile.swe.bug import Bug, package_of
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.judge import fault
 from turnstile.wiring.components import World, make_world
 
@@ -35,7 +35,7 @@ async def test_a_made_task_is_graded_over_http(
 ) -> None:
     monkeypatch.setenv("TURNSTILE_CACHE", str(reference.cache))
     bug = Bug.of(next(task for task in reference.made.tasks if task.id.endswith("l9-minmax-0")))
-    grader = next(part for part in world.shared if isinstance(part, Grader))
+    grader = next(part for part in world.shared if isinstance(part, CodeGrader))
     try:
         assert await fault(grader, bug, package_of(bug)) is None  # solved by the repair, and by nothing else not
         assert grader.runs >= 2
@@ -49,7 +49,7 @@ async def test_a_grader_gets_over_a_server_that_was_started_again(server: Served
     package.mkdir()
     (package / "ten.py").write_text("TEN = 11\n")
     (package / "test_ten.py").write_text("from ten import TEN\n\n\ndef test_ten():\n    assert TEN == 10\n")
-    grader = next(part for part in world.shared if isinstance(part, Grader))
+    grader = next(part for part in world.shared if isinstance(part, CodeGrader))
     test = "test_ten.py::test_ten"
     try:
         assert not (await grader.grade(package, {}, fail_to_pass=[test])).resolved

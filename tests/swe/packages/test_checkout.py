@@ -13,7 +13,7 @@ import pytest
 from turnstile.errors import TaskError
 from turnstile.swe.bug import Bug, package_of
 from turnstile.swe.bugs.make import make
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.judge import fault
 from turnstile.swe.packages.metadata import static_metadata
 from turnstile.swe.packages.source import fetch, parse_source
@@ -137,7 +137,7 @@ def test_what_files_say_outright_is_read() -> None:
 
 @pytest.mark.slow
 async def test_tasks_of_a_commit_are_made_and_found_again(
-    project: Path, git: Git, grader: Grader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, git: Git, grader: CodeGrader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: Any = await make(f"git+file://{project}@v1", tmp_path / "out.jsonl", 1, runs=3, grader=grader)
     bug = Bug.of(made.tasks[0])

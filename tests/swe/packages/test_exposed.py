@@ -20,7 +20,7 @@ from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.swe.bug import Bug
 from turnstile.swe.bugs.make import Progress, make
 from turnstile.swe.grading.gate import check
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.testrun import PRELOAD
 from turnstile.swe.packages.exposed import _LOOK, exposed
 from turnstile.swe.packages.source import deps_home, fetch
@@ -39,7 +39,7 @@ async def walled(cache: Path) -> AsyncIterator[BubblewrapSandboxes]:
 
 
 @pytest.fixture
-async def installed(source_of: Any, grader: Grader, tmp_path: Path) -> tuple[Task, list[str]]:
+async def installed(source_of: Any, grader: CodeGrader, tmp_path: Path) -> tuple[Task, list[str]]:
     """A task in a package that bears the name of one that this Python has, and what was said as it was made."""
     tests = "from iniconfig import clamp\n\n\ndef test_clamp():\n    assert clamp(5, 0, 10) == 5\n"
     files = {"src/iniconfig/__init__.py": source_of().files["src/tiny/__init__.py"], "tests/test_clamp.py": tests}
@@ -60,7 +60,7 @@ async def test_a_task_whose_package_is_installed_is_refused(
 ) -> None:
     task, said = installed
     assert any(f"iniconfig is in this Python too, at {iniconfig.__file__}" in line for line in said)
-    grader = Grader(walled)
+    grader = CodeGrader(walled)
     with pytest.raises(TaskError, match=r"the sandboxes show src/iniconfig/__init__\.py without its fault, at /"):
         await Problems(grader).of(task)
     (found,) = await check([task], ProblemCases(problems=Problems(grader)), repeats=1)
@@ -71,7 +71,7 @@ async def test_a_task_whose_package_is_installed_is_refused(
 async def test_local_sandboxes_hide_nothing_and_are_not_looked_at(
     installed: tuple[Task, list[str]], sandboxes: LocalSandboxes
 ) -> None:
-    assert (await Problems(Grader(sandboxes)).of(installed[0])).suspects == {"src/iniconfig/__init__.py"}
+    assert (await Problems(CodeGrader(sandboxes)).of(installed[0])).suspects == {"src/iniconfig/__init__.py"}
 
 
 async def test_what_another_package_needs_is_not_shown(source_of: Any, walled: BubblewrapSandboxes) -> None:
@@ -119,7 +119,7 @@ async def test_what_is_hidden_is_played(reference: Any, monkeypatch: pytest.Monk
     monkeypatch.setenv("TURNSTILE_CACHE", str(reference.cache))
     provider = BubblewrapSandboxes(preload=PRELOAD, spare=0, shelf=deps_home())
     task = reference.made.tasks[0]
-    problem = await Problems(Grader(provider)).of(task)
+    problem = await Problems(CodeGrader(provider)).of(task)
     copy = await problem.open()
     assert Bug.of(task).file in copy.base
     assert copy.env["PYTHONPATH"].endswith(str(deps_home() / "tiny-1.0"))

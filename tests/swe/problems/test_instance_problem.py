@@ -20,7 +20,7 @@ from turnstile.swe.envs.shell import ShellEnv
 from turnstile.swe.formats.instance import Instance, as_task, reversed_patch
 from turnstile.swe.grading.bench import Files
 from turnstile.swe.grading.gate import check
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.judge import trouble
 from turnstile.swe.grading.probes import PROBES, Scene
 from turnstile.swe.problems.base import Problem, graded_patch
@@ -37,7 +37,7 @@ FIX = "sed -i 's/(len(values) + 1)/len(values)/' calc/__init__.py"
 
 @pytest.fixture
 async def problems(containers: Callable[..., ContainerSandboxes]) -> AsyncIterator[Problems]:
-    made = Problems(Grader(containers(user="0:0")))
+    made = Problems(CodeGrader(containers(user="0:0")))
     yield made
     await made.close()
 
@@ -395,7 +395,7 @@ async def test_what_an_image_lacks_is_said(problems: Problems, instance: Instanc
     ):
         with pytest.raises(TaskError, match=message):
             await (await problems.of(as_task(replace(instance, **changes)))).open()
-    as_user = Problems(Grader(containers()))
+    as_user = Problems(CodeGrader(containers()))
     with pytest.raises(TaskError, match=r'user 1000 cannot write in /testbed; set sandbox.user = "0:0"'):
         await (await as_user.of(as_task(instance))).open()
 
@@ -421,7 +421,7 @@ async def test_an_instance_without_a_test_is_refused() -> None:
     instance = Instance(id="testless", problem="p", image="i", patch="p")
     sandboxes = LocalSandboxes()
     with pytest.raises(TaskError, match="testless: it names no test that must pass; set `fail_to_pass` or"):
-        await Problems(Grader(sandboxes)).of(as_task(instance))
+        await Problems(CodeGrader(sandboxes)).of(as_task(instance))
     await sandboxes.close()
 
 

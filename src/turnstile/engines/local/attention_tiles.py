@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from turnstile.engines.local.kv_cache import Row, Shelf
+from turnstile.engines.local.kv_cache import Row, SizeClass
 
 WASTE = 2048
 """Pairs of a query and a column that are computed for nothing rather than others in an operation of their own."""
@@ -49,10 +49,10 @@ class Stretch:
         )
 
 
-def stretches(queries: Mapping[Row, Sequence[Query]]) -> list[tuple[Shelf, Stretch, list[Sequence[Query]]]]:
+def stretches(queries: Mapping[Row, Sequence[Query]]) -> list[tuple[SizeClass, Stretch, list[Sequence[Query]]]]:
     """Rows that lie side by side, or nearly, with the queries of each place; rows of few queries go apart from those of
     more where that costs less than padding them."""
-    shelves: dict[Shelf, dict[int, Sequence[Query]]] = {}
+    shelves: dict[SizeClass, dict[int, Sequence[Query]]] = {}
     for row, own in queries.items():
         assert row.shelf is not None
         shelves.setdefault(row.shelf, {})[row.place] = own

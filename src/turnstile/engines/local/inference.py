@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turnstile.engines.local.cpu.decoder import Fused
+from turnstile.engines.local.cpu.decoder import CpuDecoder
 from turnstile.engines.local.cpu.packed_weights import PackedLinears
 from turnstile.models.attention import CausalLayout, Layout, forward_hidden
 from turnstile.models.frozen_layers import captured
@@ -27,7 +27,7 @@ class Inference:
     def __init__(self, model: PreTrainedModel, *, packed: bool = True) -> None:
         self._model = model
         self._packed = packed
-        self._fused: Fused | None = None
+        self._fused: CpuDecoder | None = None
         self._linears = PackedLinears(nn.ModuleList())
         self._stale = True  # weights have learnt, or layers were replaced
 
@@ -68,13 +68,13 @@ class Inference:
         self._linears.forget()
 
 
-def _fused(model: PreTrainedModel) -> Fused | None:
+def _fused(model: PreTrainedModel) -> CpuDecoder | None:
     """The fused pass of a model, if it gives what the model gives: found out by trying.
 
     Most tokens must agree to rounding, and all of them roughly: those that were hardly ever trained on differ by far
     more than others do, and by them alone a whole model would be held to be another.
     """
-    fused = Fused.of(model)
+    fused = CpuDecoder.of(model)
     if fused is None:
         return None
     tokens = probes(model, PROBES)

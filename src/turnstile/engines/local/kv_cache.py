@@ -80,12 +80,12 @@ class Row:
         self.computed = len(tokens)  # those behind are in the pass that is being planned
         self.leaning = 0  # rows that begin in this one
         self.last_use = 0
-        self.shelf: Shelf | None = None  # None once it is dropped
+        self.shelf: SizeClass | None = None  # None once it is dropped
         self.place = 0
         if base:
             base.leaning += 1
 
-    def at(self, position: int) -> tuple[Shelf, int, int]:
+    def at(self, position: int) -> tuple[SizeClass, int, int]:
         """Where a token of the path lies: shelf, place on it, column."""
         row = self.base if self.base and position < self.begin else self
         assert row.shelf is not None, "a dropped row holds nothing"
@@ -99,7 +99,7 @@ class Row:
         return used
 
 
-class Shelf:
+class SizeClass:
     """Rows of one capacity: keys and values [L, 2, R, Hkv, capacity, D], hidden states [S, R, capacity, H].
 
     What nobody has written is zero, so that what is masked is finite.
@@ -138,7 +138,7 @@ class Shelf:
             row.place = place
         self.rows = [*kept, *[None] * (count - len(kept))]
 
-    def copy(self, place: int, source: Shelf, other: int, columns: int) -> None:
+    def copy(self, place: int, source: SizeClass, other: int, columns: int) -> None:
         """Takes over the first columns of a row of another shelf."""
         self._take(place, source.kv, source.hidden, other, columns)
 
@@ -187,7 +187,7 @@ class Memory:
         self.shape = shape
         self._dropped = 0
         self._limit = limit
-        self._shelves: list[Shelf] = []
+        self._shelves: list[SizeClass] = []
         self._numbers = itertools.count()
 
     @property
@@ -228,11 +228,11 @@ class Memory:
         plentiful = taken + _neighbours(row) * wide * self.shape.bytes_per_token <= PLENTY * self._limit
         return wide if plentiful and (self._vacant(wide) or not self._vacant(least)) else least
 
-    def _vacant(self, capacity: int) -> Shelf | None:
+    def _vacant(self, capacity: int) -> SizeClass | None:
         """The first shelf of such rows that has a place left."""
         return next((shelf for shelf in self._shelves if shelf.capacity == capacity and shelf.vacancies), None)
 
-    def _grown(self, capacity: int, neighbours: int) -> Shelf | None:
+    def _grown(self, capacity: int, neighbours: int) -> SizeClass | None:
         """A shelf of such rows with places that were not there before: the last one made longer, or another one. None
         where the limit leaves no room for one more place, and for what is copied meanwhile."""
         row_bytes = capacity * self.shape.bytes_per_token
@@ -249,8 +249,8 @@ class Memory:
             return alike[-1]
         return self._made(capacity, min(wanted, longest, free))
 
-    def _made(self, capacity: int, count: int) -> Shelf:
-        shelf = Shelf(self.shape, capacity, next(self._numbers))
+    def _made(self, capacity: int, count: int) -> SizeClass:
+        shelf = SizeClass(self.shape, capacity, next(self._numbers))
         shelf.resize(count)
         self._shelves.append(shelf)
         return shelf

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from turnstile.engines.local.attention_tiles import WASTE, Query, Stretch, columns_seen, stretches
 from turnstile.engines.local.cpu.compiled import Attention, Part, can_compute
-from turnstile.engines.local.kv_cache import Row, Shelf
+from turnstile.engines.local.kv_cache import Row, SizeClass
 from turnstile.models.forest_attention import attend_with_sums
 
 FEW = 64
@@ -84,7 +84,7 @@ def _side_by_side(key: Tensor, value: Tensor) -> Tensor:
 class _Writes:
     """Where the new keys and values of one shelf go."""
 
-    def __init__(self, shelf: Shelf, spans: Sequence[Span]) -> None:
+    def __init__(self, shelf: SizeClass, spans: Sequence[Span]) -> None:
         device = shelf.kv.device
         few = [(span, i) for span in spans if span.few for i in range(span.size)]
         self._shelf = shelf
@@ -119,7 +119,7 @@ class _Writes:
 class _Block:
     """A stretch of a shelf, with m queries for each row, some of which may stand for nothing."""
 
-    def __init__(self, shelf: Shelf, stretch: Stretch, queries: Sequence[Sequence[Query]]) -> None:
+    def __init__(self, shelf: SizeClass, stretch: Stretch, queries: Sequence[Sequence[Query]]) -> None:
         padded = [[*row, *[(0, 0)] * (stretch.queries - len(row))] for row in queries]
         self.stretch, self.device = stretch, shelf.kv.device
         self.queries = [query for row in padded for query in row]

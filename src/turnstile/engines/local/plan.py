@@ -14,7 +14,7 @@ from turnstile.engines.local.group import Cursor, Group, common
 from turnstile.engines.local.kv_cache import Memory, Row
 from turnstile.engines.local.layout import FEW, Span, lay_out
 from turnstile.engines.local.requests import Request
-from turnstile.engines.local.speculation import Drafts
+from turnstile.engines.local.speculation import Speculator
 from turnstile.engines.local.step import Ready, Step
 
 PREFILL_TOKENS = 512
@@ -35,7 +35,7 @@ class Planner:
     are guessed for each request by `drafts`, and `at_once` for all of them. Positions end at `window`.
     """
 
-    def __init__(self, memory: Memory, *, width: int, drafts: Drafts, most: int, at_once: int, window: int) -> None:
+    def __init__(self, memory: Memory, *, width: int, drafts: Speculator, most: int, at_once: int, window: int) -> None:
         self.memory = memory
         self.trunk = 0
         """The layer of which it is kept what goes into it; 0 for none."""
@@ -56,7 +56,7 @@ class Planner:
         self._groups.clear()
         self.memory.clear(keep=keep)
 
-    def keep_trunk(self, layer: int) -> None:
+    def keep_activations(self, layer: int) -> None:
         """From now on keeps what goes into that layer, or no longer, and drops all groups. A step that goes on is done
         as it was planned."""
         self.forget()

@@ -59,7 +59,7 @@ class Guess(NamedTuple):
     kind: tuple[int, int]
 
 
-class Drafts:
+class Speculator:
     """How contexts of a few tokens went on, and how often guesses of each kind were right. Runs of guesses end before
     one of `stop_ids`, as nothing is sampled after it. `digits` are the tokens that numbers are written with: a number
     is new as a rule, but often neither its length nor what comes after it (`"line": 120, "end": 180`)."""

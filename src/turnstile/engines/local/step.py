@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from turnstile.engines.local.kv_cache import Shelf
+from turnstile.engines.local.kv_cache import SizeClass
 from turnstile.engines.local.layout import LonelyLayout, RowsLayout, Span
 from turnstile.engines.local.requests import Request
 from turnstile.engines.local.speculation import Guess
 
-Place = tuple[Shelf, int, int]
+Place = tuple[SizeClass, int, int]
 """Where a token lies: shelf, place on it, column."""
 
 

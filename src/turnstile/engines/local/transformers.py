@@ -22,14 +22,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnstile.engines.local.constraint import Constraint, Constraints, Given
 from turnstile.engines.local.cpu.compiled import can_compute
-from turnstile.engines.local.cpu.thread_pool import leave_team
+from turnstile.engines.local.cpu.thread_pool import leave_torch_threads
 from turnstile.engines.local.failures import failure
 from turnstile.engines.local.inference import Inference
 from turnstile.engines.local.kv_cache import Memory, shape_of
 from turnstile.engines.local.plan import COUNTED, Planner
 from turnstile.engines.local.requests import Request, Session
 from turnstile.engines.local.sampling import draw, plain, uniform
-from turnstile.engines.local.speculation import Drafts, digit_tokens
+from turnstile.engines.local.speculation import Speculator, digit_tokens
 from turnstile.engines.local.step import Ready, Step
 from turnstile.errors import EngineError
 from turnstile.models.attention import use_layouts
@@ -46,10 +46,10 @@ class TransformersEngine:
     `max_batch` bounds the requests decoded at once, `memory_mb` the keys and values kept (least recently used sessions
     go first, and are computed again when needed; requests that do not fit wait). With `deterministic` every pass takes
     `max_batch` tokens, real or not, and each is attended by itself: then what is sampled, to the last bit, does not
-    depend on what else there is to compute. Otherwise up to `drafts` tokens that probably come next are computed along
-    with what a request lacks, and kept as far as they are the ones that are drawn (`engines/local/speculation.py`).
-    With `packed` a CPU samples from reordered copies of the weights, which take as much memory again. `stop_ids` end a
-    turn, as do a request's stop strings.
+    depend on what else there is to compute. Otherwise up to `speculative_tokens` tokens that probably come next are
+    computed along with what a request lacks, and kept as far as they are the ones that are drawn
+    (`engines/local/speculation.py`). With `pack_weights` a CPU samples from reordered copies of the weights, which take
+    as much memory again. `stop_ids` end a turn, as do a request's stop strings.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class TransformersEngine:
         deterministic: bool = False,
         max_batch: int = 64,
         memory_mb: int = 4096,
-        packed: bool = True,
-        drafts: int = 32,
+        pack_weights: bool = True,
+        speculative_tokens: int = 32,
         stop_ids: Sequence[int] = (),
     ) -> None:
         use_layouts(model)
-        self._inference = Inference(model, packed=packed)
+        self._inference = Inference(model, packed=pack_weights)
         self._tokenizer = tokenizer
         self._max_batch = max_batch
         self._stop_ids = frozenset(stop_ids)
@@ -74,8 +74,10 @@ class TransformersEngine:
         self._planner = Planner(
             Memory(shape_of(model), memory_mb * 2**20),
             width=max_batch if deterministic else 0,
-            drafts=Drafts(self._stop_ids, digit_tokens(tokenizer) if drafts and not deterministic else ()),
-            most=drafts,
+            drafts=Speculator(
+                self._stop_ids, digit_tokens(tokenizer) if speculative_tokens and not deterministic else ()
+            ),
+            most=speculative_tokens,
             at_once=logits_at_once(model),
             window=self._window,
         )
@@ -137,20 +139,20 @@ class TransformersEngine:
         finally:
             self._leave(request)  # also when the caller was cancelled
 
-    def keep_trunk(self, layers: int) -> None:
+    def keep_activations(self, layers: int) -> None:
         """From now on keeps what goes into layer `layers`, and what finished groups know of it, until weights are
         published (0: no longer)."""
-        self._planner.keep_trunk(layers)
+        self._planner.keep_activations(layers)
 
     @contextmanager
-    def without_trunk(self) -> Iterator[None]:
+    def without_activations(self) -> Iterator[None]:
         """Keeps no trunk for what is sampled inside: nobody will train on it."""
         layers = self._planner.trunk
-        self.keep_trunk(0)
+        self.keep_activations(0)
         try:
             yield
         finally:
-            self.keep_trunk(layers)
+            self.keep_activations(layers)
 
     def trunk(self, share: str, token_ids: I32) -> Tensor:
         """What went into that layer for the first n of `token_ids` that a group knows, [n, H]."""
@@ -209,7 +211,7 @@ class TransformersEngine:
                 await self._answer(batch)
                 await asyncio.sleep(0)  # those who were answered may ask again before the next step
             if not self._running:
-                await loop.run_in_executor(self._thread, leave_team)  # whoever computes now has the processors
+                await loop.run_in_executor(self._thread, leave_torch_threads)  # whoever computes now has the processors
 
     async def _answer(self, batch: Sequence[Request]) -> None:
         """One step for a batch; answers those whose turn is over."""
@@ -219,7 +221,7 @@ class TransformersEngine:
                 await loop.run_in_executor(self._thread, can_compute, self._planner.memory.shape.empty())
                 self._prepared = True
             step = self._planner.plan(batch)
-            leave_team()
+            leave_torch_threads()
             await loop.run_in_executor(self._thread, self._step, step, self._version)
             self._planner.settle(step, batch)
             self._counted["seconds"] += time.monotonic() - started

@@ -34,22 +34,22 @@ class Router:
     The sessions of one share go to one replica, which computes what they have in common once, and stay there; a new
     share goes where the fewest sessions are. A request whose replica is gone is made at another one, whole, since a
     prompt always is. A replica is asked every `again` seconds whether it is there, while it is gone and while it has
-    requests or loads weights. When all are gone one is waited for, up to `patience` seconds; then EngineGoneError is
-    raised, and also where a request has lost its server `MOVES` times. What a server that is there cannot answer is
-    asked of no other: RequestFailedError.
+    requests or loads weights. When all are gone one is waited for, up to `reconnect_timeout` seconds; then
+    EngineGoneError is raised, and also where a request has lost its server `MOVES` times. What a server that is there
+    cannot answer is asked of no other: RequestFailedError.
 
     After `publish` a replica samples with those weights and no others: it is given them before its next request, and
     again where it has lost them. One that does not take them is gone until it does.
     """
 
-    def __init__(self, replicas: Sequence[Replica], *, again: float = 5.0, patience: float = 0.0) -> None:
+    def __init__(self, replicas: Sequence[Replica], *, again: float = 5.0, reconnect_timeout: float = 0.0) -> None:
         if not replicas:
             raise ConfigError("a router needs a server at least; name their addresses in engine.url")
         self._back = asyncio.Event()
         self._places = [
             Place(number, engine, again=again, back=self._back.set) for number, engine in enumerate(replicas)
         ]
-        self._patience = patience
+        self._reconnect_timeout = reconnect_timeout
         self._asked = 0  # requests under way
         self._began = self._busy = 0.0
         self._counted = dict.fromkeys(STATS, 0.0)
@@ -98,7 +98,7 @@ class Router:
     async def _move(self, session: str, error: EngineGoneError) -> None:
         """A session whose server is gone goes to another, once there is one."""
         held = self._sessions[session]
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._reconnect_timeout
         while (place := self._home(held.share)) is None:
             self._back.clear()
             try:

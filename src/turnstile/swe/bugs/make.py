@@ -19,7 +19,7 @@ from turnstile.swe.bugs.candidates import Candidate, Filter, candidates
 from turnstile.swe.bugs.ledger import Ledger
 from turnstile.swe.bugs.profile import profile
 from turnstile.swe.bugs.validate import Validator
-from turnstile.swe.grading.grader import Grader, local_grader
+from turnstile.swe.grading.grader import CodeGrader, local_grader
 from turnstile.swe.packages.exposed import exposed
 from turnstile.swe.packages.source import Package, Source, fetch
 from turnstile.types import Task
@@ -66,7 +66,7 @@ async def make(
     tests_per_bug: int = 30,
     workers: int = 2,
     extra: Sequence[str] = (),
-    grader: Grader | None = None,
+    grader: CodeGrader | None = None,
     suite_seconds: float = 300.0,
     runs: int = 2,
     cache: Path | None = None,

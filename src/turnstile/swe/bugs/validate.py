@@ -13,7 +13,7 @@ from turnstile.swe.bugs import mutate
 from turnstile.swe.bugs.candidates import Candidate
 from turnstile.swe.bugs.statement import problem_statement
 from turnstile.swe.grading.bench import Files
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.judge import fault
 from turnstile.swe.grading.testrun import Report
 from turnstile.swe.packages.source import Package
@@ -23,7 +23,7 @@ from turnstile.types import Task
 class Validator:
     """Validates candidates of one package: what the grader's runs of their tests say of them."""
 
-    def __init__(self, package: Package, grader: Grader) -> None:
+    def __init__(self, package: Package, grader: CodeGrader) -> None:
         self._package = package
         self._grader = grader
 

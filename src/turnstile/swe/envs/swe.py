@@ -11,7 +11,7 @@ from turnstile.envs.base import Start, Step
 from turnstile.swe.bug import Bug, package_of
 from turnstile.swe.envs.code import Code, EditError
 from turnstile.swe.envs.turns import Done, done, failed, merged, signals
-from turnstile.swe.grading.grader import Grader, Verdict
+from turnstile.swe.grading.grader import CodeGrader, Verdict
 from turnstile.swe.grading.judge import judge
 from turnstile.types import JSON, Message, Task, ToolCall, ToolSpec
 
@@ -53,7 +53,7 @@ class SweEnv:
     tree).
     """
 
-    def __init__(self, *, grader: Grader, chars: int = 70) -> None:
+    def __init__(self, *, grader: CodeGrader, chars: int = 70) -> None:
         self._grader = grader
         self._chars = chars
 

@@ -54,7 +54,7 @@ class Verdict:
         return {test: test not in bad for test in fail_to_pass}
 
 
-class Grader:
+class CodeGrader:
     """Grades repairs in sandboxes of one provider and remembers up to `memo` runs.
 
     Equal requests made at the same time share one run. Errors are not remembered, and neither is a run that the
@@ -184,10 +184,10 @@ class Grader:
 
 
 @asynccontextmanager
-async def local_grader(workers: int = 2) -> AsyncIterator[Grader]:
+async def local_grader(workers: int = 2) -> AsyncIterator[CodeGrader]:
     """A grader over local sandboxes with `workers` runs at once; closed with all it started."""
     sandboxes = LocalSandboxes(preload=PRELOAD, workers=workers)
-    grader = Grader(sandboxes)
+    grader = CodeGrader(sandboxes)
     try:
         yield grader
     finally:

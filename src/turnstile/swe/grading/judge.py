@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from turnstile.errors import VerifierError
 from turnstile.swe.bug import Bug
 from turnstile.swe.grading.bench import Files
-from turnstile.swe.grading.grader import Grader, Verdict
+from turnstile.swe.grading.grader import CodeGrader, Verdict
 from turnstile.swe.packages.source import Package
 
 
-async def judge(grader: Grader, bug: Bug, package: Package, text: str, *, repeat: int = 0) -> Verdict:
-    """The verdict on the bug's tests when its file holds `text`. Raises as `Grader.grade`."""
+async def judge(grader: CodeGrader, bug: Bug, package: Package, text: str, *, repeat: int = 0) -> Verdict:
+    """The verdict on the bug's tests when its file holds `text`. Raises as `CodeGrader.grade`."""
     return await judge_files(grader, bug, package, {bug.file: text.encode("utf-8", "surrogatepass")}, repeat=repeat)
 
 
 async def judge_files(
-    grader: Grader,
+    grader: CodeGrader,
     bug: Bug,
     package: Package,
     files: Files,
@@ -26,7 +26,7 @@ async def judge_files(
     repeat: int = 0,
 ) -> Verdict:
     """The verdict on the bug's tests when `files` are what was changed in the pristine tree: a caller whose agent
-    did not touch the bug's own file names it too. Raises as `Grader.grade`."""
+    did not touch the bug's own file names it too. Raises as `CodeGrader.grade`."""
     return await grader.grade(
         package.tree,
         files,
@@ -38,12 +38,12 @@ async def judge_files(
     )
 
 
-async def fault(grader: Grader, bug: Bug, package: Package) -> str | None:
+async def fault(grader: CodeGrader, bug: Bug, package: Package) -> str | None:
     """Why the bug makes no sound task, in a clause; None if it does.
 
     In a sound one all tests pass without the bug, and with it the FAIL_TO_PASS tests fail and no others.
     Raises TaskError when the package is not the one the bug was made in, VerifierError when the wall clock
-    ended the tests, which a busy machine alone can bring about, and as `Grader.grade`.
+    ended the tests, which a busy machine alone can bring about, and as `CodeGrader.grade`.
     """
     gold = settled(await judge(grader, bug, package, bug.pristine_text(package)))
     empty = settled(await judge(grader, bug, package, bug.bugged_text(package))) if gold.resolved else gold

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnstile.swe.bug import Bug, package_of
 from turnstile.swe.bugs.statement import problem_statement
-from turnstile.swe.grading.grader import Grader, Verdict, content, left_out
+from turnstile.swe.grading.grader import CodeGrader, Verdict, content, left_out
 from turnstile.swe.grading.judge import judge_files
 from turnstile.swe.packages.source import Package
 from turnstile.swe.problems.copy import Change, Copy, begin
@@ -17,7 +17,7 @@ from turnstile.swe.problems.copy import Change, Copy, begin
 class MadeProblem:
     """A `Bug`. The copy has no history: the package's files as its source distribution has them, with the bug in."""
 
-    def __init__(self, name: str, bug: Bug, package: Package, grader: Grader) -> None:
+    def __init__(self, name: str, bug: Bug, package: Package, grader: CodeGrader) -> None:
         self.id = name
         self.fail_to_pass: Sequence[str] = bug.f2p
         self.pass_to_pass: Sequence[str] = bug.p2p
@@ -31,7 +31,7 @@ class MadeProblem:
         self._buggy = {bug.file: bug.bugged_text(package).encode("utf-8", "surrogatepass")}
 
     @classmethod
-    async def of(cls, name: str, bug: Bug, grader: Grader) -> MadeProblem:
+    async def of(cls, name: str, bug: Bug, grader: CodeGrader) -> MadeProblem:
         """Raises TaskError when the package cannot be had, is not the one the bug was made in, or can be read in the
         sandboxes without the bug."""
         package = await asyncio.to_thread(package_of, bug)

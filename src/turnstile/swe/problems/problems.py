@@ -7,7 +7,7 @@ from collections import OrderedDict
 from turnstile.sandboxes.base import Limits
 from turnstile.swe.bug import ENV, Bug
 from turnstile.swe.formats.instance import INSTANCE, instance_of
-from turnstile.swe.grading.grader import Grader
+from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.memo import Memo
 from turnstile.swe.grading.suite import SUITE_LIMITS, Outcome
 from turnstile.swe.problems.base import Problem
@@ -25,7 +25,7 @@ class Problems:
     """The problems of a run's tasks. Images are made ready and verdicts remembered once for all episodes; `limits`
     hold for the test command of an instance."""
 
-    def __init__(self, grader: Grader, *, limits: Limits = SUITE_LIMITS, memo: int = 50_000) -> None:
+    def __init__(self, grader: CodeGrader, *, limits: Limits = SUITE_LIMITS, memo: int = 50_000) -> None:
         self.grader = grader
         self._limits = limits
         self._outcomes: Memo[Outcome] = Memo(memo, passing=lambda outcome: outcome.waited_out)
@@ -54,6 +54,6 @@ class Problems:
         return problem
 
     async def close(self) -> None:
-        """End the runs under way. Grader and sandboxes are their owners' to close."""
+        """End the runs under way. CodeGrader and sandboxes are their owners' to close."""
         await self._outcomes.close()
         await self._images.close()

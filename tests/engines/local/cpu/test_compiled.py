@@ -94,7 +94,7 @@ def test_what_a_token_gets_depends_neither_on_others_nor_on_threads() -> None:
                 assert Attention([parts[i]]).attend(0, query[:, :, i : i + 1], 0.125)[0].equal(whole[i])
     finally:
         torch.set_num_threads(before)
-        teams.leave_team()
+        teams.leave_torch_threads()
 
 
 def test_what_counts_nothing_counts_nothing() -> None:
@@ -169,7 +169,7 @@ def test_entropies_tell_of_logits_that_are_not_finite(what: float) -> None:
 
 def test_where_torch_has_other_threads_they_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """There torch, which has all of them, is faster."""
-    monkeypatch.setattr(compiled, "has_team", lambda: False)
+    monkeypatch.setattr(compiled, "has_torch_threads", lambda: False)
     compiled.available.cache_clear()
     try:
         assert not compiled.can_compute(torch.zeros(1))
@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_refused(layer: int, query: Tensor, said: str) -> N
 
 def test_a_kernel_that_does_not_begin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where it gets no memory: nothing would have been written, and what lay there would be taken for it."""
-    monkeypatch.setattr(compiled, "in_team", lambda *_: None)
+    monkeypatch.setattr(compiled, "in_torch_threads", lambda *_: None)
     with pytest.raises(MemoryError, match="kernel draw could not begin"):
         compiled.draw(torch.ones(3, 4), [0], [0.5], 1.0)
 

@@ -16,10 +16,10 @@ from torch.nn.functional import silu
 
 from turnstile.engines.local.cpu import thread_pool as teams
 from turnstile.engines.local.cpu.blocks import Blocks
-from turnstile.engines.local.cpu.packed_matrix import Panels
+from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 
 with_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
-LAYOUTS = (pytest.param(Panels, marks=with_numba), Blocks)
+LAYOUTS = (pytest.param(PackedMatrix, marks=with_numba), Blocks)
 
 
 def wanted(x: Tensor, matrix: Tensor, bias: Tensor, floor: float | None, gated: bool) -> Tensor:
@@ -36,7 +36,7 @@ def wanted(x: Tensor, matrix: Tensor, bias: Tensor, floor: float | None, gated: 
 @pytest.mark.parametrize("floor", [None, 0.3])
 @pytest.mark.parametrize(("width", "depth"), [(960, 576), (192, 1536), (100, 77), (2, 1)])
 def test_products_are_those_of_float64(
-    width: int, depth: int, floor: float | None, gated: bool, layout: type[Panels | Blocks], threads: int
+    width: int, depth: int, floor: float | None, gated: bool, layout: type[PackedMatrix | Blocks], threads: int
 ) -> None:
     torch.manual_seed(0)
     matrix, bias, scale = torch.randn(width, depth), torch.randn(width), torch.rand(depth)
@@ -57,7 +57,7 @@ def test_products_are_those_of_float64(
 def test_a_row_depends_neither_on_others_nor_on_threads() -> None:
     """To the last bit."""
     torch.manual_seed(1)
-    panels = Panels([torch.randn(300, 400)], gated=True)
+    panels = PackedMatrix([torch.randn(300, 400)], gated=True)
     x, added = torch.randn(140, 400), torch.randn(140, 150)
     whole = panels(x, added, 0.1)
     before = torch.get_num_threads()
@@ -69,11 +69,11 @@ def test_a_row_depends_neither_on_others_nor_on_threads() -> None:
                 assert panels(x[begin:end], added[begin:end], 0.1).equal(whole[begin:end])
     finally:
         torch.set_num_threads(before)
-        teams.leave_team()
+        teams.leave_torch_threads()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_whatever_lies_otherwise_is_taken_as_it_is(layout: type[Panels | Blocks]) -> None:
+def test_whatever_lies_otherwise_is_taken_as_it_is(layout: type[PackedMatrix | Blocks]) -> None:
     """More dimensions, and numbers that do not lie side by side, or rows that do not."""
     torch.manual_seed(2)
     matrix, scale, bias = torch.randn(20, 30), torch.rand(20, 2)[:, 0], torch.randn(30, 3)[:, 1]
@@ -90,20 +90,20 @@ def test_whatever_lies_otherwise_is_taken_as_it_is(layout: type[Panels | Blocks]
 def test_the_numbers_that_torch_makes_by_default_are_not_taken(dtype: torch.dtype) -> None:
     """Loading a model sets them for a while, for all threads."""
     matrix, x = torch.randn(50, 20), torch.randn(3, 20)
-    should = Panels([matrix])(x)
+    should = PackedMatrix([matrix])(x)
     torch.set_default_dtype(dtype)
     try:
-        assert Panels([matrix])(x).equal(should)
+        assert PackedMatrix([matrix])(x).equal(should)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
 @with_numba
 def test_nothing_of_nothing() -> None:
-    assert Panels([torch.randn(20, 30)])(torch.zeros(0, 30)).shape == (0, 20)
+    assert PackedMatrix([torch.randn(20, 30)])(torch.zeros(0, 30)).shape == (0, 20)
     x = torch.randn(5, 30)
     row = torch.randn(1, 30)
-    torch.testing.assert_close(Panels([row])(x), x @ row.T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(PackedMatrix([row])(x), x @ row.T, rtol=1e-5, atol=1e-5)
 
 
 @with_numba
@@ -112,15 +112,15 @@ def test_numbers_that_are_lost_stay_lost(what: float) -> None:
     """In their row alone, also where the matrix has columns beyond its last."""
     x = torch.randn(6, 50)
     x[2, 7] = what
-    found = Panels([torch.randn(31, 50)])(x)
+    found = PackedMatrix([torch.randn(31, 50)])(x)
     assert found.isfinite().all(-1).tolist() == [True, True, False, True, True, True]
-    assert not Panels([torch.randn(30, 50)], gated=True)(x, floor=0.1)[2].isfinite().any()
+    assert not PackedMatrix([torch.randn(30, 50)], gated=True)(x, floor=0.1)[2].isfinite().any()
 
 
 @with_numba
 def test_what_does_not_fit_is_refused() -> None:
     """The kernel would read and write beside it."""
-    panels = Panels([torch.zeros(6, 8)])
+    panels = PackedMatrix([torch.zeros(6, 8)])
     for x, added, said in (
         (torch.zeros(3, 7), None, "what comes in: torch.float32 (3, 7)"),
         (torch.zeros(3, 8).double(), None, "what comes in: torch.float64"),
@@ -130,13 +130,13 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(ValueError, match=re.escape(said)):
             panels(x, added)
     with pytest.raises(ValueError, match="a matrix: "):
-        Panels([torch.zeros(6, 8), torch.zeros(6, 7)])
+        PackedMatrix([torch.zeros(6, 8), torch.zeros(6, 7)])
     with pytest.raises(ValueError, match="biases: "):
-        Panels([torch.zeros(6, 8)], torch.zeros(5))
+        PackedMatrix([torch.zeros(6, 8)], torch.zeros(5))
     with pytest.raises(ValueError, match="scales: "):
-        Panels([torch.zeros(6, 8)], scale=torch.zeros(6))
+        PackedMatrix([torch.zeros(6, 8)], scale=torch.zeros(6))
     with pytest.raises(ValueError, match="7 numbers come out, half of which"):
-        Panels([torch.zeros(7, 8)], gated=True)
+        PackedMatrix([torch.zeros(7, 8)], gated=True)
 
 
 @with_numba
@@ -159,11 +159,11 @@ torch.save(Panels([torch.randn(130, 90)])(x), "found.pt")
     subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, check=True, timeout=300)
     torch.manual_seed(3)
     x = torch.randn(21, 90)
-    assert torch.load(tmp_path / "found.pt").equal(Panels([torch.randn(130, 90)])(x))
+    assert torch.load(tmp_path / "found.pt").equal(PackedMatrix([torch.randn(130, 90)])(x))
 
 
 @with_numba
 def test_without_kernels_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turnstile.engines.local.cpu.compiled.available", lambda: False)
     with pytest.raises(RuntimeError, match="kernels cannot be used here"):
-        Panels([torch.zeros(3, 4)])
+        PackedMatrix([torch.zeros(3, 4)])

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from helpers import byte_tokenizer, tiny_llama
-from turnstile.engines.local.cpu.thread_pool import in_team, leave_team
+from turnstile.engines.local.cpu.thread_pool import in_torch_threads, leave_torch_threads
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.types import Sampling
 
@@ -58,10 +58,10 @@ def calm() -> int:
 @pytest.fixture
 def threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    leave_team()
+    leave_torch_threads()
     yield None
     torch.set_num_threads(before)
-    leave_team()
+    leave_torch_threads()
 
 
 @pytest.mark.usefixtures("threads")
@@ -69,7 +69,7 @@ def test_who_leaves_its_team_ends_its_threads() -> None:
     alone = calm()
     compute()
     assert settles(alone + MEMBERS - 1)
-    leave_team()
+    leave_torch_threads()
     assert settles(alone)
     compute()  # they come back
     assert settles(alone + MEMBERS - 1)
@@ -91,7 +91,7 @@ def test_all_of_a_team_work_at_once() -> None:
         _fields_ = (("number", ctypes.c_int64),)
 
     before = tasks()
-    in_team(ctypes.cast(work, ctypes.c_void_p).value or 0, Given(number=7))
+    in_torch_threads(ctypes.cast(work, ctypes.c_void_p).value or 0, Given(number=7))
     assert seen == [7] * MEMBERS
     assert tasks() == before  # no other threads than torch's
 
@@ -101,9 +101,9 @@ def test_others_keep_theirs() -> None:
     with ThreadPoolExecutor(1) as other:
         other.submit(compute).result()
         both = calm()
-        leave_team()
+        leave_torch_threads()
         assert calm() == both
-        other.submit(leave_team).result()
+        other.submit(leave_torch_threads).result()
         assert settles(both - (MEMBERS - 1))
 
 
@@ -134,5 +134,5 @@ def test_an_engine_with_nothing_to_do_has_no_team(monkeypatch: pytest.MonkeyPatc
     asyncio.run(ask())
     assert not any(main for main, _ in seen)
     assert seen[0] == (False, True)  # the engine's thread, and nobody's team
-    leave_team()
+    leave_torch_threads()
     assert settles(alone + 1)

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from turnstile.cache import cache_dir, locked
-from turnstile.engines.local.cpu.kernel_args import AttendWork, DrawWork, WriteWork
+from turnstile.engines.local.cpu.kernel_args import AttendArgs, DrawArgs, WriteArgs
 from turnstile.engines.local.cpu.processor import features
-from turnstile.engines.local.cpu.thread_pool import has_team, in_team
+from turnstile.engines.local.cpu.thread_pool import has_torch_threads, in_torch_threads
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def available() -> bool:
     """Whether the kernels can be used here; what all models need of them is compiled by then."""
     if importlib.util.find_spec("numba") is None:
         return False
-    if not has_team():
+    if not has_torch_threads():
         _log.info("sampling goes without compiled kernels: torch does not compute with libgomp here")
         return False
     try:
@@ -126,7 +126,7 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 def run(kernel: str, work: ctypes.Structure, tasks: int, *made_for: int) -> None:
     """Runs a kernel on what it is told, in all threads; there is at least one task."""
-    in_team(_address(kernel, *made_for), work)
+    in_torch_threads(_address(kernel, *made_for), work)
     if work.taken < tasks:  # no thread got as far as its first: what goes wrong in there is printed, and not raised
         raise MemoryError(f"kernel {kernel} could not begin; see what it printed")
 
@@ -170,8 +170,8 @@ class Attention:
         self.count = len(seen)
         known = {"tokens": self.count, "kv_heads": self._kv_heads}
         known |= {"first": self._first.ctypes.data, "parts": self._parts.ctypes.data}
-        self._write = WriteWork(**known, width=self._width)
-        self._attend = AttendWork(**known, order=self._order.ctypes.data)
+        self._write = WriteArgs(**known, width=self._width)
+        self._attend = AttendArgs(**known, order=self._order.ctypes.data)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keeps what the tokens have of key and value [1, Hkv, T, D]."""
@@ -214,7 +214,7 @@ def draw(
     if len(chosen) != len(numbers) or not 0 <= chosen.min() <= chosen.max() < len(logits):
         raise ValueError(f"{len(numbers)} draws from rows {rows} of {len(logits)}")
     tokens, found = np.empty(len(chosen), np.int64), np.empty((len(chosen), 2))
-    work = DrawWork(count=len(chosen), vocabulary=logits.shape[1], logits=logits.data_ptr(), cooling=1 / temperature)
+    work = DrawArgs(count=len(chosen), vocabulary=logits.shape[1], logits=logits.data_ptr(), cooling=1 / temperature)
     work.row = logits.stride(0) * logits.itemsize
     work.rows, work.draws = chosen.ctypes.data, numbers.ctypes.data
     work.tokens, work.found = tokens.ctypes.data, found.ctypes.data

@@ -26,7 +26,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-class Fused:
+class CpuDecoder:
     """The decoder of a model, fused. Follows changes of the weights in place; `forget` tells it of all others."""
 
     def __init__(self, model: PreTrainedModel, layers: list[_Layer]) -> None:
@@ -36,7 +36,7 @@ class Fused:
         self._stamp: Stamp | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Fused | None:
+    def of(cls, model: PreTrainedModel) -> CpuDecoder | None:
         """None where the parts are not those of a Llama with SiLU, or their numbers are not float32 on a CPU."""
         decoder: Any = model.get_decoder()
         named = ("embed_tokens", "layers", "norm", "rotary_emb")

@@ -12,7 +12,7 @@ def _integers(*names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
     return [(name, ctypes.c_int64) for name in names]
 
 
-class AttendWork(ctypes.Structure):
+class AttendArgs(ctypes.Structure):
     _fields_ = (
         *_integers("taken", "chunk", "layer", "tokens", "kv_heads", "order", "first", "parts"),
         *_integers("query", "query_token", "query_head", "out"),
@@ -20,25 +20,25 @@ class AttendWork(ctypes.Structure):
     )
 
 
-class WriteWork(ctypes.Structure):
+class WriteArgs(ctypes.Structure):
     _fields_ = (
         *_integers("taken", "layer", "tokens", "kv_heads", "width", "first", "parts"),
         *_integers("keys", "keys_token", "keys_head", "values", "values_token", "values_head"),
     )
 
 
-class ProductWork(ctypes.Structure):
+class ProductArgs(ctypes.Structure):
     _fields_ = (
         *_integers("taken", "chunk", "rows", "depth", "width", "sides", "given", "matrix", "bias", "added", "out"),
         ("floor", ctypes.c_float),
     )
 
 
-class PackWork(ctypes.Structure):
+class PackArgs(ctypes.Structure):
     _fields_ = (*_integers("taken", "depth", "width", "sides", "rows", "scale", "out"),)
 
 
-class DrawWork(ctypes.Structure):
+class DrawArgs(ctypes.Structure):
     _fields_ = (
         *_integers("taken", "count", "vocabulary", "logits", "row", "rows", "draws", "tokens", "found"),
         ("cooling", ctypes.c_float),

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from turnstile.engines.local.cpu.compiled import kernels, run, want
-from turnstile.engines.local.cpu.kernel_args import PackWork, ProductWork
+from turnstile.engines.local.cpu.kernel_args import PackArgs, ProductArgs
 
 CHUNKS = 4
 """Into how many parts the tasks are divided for each thread: neighbours are read in one go, and none waits long."""
 
 
-class Panels:
+class PackedMatrix:
     """The rows of some matrices f32[out, in], one below the other, or in an order i64[out]; each column multiplied by
     that of `scale` f32[in]. The bias f32[out] is in that order already. Where it is `gated`, the second half of what
     comes out is multiplied by the swish of the first.
@@ -50,7 +50,7 @@ class Panels:
         self._packed = torch.empty(self._panels * self.sides, depth, across, dtype=torch.float32)
         scale = matrices[0].new_ones(depth) if scale is None else scale.contiguous()
         want(scale, "scales", (depth,))
-        work = PackWork(depth=depth, width=self.width, sides=self.sides, scale=scale.data_ptr())
+        work = PackArgs(depth=depth, width=self.width, sides=self.sides, scale=scale.data_ptr())
         work.rows, work.out = rows.ctypes.data, self._packed.data_ptr()
         run("pack", work, len(self._packed))
 
@@ -61,7 +61,7 @@ class Panels:
         want(rows, "what comes in", (None, self.depth))
         shape = (*x.shape[:-1], self.width)
         out = rows.new_empty(shape)
-        work = ProductWork(rows=len(rows), depth=self.depth, width=self.width, sides=self.sides)
+        work = ProductArgs(rows=len(rows), depth=self.depth, width=self.width, sides=self.sides)
         tasks = self._panels * -(-len(rows) // self._band)
         work.chunk = max(1, tasks // (CHUNKS * torch.get_num_threads()))
         work.given, work.matrix, work.bias = rows.data_ptr(), self._packed.data_ptr(), self._bias.data_ptr()

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from turnstile.engines.local.cpu import compiled
 from turnstile.engines.local.cpu.blocks import Blocks
-from turnstile.engines.local.cpu.packed_matrix import Panels
+from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 from turnstile.models.adapt import bias_of, eps_of, sources, weight_of
 
 Stamp = list[tuple[int, int]]
@@ -49,7 +49,7 @@ class PackedWeight:
         self._floor = None if norm is None else _floor(norm)
         self._sources: list[nn.Parameter] = []
         self._stamp: Stamp | None = None
-        self._matrix: Panels | Blocks | None = None
+        self._matrix: PackedMatrix | Blocks | None = None
 
     def forget(self) -> None:
         """What learns has changed, in whatever way."""
@@ -82,7 +82,7 @@ class PackedWeight:
         if self._norm is not None:
             weight = cast(Tensor, self._norm.weight)
             scale = weight * len(weight) ** 0.5
-        made = Panels if compiled.available() else Blocks
+        made = PackedMatrix if compiled.available() else Blocks
         self._matrix = made(matrices, bias, scale=scale, order=self._order, gated=self._gated)
         self._stamp = stamp
 

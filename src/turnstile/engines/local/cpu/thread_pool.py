@@ -17,20 +17,20 @@ import torch
 _SOFT = 1  # omp_pause_soft: settings stay
 
 
-def in_team(function: int, given: ctypes.Structure) -> None:
+def in_torch_threads(function: int, given: ctypes.Structure) -> None:
     """Calls the C function `void (void *)` at an address in all threads of torch's team at once, in each with the
-    address of what is given. Ask `has_team` first."""
+    address of what is given. Ask `has_torch_threads` first."""
     runtime = _runtime_of_torch()
     assert runtime is not None, "there is no team"
     runtime.GOMP_parallel(function, ctypes.addressof(given), torch.get_num_threads(), 0)
 
 
-def has_team() -> bool:
+def has_torch_threads() -> bool:
     """Whether work can be given to torch's threads: they are libgomp's, on Linux."""
     return _runtime_of_torch() is not None
 
 
-def leave_team() -> None:
+def leave_torch_threads() -> None:
     """Ends the threads that help the calling one to compute; they come back when it computes. Elsewhere than with
     libgomp on Linux this does nothing."""
     for runtime in _runtimes():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from turnstile.engines.local.cpu.kernel_args import AttendWork, WriteWork
+from turnstile.engines.local.cpu.kernel_args import AttendArgs, WriteArgs
 from turnstile.engines.local.cpu.kernels.base import (
     LINE,
     address_of,
@@ -198,10 +198,10 @@ def attend(heads: int, width: int) -> Any:
                 begin += count
 
     kernel.__qualname__ = f"attend_{heads}_{width}"  # one file of numba's cache for each
-    return kernel_of(AttendWork)(kernel)
+    return kernel_of(AttendArgs)(kernel)
 
 
-@kernel_of(WriteWork)
+@kernel_of(WriteArgs)
 def write(given: Any) -> None:
     """Keys and values of new tokens, to their places; a task is a token."""
     work = carray(given, 1)[0]

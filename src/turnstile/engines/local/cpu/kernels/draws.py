@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from turnstile.engines.local.cpu.kernel_args import DrawWork
+from turnstile.engines.local.cpu.kernel_args import DrawArgs
 from turnstile.engines.local.cpu.kernels.base import (
     LEAST,
     compiled,
@@ -63,7 +63,7 @@ def _find(logits: Any, best: Any, cooling: Any, masses: Any, end: Any, target: A
     return last
 
 
-@kernel_of(DrawWork)
+@kernel_of(DrawArgs)
 def draw(given: Any) -> None:
     """Tokens drawn from softmaxes by inversion, with their log-probabilities, and the entropies; a task is a draw."""
     work = carray(given, 1)[0]

@@ -22,7 +22,7 @@ from numba import carray, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
-from turnstile.engines.local.cpu.kernel_args import PackWork, ProductWork
+from turnstile.engines.local.cpu.kernel_args import PackArgs, ProductArgs
 from turnstile.engines.local.cpu.kernels.base import (
     address_of,
     code_of_fetch,
@@ -176,7 +176,7 @@ def _swish(x: Any) -> Any:
     return x * (np.float32(1) if x >= 0 else e) / (np.float32(1) + e)
 
 
-@kernel_of(ProductWork)
+@kernel_of(ProductArgs)
 def product(given: Any) -> None:
     """Products of rows with a matrix in panels; a task is a panel, or two of which one gates the other, for a band of
     the rows: where there are many, also more processors than panels have work."""
@@ -212,7 +212,7 @@ def product(given: Any) -> None:
                         own[j] += added[row, first + j]
 
 
-@kernel_of(PackWork)
+@kernel_of(PackArgs)
 def pack(given: Any) -> None:
     """Panels of the rows of a matrix, each number multiplied by that of its column; a task is a panel."""
     work = carray(given, 1)[0]

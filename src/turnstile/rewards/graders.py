@@ -1,6 +1,6 @@
 """What is found out about played episodes before they are judged, once, and recorded with them.
 
-Rewards are functions of recorded signals. What needs more than one episode, a memory or another model is an examiner's:
+Rewards are functions of recorded signals. What needs more than one episode, a memory or another model is a grader's:
 it writes what it finds into the signals of a trajectory or of its turns, so that a run can be judged again from its
 record, without a judge, a server or the state of that time.
 """
@@ -17,18 +17,18 @@ from turnstile.errors import ConfigError
 from turnstile.types import JSON, Group, Trajectory
 
 
-class Examiner(Protocol):
+class Grader(Protocol):
     """Looks at played groups and adds signals. It is shown every group once: of a training step, or (`step` None) of an
     evaluation or of demonstrations, from which it must not learn.
 
     What it remembers is its `state`, JSON that goes into the checkpoint. An episode that infrastructure ended has
-    nothing to look at and stays as it is; where the examiner has no verdict of its own, the signal is None.
+    nothing to look at and stays as it is; where the grader has no verdict of its own, the signal is None.
 
     A class that needs something of tasks may have a method `check(task)`, which raises ConfigError where it is missing:
     every task is shown to it before a model is loaded, by an instance that is given None for a model.
     """
 
-    async def examine(self, groups: Sequence[Group], step: int | None) -> list[Group]: ...
+    async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]: ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -38,7 +38,7 @@ class Examiner(Protocol):
 
 
 class Stateless:
-    """The part of an examiner that remembers nothing and holds nothing."""
+    """The part of a grader that remembers nothing and holds nothing."""
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -58,7 +58,7 @@ def told(trajectory: Trajectory, **signals: JSON) -> Trajectory:
 class Clock(Stateless):
     """Writes training_step, the number of the training step that an episode is of, None outside of training."""
 
-    async def examine(self, groups: Sequence[Group], step: int | None) -> list[Group]:
+    async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
         return [
             replace(group, trajectories=tuple(told(one, training_step=step) for one in group.trajectories))
             for group in groups
@@ -80,11 +80,11 @@ class TestRates(Stateless):
 
     def __init__(self, *, power: float = 1.0, pace: float = 0.5) -> None:
         if power < 0.0 or not 0.0 < pace <= 1.0:
-            raise ConfigError(f"examiner 'test_rates' wants power >= 0 and 0 < pace <= 1, got {power} and {pace}")
+            raise ConfigError(f"grader 'test_rates' wants power >= 0 and 0 < pace <= 1, got {power} and {pace}")
         self._power, self._pace = power, pace
         self._rates: dict[str, dict[str, float]] = {}
 
-    async def examine(self, groups: Sequence[Group], step: int | None) -> list[Group]:
+    async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
         return [self._weighed(group, learn=step is not None) for group in groups]
 
     def state(self) -> dict[str, Any]:

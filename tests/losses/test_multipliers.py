@@ -12,8 +12,8 @@ from tokens import batch, gradient
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Needs, needs_of
 from turnstile.losses.correction import icepop, mis, tis
-from turnstile.losses.factors import weighted
 from turnstile.losses.kl import kl
+from turnstile.losses.multipliers import weighted
 from turnstile.losses.ppo import ppo
 
 

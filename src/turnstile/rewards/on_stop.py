@@ -19,30 +19,30 @@ must not become better by being halved). mask: out of the gradient, in the basel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ends:
+class StopRules:
     """Stop -> what to do; what is not named is graded. `Stop.ERROR` is always an infrastructure failure."""
 
     table: Mapping[Stop, End] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, table: Mapping[str, str]) -> Ends:
+    def read(cls, table: Mapping[str, str]) -> StopRules:
         """From a recipe's section. Raises ConfigError that names the nearest known word."""
         known = [stop.value for stop in Stop if stop is not Stop.ERROR]
         result: dict[Stop, End] = {}
         for stop, end in table.items():
             if stop not in known:
                 extra = "; infrastructure failures are always dropped" if stop == Stop.ERROR else ""
-                raise ConfigError(f"ends: unknown end {stop!r}; {nearest(stop, known)}{extra}")
+                raise ConfigError(f"on_stop: unknown end {stop!r}; {nearest(stop, known)}{extra}")
             match end:
                 case "grade" | "zero" | "half" | "mask" | "drop":
                     result[Stop(stop)] = end
                 case _:
-                    raise ConfigError(f"ends.{stop}: unknown rule {end!r}; {nearest(end, get_args(End))}")
+                    raise ConfigError(f"on_stop.{stop}: unknown rule {end!r}; {nearest(end, get_args(End))}")
         return cls(table=result)
 
     def apply(self, score: Score, trajectory: Trajectory) -> Score:
         """The score after the table: total = outcome + sum(turn) still holds, and what an end took from a step
-        term moves from `granted` to `withheld`, by `ends.STOP`."""
+        term moves from `granted` to `withheld`, by `on_stop.STOP`."""
         if trajectory.stop is Stop.ERROR:
             return failed(trajectory)
         if score.outcome is None:
@@ -55,9 +55,9 @@ class Ends:
             case "drop":
                 return replace(score, in_gradient=False, in_baseline=False)
             case "zero":
-                return _scaled(score, 0.0, 0.0, f"ends.{trajectory.stop.value}")
+                return _scaled(score, 0.0, 0.0, f"on_stop.{trajectory.stop.value}")
             case "half":
-                return _scaled(score, 0.5, 1.0, f"ends.{trajectory.stop.value}")
+                return _scaled(score, 0.5, 1.0, f"on_stop.{trajectory.stop.value}")
 
 
 def _scaled(score: Score, positive: float, negative: float, end: str) -> Score:

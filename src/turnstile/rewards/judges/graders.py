@@ -1,4 +1,4 @@
-"""Examiners that ask a language model: a score, the better one of two, a rubric, a checklist.
+"""Graders that ask a language model: a score, the better one of two, a rubric, a checklist.
 
 Each writes one signal, from which the reward of the same name is computed. What the model says is recorded, so that a
 run can be judged again without it, with other weights say.
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from turnstile.errors import ConfigError, EngineError
-from turnstile.rewards.examine import Stateless, told
+from turnstile.rewards.graders import Stateless, told
 from turnstile.rewards.judges.ask import Asker, UnreadableError, form_of, object_in, share
 from turnstile.rewards.judges.asked import Asked
 from turnstile.rewards.judges.transcript import BEGIN, END, transcript
@@ -30,7 +30,7 @@ _MATERIAL = (
 
 
 class _Judging(Stateless):
-    """What the examiners here have in common. `show` names signals of the episode that the judge sees besides what was
+    """What the graders here have in common. `show` names signals of the episode that the judge sees besides what was
     said, `reference` the key of the task's data with an answer to compare with."""
 
     kind = ""
@@ -42,7 +42,7 @@ class _Judging(Stateless):
         self._show = tuple(show)
         self._reference = reference
 
-    async def examine(self, groups: Sequence[Group], step: int | None) -> list[Group]:
+    async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
         """Raises EngineError where the judge could not be had for any of its questions, since nothing would be left to
         learn from; some that failed are told in the log, and their signal is None."""
         before = self._asker.questions
@@ -120,7 +120,7 @@ class Judge(_Judging):
     ) -> None:
         super().__init__(asker=asker, chars=chars, name=name, show=show, reference=reference)
         if best < 1:
-            raise ConfigError(f"examiner 'judge' wants best >= 1, got {best}")
+            raise ConfigError(f"grader 'judge' wants best >= 1, got {best}")
         self._asked, self._best = question, best
 
     async def _judged(self, task: Task, trajectory: Trajectory) -> float | None:
@@ -160,7 +160,7 @@ class PairwiseJudge(_Judging):
     ) -> None:
         super().__init__(asker=asker, chars=chars, name=name, show=show, reference=reference)
         if rivals < 0:
-            raise ConfigError(f"examiner 'pairwise_judge' wants rivals >= 0, got {rivals}")
+            raise ConfigError(f"grader 'pairwise_judge' wants rivals >= 0, got {rivals}")
         self._asked, self._rivals = question, rivals
 
     async def _group(self, group: Group) -> Group:
@@ -218,7 +218,7 @@ class Rubric(_Judging):
         super().__init__(asker=asker, chars=chars, name=name, show=show, reference=reference)
         self._asked = Asked("rubric", "criteria", criteria, key)
         if best < 1:
-            raise ConfigError(f"examiner 'rubric' wants best >= 1, got {best}")
+            raise ConfigError(f"grader 'rubric' wants best >= 1, got {best}")
         self._best = best
 
     def check(self, task: Task) -> None:

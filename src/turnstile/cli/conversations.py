@@ -1,4 +1,4 @@
-"""`turnstile demos`."""
+"""`turnstile conversations`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from turnstile.cli.main import LazyGroup
 from turnstile.errors import TaskError
 from turnstile.tasks.conversations import chat
 from turnstile.tasks.conversations.select import judged, read_report, read_tools, refused
-from turnstile.tasks.conversations.source import FORMATS, conversations
+from turnstile.tasks.conversations.source import FORMATS
+from turnstile.tasks.conversations.source import conversations as read_conversations
 from turnstile.tasks.rows import write_lines
 
-demos = LazyGroup(
-    name="demos",
-    lazy={"import": ("turnstile.cli.demos:import_demos", "Read the conversations of others into one form.")},
-    help="Conversations of agents, to learn from before RL: warmstart.conversations in a recipe.",
+conversations = LazyGroup(
+    name="conversations",
+    lazy={
+        "import": (
+            "turnstile.cli.conversations:import_conversations",
+            "Read the conversations of others into one form.",
+        )
+    },
+    help="Conversations of agents, to learn from before RL: sft.conversations in a recipe.",
     short_help="Conversations to learn from before RL.",
 )
 
@@ -40,7 +46,7 @@ demos = LazyGroup(
 @click.option("--ended", multiple=True, help="Only those that ended so, like Submitted; repeatable.")
 @click.option("--tools", "tools_file", help="Tools that were offered where SOURCE names none: a JSON list.")
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot be read, instead of stopping at the first.")
-def import_demos(
+def import_conversations(
     source: str,
     out: Path,
     kind: str,
@@ -66,7 +72,7 @@ def import_demos(
     def lines() -> Iterator[str]:
         with bars(console) as shown:
             bar = shown.add_task("conversations", total=None)
-            for found in conversations(source, kind, split=split, bad=bad.append if skip_bad else None):
+            for found in read_conversations(source, kind, split=split, bad=bad.append if skip_bad else None):
                 shown.update(bar, advance=1)
                 one = found if solved is None else judged(found, solved)
                 one = one if one.tools or not tools else replace(one, tools=tools)

@@ -10,7 +10,7 @@ import pytest
 from plays import FakeEnv, player, tasks
 from turnstile.credit.samples import sample_trajectory
 from turnstile.errors import ConfigError
-from turnstile.rewards.examine import Clock, TestRates
+from turnstile.rewards.graders import Clock, TestRates
 from turnstile.types import Group, Stop, Task, Trajectory
 
 
@@ -30,16 +30,16 @@ def weights(trajectory: Trajectory) -> Mapping[str, float]:
 async def test_a_test_weighs_what_its_pass_rate_leaves() -> None:
     rates = TestRates()
     first = group({"a": True, "b": False}, {"a": True, "b": True}, {"a": True, "b": False}, {"a": True, "b": False})
-    (found,) = await rates.examine([first], 1)
+    (found,) = await rates.grade([first], 1)
     assert [weights(one) for one in found.trajectories] == [{"a": 0.0, "b": 0.75}] * 4
-    (found,) = await rates.examine([group({"a": False, "b": True}, {"a": True, "b": True})], 2)
+    (found,) = await rates.grade([group({"a": False, "b": True}, {"a": True, "b": True})], 2)
     assert weights(found.trajectories[0]) == {"a": 1 - (1 + 0.5) / 2, "b": 1 - (0.25 + 1.0) / 2}
 
 
 async def test_power_and_pace() -> None:
     rates = TestRates(power=2.0, pace=0.25)
-    await rates.examine([group({"a": True}, {"a": False})], 1)
-    (found,) = await rates.examine([group({"a": True})], 2)
+    await rates.grade([group({"a": True}, {"a": False})], 1)
+    (found,) = await rates.grade([group({"a": True})], 2)
     assert weights(found.trajectories[0]) == {"a": pytest.approx((1 - 0.625) ** 2)}
     for knobs in ({"power": -1.0}, {"pace": 0.0}, {"pace": 1.5}):
         with pytest.raises(ConfigError, match="wants power >= 0 and 0 < pace <= 1"):
@@ -48,13 +48,13 @@ async def test_power_and_pace() -> None:
 
 async def test_nothing_is_learned_outside_of_training_or_from_no_verdict() -> None:
     rates = TestRates()
-    await rates.examine([group({"a": True}, {"a": False})], 1)
+    await rates.grade([group({"a": True}, {"a": False})], 1)
     before = rates.state()
-    (found,) = await rates.examine([group({"a": True}, {"a": True})], None)
+    (found,) = await rates.grade([group({"a": True}, {"a": True})], None)
     assert weights(found.trajectories[1]) == {"a": 0.5}
-    (new,) = await rates.examine([group({"b": True}, {"b": False}, task="other")], None)
+    (new,) = await rates.grade([group({"b": True}, {"b": False}, task="other")], None)
     assert weights(new.trajectories[0]) == {"b": 0.5}
-    (unknown,) = await rates.examine([group(None, {"a": False})], 2)
+    (unknown,) = await rates.grade([group(None, {"a": False})], 2)
     assert [weights(one) for one in unknown.trajectories] == [{"a": 0.75}] * 2
     assert before == {"rates": {"t": {"a": 0.5}}}
     again = TestRates()
@@ -62,11 +62,11 @@ async def test_nothing_is_learned_outside_of_training_or_from_no_verdict() -> No
     assert again.state() == before
     bare = group({"a": True})
     broken = replace(bare, trajectories=(replace(bare.trajectories[0], signals={}, stop=Stop.ERROR),))
-    assert await rates.examine([broken], 3) == [broken]
+    assert await rates.grade([broken], 3) == [broken]
 
 
 async def test_the_player_shows_what_it_played_and_says_of_which_step() -> None:
-    playing = player(FakeEnv, examiners=(Clock(),))
+    playing = player(FakeEnv, graders=(Clock(),))
     for step in (3, None):
         found = await playing.groups(tasks(2), 2, label="x", seed=0, step=step)
         signals = [one.signals for played in found for one in played.trajectories]

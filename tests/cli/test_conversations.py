@@ -1,4 +1,4 @@
-"""What `turnstile demos import` keeps, leaves out and says."""
+"""What `turnstile conversations import` keeps, leaves out and says."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def talks(tmp_path: Path) -> str:
 )
 def test_what_is_kept(cli: Cli, talks: str, tmp_path: Path, options: list[str], kept: str, why: list[str]) -> None:
     (tmp_path / "report.json").write_text(json.dumps({"total_instances": 3, "resolved_ids": ["b", "c"]}))
-    done = cli("demos", "import", talks, "--out", "new/out.jsonl", *options)
+    done = cli("conversations", "import", talks, "--out", "new/out.jsonl", *options)
     assert done.code == 0
     assert [talk.id for talk in read_conversations("new/out.jsonl")] == list(kept)
     assert f"new/out.jsonl: conversations: {len(kept)}, messages to learn: {len(kept)}" in done.out
@@ -53,23 +53,25 @@ def test_what_is_kept(cli: Cli, talks: str, tmp_path: Path, options: list[str], 
 
 def test_tools_are_given_where_none_are_named(cli: Cli, talks: str, tmp_path: Path) -> None:
     (tmp_path / "tools.json").write_text(json.dumps([{"name": "bash", "description": "Run.", "parameters": {}}]))
-    assert cli("demos", "import", talks, "--out", "out.jsonl", "--tools", "tools.json").code == 0
+    assert cli("conversations", "import", talks, "--out", "out.jsonl", "--tools", "tools.json").code == 0
     assert {tool.name for talk in read_conversations("out.jsonl") for tool in talk.tools} == {"bash"}
 
 
 def test_a_bad_row_stops_it_or_is_counted(cli: Cli, talks: str, tmp_path: Path) -> None:
     Path("out.jsonl").write_text("as it was")
     bad = rows(tmp_path / "bad.jsonl", {"messages": SAID}, {"messages": ["x"]})
-    done = cli("demos", "import", bad, "--out", "out.jsonl")
+    done = cli("conversations", "import", bad, "--out", "out.jsonl")
     assert (done.code, "bad.jsonl, row 2, message 1: a message is an object" in done.error) == (1, True)
     assert Path("out.jsonl").read_text() == "as it was"
     assert [file.name for file in tmp_path.glob(".out*")] == []
-    done = cli("demos", "import", bad, "--out", "out.jsonl", "--skip-bad")
+    done = cli("conversations", "import", bad, "--out", "out.jsonl", "--skip-bad")
     assert "1 left out that cannot be read, the first: " in done.out
     assert len(read_conversations("out.jsonl")) == 1
     with open(bad, "ab") as file:
         file.write(b'{"messages": [torn\n"\xff"\n[1]\n' + json.dumps({"messages": SAID}).encode() + b"\n")
-    assert "4 left out that cannot be read" in cli("demos", "import", bad, "--out", "out.jsonl", "--skip-bad").out
+    assert (
+        "4 left out that cannot be read" in cli("conversations", "import", bad, "--out", "out.jsonl", "--skip-bad").out
+    )
     assert len(read_conversations("out.jsonl")) == 2
 
 
@@ -84,12 +86,12 @@ def test_a_bad_row_stops_it_or_is_counted(cli: Cli, talks: str, tmp_path: Path) 
 )
 def test_what_cannot_be_done_is_said(cli: Cli, talks: str, tmp_path: Path, options: list[str], says: str) -> None:
     (tmp_path / "list.json").write_text("[1]")
-    done = cli("demos", "import", talks, "--out", "out.jsonl", *options)
+    done = cli("conversations", "import", talks, "--out", "out.jsonl", *options)
     assert (done.code, says in done.error) == (1, True)
     assert not Path("out.jsonl").exists()
 
 
 def test_a_recipes_conversations_lie_beside_it(tmp_path: Path) -> None:
-    recipe = make_recipe({"warmstart": {"conversations": "talks.jsonl"}}, folder=tmp_path / "there")
-    assert recipe.warmstart.conversations == str((tmp_path / "there" / "talks.jsonl").resolve())
-    assert recipe.warmstart.wanted
+    recipe = make_recipe({"sft": {"conversations": "talks.jsonl"}}, folder=tmp_path / "there")
+    assert recipe.sft.conversations == str((tmp_path / "there" / "talks.jsonl").resolve())
+    assert recipe.sft.wanted

@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
-from turnstile.losses.base import Factor, Metrics, Needs, TokenLoss, needs, needs_of
+from turnstile.losses.base import LossMultiplier, Metrics, Needs, TokenLoss, needs, needs_of
 
 PROXIMAL = "proximal_logprobs"
 
 
-def weighted(loss: TokenLoss, factors: Sequence[Factor]) -> TokenLoss:
+def weighted(loss: TokenLoss, factors: Sequence[LossMultiplier]) -> TokenLoss:
     """The loss of each token times all factors. Where one of them is an off-policy correction, which has already paid
     for the way from the sampler to the proximal policy, the loss takes that one for the policy that sampled."""
     if not factors:
