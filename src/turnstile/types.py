@@ -126,6 +126,11 @@ class Completion:
             if values is not None and len(values) != n:
                 raise ValueError(f"completion of {n} tokens has {len(values)} {name}")
 
+    @property
+    def chosen(self) -> Bool:
+        """Tokens that the policy chose, which are all but those that were forced, bool[n]."""
+        return np.ones(len(self.token_ids), dtype=np.bool_) if self.forced is None else ~self.forced
+
 
 class Stage(StrEnum):
     """How far a turn came. The last one of an episode may not be completed: the clock ran out, or infrastructure

@@ -13,6 +13,7 @@ from made_groups import attempt, group_of, nested, score
 from turnstile.credit.base import targets_of
 from turnstile.credit.gae import bilevel_gae, gae, turn_gae
 from turnstile.credit.grpo import grpo
+from turnstile.credit.samples import with_forced
 from turnstile.errors import ConfigError, TrainingError
 from turnstile.types import Stop
 
@@ -91,6 +92,22 @@ def test_turns_that_the_critic_does_not_know_are_passed_over(estimator: Any) -> 
     (wanted,) = learn([passed], scores, values)
     assert (wanted[0][0], wanted[3][0]) == (1.0, 1.0)
     assert np.isnan(wanted[1]).all()
+
+
+def test_a_forced_token_is_no_false_value_on_the_way() -> None:
+    """V = .8 everywhere, no reward, stopped by a limit: with `bootstrap` there is nothing to learn, wherever tokens
+    were forced."""
+    told = with_forced(replace(attempt(0, [1, 2]), stop=Stop.TURNS), 1, extra=2)
+    values = {"values": [[np.full(1, 0.8, np.float32), np.array([0.8, 0.8, 0, 0], np.float32)]]}
+    scores = [[score(0.0, [0, 0])]]
+    for estimator in (gae, turn_gae):
+        (found,) = nested(estimator([group_of(told)], scores, values, {}, lam=0.5, bootstrap=True)[0])
+        assert found == [[0.0], [0.0, 0.0, 0.0, 0.0]]
+        learn = targets_of(estimator)
+        assert learn is not None
+        (wanted,) = learn([group_of(told)], scores, values, bootstrap=True)
+        assert wanted[1][0] == pytest.approx(0.8)
+        assert np.isnan(wanted[1][2:]).all()
 
 
 def test_what_does_not_count_is_not_learned() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from turnstile.credit.random_step_group import random_step_group
 from turnstile.credit.reinforce_pp import reinforce_pp, token_returns
 from turnstile.credit.rlvmr import rlvmr
 from turnstile.credit.salt import salt
-from turnstile.credit.samples import with_untrained
+from turnstile.credit.samples import with_forced, with_untrained
 from turnstile.credit.segments import segments
 from turnstile.credit.turn_return import turn_return
 from turnstile.credit.turns import states_shared, turns_of
@@ -71,6 +72,31 @@ def test_reinforce_pp_passes_over_turns_that_are_not_trained() -> None:
     found = nested(reinforce_pp([g], [[score(4.0, [0, 0, 0]), score(0.0)]], {}, {}, gamma=0.5, eps=0.0)[0])
     mean, std = 2.0, math.sqrt(8 / 3)
     assert [found[0][0], found[0][2], found[1][0]] == [pytest.approx([(x - mean) / std]) for x in (2.0, 4.0, 0.0)]
+
+
+def test_a_last_turn_that_is_not_trained_is_no_step_of_discount() -> None:
+    g = group_of(with_untrained(attempt(0, [1, 2]), 1))
+    step = turns_of([g], [[score(1.0, [0, 0.25])]])
+    assert token_returns(step, 0.5)[0].tolist() == [1.25]
+
+
+def test_reinforce_pp_leaves_out_tokens_that_a_grammar_forced() -> None:
+    # A: 1 token and 20 forced ones, R = 1; B: 1 token, R = 0. Over two tokens: 1 and -1
+    g = group_of(with_forced(attempt(0, [1]), 0, extra=20), attempt(1, [1]))
+    found = nested(reinforce_pp([g], [[score(1.0), score(0.0)]], {}, {}, eps=0.0)[0])
+    assert found == [[[1.0, *[0.0] * 20]], [[-1.0]]]
+
+
+@pytest.mark.parametrize("estimator", [turn_return, functools.partial(broadcast, over="turns"), gigpo])
+def test_turns_that_are_not_trained_have_no_part_in_what_others_are_compared_with(estimator: Any) -> None:
+    """A turn that is not trained comes last, without a reward."""
+    scores = [[score(2.0, [1, 3]), score(0.0, [0, 2]), score(1.0, [2, 0])]]
+    plain = [attempt(number, [1, 1]) for number in range(3)]
+    longer = with_untrained(attempt(0, [1, 1, 1]), 2)
+    (expected,) = (nested(estimator([group_of(*plain)], scores, {}, {})[0]),)
+    scores[0][0] = score(2.0, [1, 3, 0])
+    found = nested(estimator([group_of(longer, *plain[1:])], scores, {}, {})[0])
+    assert [found[0][:2], *found[1:]] == expected
 
 
 def test_reinforce_pp_group_baseline() -> None:

@@ -46,9 +46,7 @@ def _of(like: I32, value: float | bool) -> np.ndarray:
 
 def _learned(turn: Turn) -> np.ndarray:
     """Which of the sampled tokens are trained, bool[n]."""
-    completion = turn.completion
-    free = _of(completion.token_ids, True) if completion.forced is None else ~completion.forced
-    return free & turn.trainable
+    return turn.completion.chosen & turn.trainable
 
 
 def _spread(pieces: Sequence[tuple[np.ndarray, np.ndarray]], dtype: type) -> np.ndarray:

@@ -17,7 +17,14 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Estimator, Scores
 from turnstile.credit.invariants import Declaration, Finding, Part, broken, examine, goes
-from turnstile.credit.samples import sample_aux, sample_group, sample_score, with_observations, with_untrained
+from turnstile.credit.samples import (
+    sample_aux,
+    sample_group,
+    sample_score,
+    with_forced,
+    with_observations,
+    with_untrained,
+)
 from turnstile.types import F32, Group, Score, Stop, Trajectory
 
 _WHOLE_STEP = "statistics of the whole step: all its groups must be given in one call, as the trainer does"
@@ -149,6 +156,7 @@ def examine_estimator(
             lambda: _failure(run, groups, scores),
             lambda: _masked(run, groups, scores),
             lambda: _untrained(run, groups, scores),
+            lambda: _forced(run, groups, scores),
         ],
         5: [lambda: _terminal(run, groups, scores)],
         6: [lambda: _zero_turn(run, groups, scores)],
@@ -231,6 +239,18 @@ def _untrained(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
 
     what = f"with 5 more tokens in turn {place} of attempt 0 of g0, which is not trained"
     return _differ(what, groups, found(0), found(5))
+
+
+def _forced(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
+    """Tokens that a grammar forced are not trained, so how many there are changes no advantage of a token that was
+    chosen."""
+    place, first = 1, groups[0].trajectories[0]
+    chosen = len(first.turns[place].completion.token_ids)
+    shown = replace(groups[0], trajectories=(with_forced(first, place, 5), *groups[0].trajectories[1:]))
+    result = run([shown, *groups[1:]], scores)
+    result[0] = [*result[0][:place], result[0][place][:chosen], *result[0][place + 1 :]]
+    what = f"with 5 more tokens in turn {place} of attempt 0 of g0, which a grammar forced"
+    return _differ(what, groups, run(groups, scores), result)
 
 
 def _terminal(run: Run, groups: Sequence[Group], scores: Scores, where: str = "") -> str | None:

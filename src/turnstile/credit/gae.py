@@ -76,7 +76,7 @@ def _turn_gae_targets(
     first = _ends(values, 0)
     for own, value, advantage in zip(found, first, _by_turn(step, first, gamma, lam, bootstrap), strict=True):
         own[:1] = value + advantage
-    return step.split(_of_counted(step, found))
+    return step.split(_of_counted(step, found), forced=np.nan)
 
 
 @learned("values", _turn_gae_targets)
@@ -213,7 +213,7 @@ def _ends(values: Sequence[F64], place: int) -> F64:
 
 
 def _targets(step: Turns, values: Sequence[F64], advantages: Sequence[F64]) -> Advantages:
-    return step.split(_of_counted(step, [v + a for v, a in zip(values, advantages, strict=True)]))
+    return step.split(_of_counted(step, [v + a for v, a in zip(values, advantages, strict=True)]), forced=np.nan)
 
 
 def _of_counted(step: Turns, targets: Sequence[F64]) -> list[F64]:

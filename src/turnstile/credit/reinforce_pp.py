@@ -48,13 +48,13 @@ def token_returns(step: Turns, gamma: float) -> list[F64]:
     """The discounted return of every trained token, turn by turn: [T] -> f64[n]; for those of a turn that is not
     trained, the return of its end."""
     found: list[F64] = []
-    ahead = 0.0
+    ahead, discounted = 0.0, False
     trained = step.valued
     for place in range(len(step.turns) - 1, -1, -1):
         n = len(step.turns[place].completion.token_ids)
         if step.last[place]:
-            ahead = step.outcomes[place]
-        elif trained[place]:
+            ahead, discounted = step.outcomes[place], False
+        if trained[place] and discounted:  # a trained token lies ahead
             ahead *= gamma
         ahead += step.rewards[place]  # on the last token of the turn
         if not trained[place]:
@@ -62,6 +62,7 @@ def token_returns(step: Turns, gamma: float) -> list[F64]:
             continue
         found.append(ahead * gamma ** np.arange(n - 1, -1, -1, dtype=np.float64))
         ahead *= gamma ** (n - 1)
+        discounted = True
     return found[::-1]
 
 

@@ -21,7 +21,14 @@ def sample_score(outcome: float, turn: F32) -> Score:
 def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
     """What learned parts might say of these groups, made up."""
     values = sample_values(groups)
-    q, v = ([np.array([own[end] for own in turns], dtype=np.float32) for turns in values] for end in (-1, 0))
+    turns = [[turn.completion.chosen for turn in t.turns] for group in groups for t in group.trajectories]
+    q, v = (
+        [
+            np.array([own[kept][end] for own, kept in zip(*each, strict=True)], dtype=np.float32)
+            for each in zip(values, turns, strict=True)
+        ]
+        for end in (-1, 0)
+    )
     return {"values": values, "implicit": values, "q": [1 + own for own in q], "v": v, "progress": v}
 
 
@@ -136,17 +143,31 @@ def with_observations(trajectory: Trajectory, extra: int) -> Trajectory:
 def with_untrained(trajectory: Trajectory, place: int, extra: int = 0) -> Trajectory:
     """The same trajectory, of which turn `place` is not trainable and has `extra` more sampled tokens."""
     turn = trajectory.turns[place]
-    completion = turn.completion
+    return _with_turn(trajectory, place, replace(turn, completion=_longer(turn.completion, extra), trainable=False))
+
+
+def with_forced(trajectory: Trajectory, place: int, extra: int) -> Trajectory:
+    """The same trajectory, in which a grammar forced `extra` more tokens at the end of turn `place`."""
+    turn = trajectory.turns[place]
+    completion = _longer(turn.completion, extra)
+    forced = np.arange(len(completion.token_ids)) >= len(turn.completion.token_ids)
+    return _with_turn(trajectory, place, replace(turn, completion=replace(completion, forced=forced)))
+
+
+def _longer(completion: Completion, extra: int) -> Completion:
+    """With `extra` more tokens at its end."""
 
     def longer(array: Any, value: float) -> Any:
         return None if array is None else np.concatenate([array, np.full(extra, value, dtype=array.dtype)])
 
-    completion = replace(
+    return replace(
         completion,
         token_ids=longer(completion.token_ids, 5),
         logprobs=longer(completion.logprobs, -3.0),
         versions=longer(completion.versions, 0),
         entropies=longer(completion.entropies, 3.0),
     )
-    changed = replace(turn, completion=completion, trainable=False)
-    return replace(trajectory, turns=(*trajectory.turns[:place], changed, *trajectory.turns[place + 1 :]))
+
+
+def _with_turn(trajectory: Trajectory, place: int, turn: Turn) -> Trajectory:
+    return replace(trajectory, turns=(*trajectory.turns[:place], turn, *trajectory.turns[place + 1 :]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.stats import F64, Flags, Normalise, Scale, check_scores, equal, not_finite
 from turnstile.errors import ConfigError, TrainingError
-from turnstile.types import Group, Score, Stop, Turn
+from turnstile.types import F32, Group, Score, Stop, Turn
 
 I64 = NDArray[np.int64]
 LIMITS = (Stop.TURNS, Stop.CONTEXT, Stop.TOKENS, Stop.TIMEOUT)
@@ -29,7 +29,11 @@ _LEARNED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """T turns: group by group, attempt by attempt, turn by turn."""
+    """T turns: group by group, attempt by attempt, turn by turn.
+
+    Tokens that a regex or a grammar forced are left out of `turns`, as they are never trained: estimators see the n
+    tokens of a turn that the policy chose. `split` puts them back.
+    """
 
     groups: Sequence[Group]
     turns: Sequence[Turn]  # [T]
@@ -57,15 +61,17 @@ class Turns:
         return result
 
     def within(self, labels: Sequence[Hashable], values: F64, normalise: Normalise) -> F64:
-        """`values` [T] normalised among the turns of equal label; those that do not count are compared with them."""
-        return within(labels, values, self.counted, normalise)
+        """`values` [T] normalised among the turns of equal label that count and are trained; the others are compared
+        with them."""
+        return within(labels, values, self.counted & self.valued, normalise)
 
     def mean_within(self, labels: Sequence[Hashable], values: F64) -> F64:
-        """The mean of `values` [T] over the turns of equal label that count; a turn's own value where none does."""
-        result = values.copy()
+        """The mean of `values` [T] over the turns of equal label that count and are trained; a turn's own value where
+        none does."""
+        result, counted = values.copy(), self.counted & self.valued
         for slots in _alike(labels):
-            if self.counted[slots].any():
-                result[slots] = values[slots][self.counted[slots]].mean()
+            if counted[slots].any():
+                result[slots] = values[slots][counted[slots]].mean()
         return result
 
     def states(self) -> list[Hashable]:
@@ -89,8 +95,8 @@ class Turns:
         return found
 
     def learned(self, kind: str, aux: Mapping[str, Any], part: Literal["values", "implicit"]) -> list[F64]:
-        """What a learned part says of the sampled tokens, turn by turn: [T] -> f64[n]. Raises ConfigError where there
-        is none."""
+        """What a learned part says of the tokens that the policy chose, turn by turn: [T] -> f64[n], from arrays of all
+        that were sampled. Raises ConfigError where there is none."""
         what, section = _LEARNED[part]
         if part not in aux:
             raise ConfigError(
@@ -98,8 +104,10 @@ class Turns:
                 f'give it aux={{"{part}": [trajectory][turn] -> f32[n]}}'
             )
         found = [own.astype(np.float64) for turns in aux[part] for own in turns]
-        if [len(own) for own in found] != [len(turn.completion.token_ids) for turn in self.turns]:
+        chosen = [turn.completion.chosen for group in self.groups for t in group.trajectories for turn in t.turns]
+        if [len(own) for own in found] != [len(own) for own in chosen]:
             raise ValueError(f"credit {kind!r}: aux[{part!r}] is not [trajectory][turn] -> f32[n] of these groups")
+        found = [own[kept] for own, kept in zip(found, chosen, strict=True)]
         if not all(np.isfinite(own).all() for own in found):
             raise TrainingError(f"credit {kind!r}: {what} are not finite; lower {section}.lr")
         return found
@@ -127,7 +135,7 @@ class Turns:
 
     @property
     def valued(self) -> Flags:
-        """Turns that are trained, so that a critic learns their values, [T]: something was sampled, and may be
+        """Turns that are trained, so that a critic learns their values, [T]: the policy chose tokens, and they may be
         learned."""
         return np.array([turn.trainable and len(turn.completion.token_ids) > 0 for turn in self.turns], dtype=np.bool_)
 
@@ -154,11 +162,11 @@ class Turns:
             [np.full(len(turn.completion.token_ids), value) for turn, value in zip(self.turns, masked, strict=True)]
         )
 
-    def split(self, values: Sequence[F64]) -> Advantages:
-        """Arrays of the step's turns, [T] -> f64[n], as those of its trajectories."""
+    def split(self, values: Sequence[F64], *, forced: float = 0.0) -> Advantages:
+        """Arrays of the step's turns, [T] -> f64[n], as those of its trajectories; `forced` for tokens that were."""
         own = iter(values)
         return [
-            [next(own).astype(np.float32) for _ in trajectory.turns]
+            [_spread(next(own), turn.completion.chosen, forced) for turn in trajectory.turns]
             for group in self.groups
             for trajectory in group.trajectories
         ]
@@ -196,7 +204,7 @@ def turns_of(groups: Sequence[Group], scores: Scores) -> Turns:
     index = np.concatenate([np.arange(n) for n in lengths]) if members else np.zeros(0, dtype=np.int64)
     return Turns(
         groups=groups,
-        turns=[turn for _, group, i, _ in members for turn in group.trajectories[i].turns],
+        turns=[_chosen(turn) for _, group, i, _ in members for turn in group.trajectories[i].turns],
         group=np.repeat(np.array([place for place, *_ in members], dtype=np.int64), lengths),
         trajectory=np.repeat(np.arange(len(members)), lengths),
         index=index,
@@ -222,6 +230,24 @@ def seat_outcomes(step: Turns, scores: Scores) -> F64:
                 f"{', '.join(by_seat) or 'none'}); a game of several seats needs a reward for each"
             )
         found[t] = by_seat[seat]
+    return found
+
+
+def _chosen(turn: Turn) -> Turn:
+    """The turn without the tokens that were forced."""
+    completion = turn.completion
+    if completion.forced is None or not completion.forced.any():
+        return turn
+    kept = completion.chosen
+    entropies = None if completion.entropies is None else completion.entropies[kept]
+    of_tokens = {name: getattr(completion, name)[kept] for name in ("token_ids", "logprobs", "versions", "forced")}
+    return replace(turn, completion=replace(completion, entropies=entropies, **of_tokens))
+
+
+def _spread(values: F64, chosen: Flags, forced: float) -> F32:
+    """Values of the tokens that were chosen, in their places among all that were sampled."""
+    found = np.full(len(chosen), forced, dtype=np.float32)
+    found[chosen] = values
     return found
 
 
