@@ -11,9 +11,10 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from turnstile.errors import ConfigError
 from turnstile.hints import hint
@@ -23,11 +24,21 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 EndRule = Literal["grade", "zero", "half", "mask", "drop"]
 
 
+def _tuples(fields: Mapping[str, FieldInfo], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data with lists as tuples where a field takes those: TOML and JSON have lists alone."""
+
+    def takes_tuple(field: FieldInfo | None) -> bool:
+        hint = None if field is None else field.annotation
+        return any(get_origin(one) is tuple for one in (hint, *get_args(hint)))
+
+    return {k: tuple(v) if isinstance(v, list) and takes_tuple(fields.get(k)) else v for k, v in data.items()}
+
+
 class Section(BaseModel):
     """A part of a recipe whose keys are all known here. Where one names a function, knobs alone are those of its
     default: `credit = { scale = "none" }` is of `grpo`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -39,7 +50,7 @@ class Section(BaseModel):
             for name, field in cls.model_fields.items()
             if isinstance(field.default, Kind) and isinstance(data.get(name), Mapping) and "kind" not in data[name]
         }
-        return {**data, **lacking}
+        return _tuples(cls.model_fields, {**data, **lacking})
 
 
 class Kind(BaseModel):
@@ -48,7 +59,7 @@ class Kind(BaseModel):
     The name alone stands for a section without other keys: `sandbox = "bubblewrap"`.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
     kind: str
 
     @model_validator(mode="before")
@@ -302,7 +313,7 @@ class Recipe(Section):
     """Everything a run needs. See `recipes/` for examples and docs/configuration.md for the whole list."""
 
     name: str = "run"
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()
@@ -319,9 +330,7 @@ class Recipe(Section):
     hint: Kind | None = None  # what the prompts of training show besides the task, less and less
     credit: Kind = Kind(kind="grpo")
     loss: Kind = Kind(kind="ppo")
-    loss_multipliers: tuple[
-        Kind, ...
-    ] = ()  # what the loss of each token is multiplied by: corrections, which tokens learn
+    loss_multipliers: tuple[Kind, ...] = ()  # of each token's loss: off-policy corrections, which tokens learn
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
     critic: CriticConfig = CriticConfig()
     implicit: ImplicitConfig = ImplicitConfig()

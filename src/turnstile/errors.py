@@ -92,6 +92,15 @@ class EngineError(InfrastructureError):
     """The engine could not sample."""
 
 
+def is_shared(fault: BaseException) -> bool:
+    """Whether a fault met several requests of the engine at once, so that no single episode is its place."""
+    return any(note.startswith(IN_ENGINE) for note in getattr(fault, "__notes__", ()))
+
+
+IN_ENGINE = "in the engine, "
+"""How the note begins that the engine adds to a fault that several requests share."""
+
+
 class EngineGoneError(EngineError):
     """The server that samples cannot be reached, or does not say that it is there."""
 

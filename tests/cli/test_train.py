@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from turnstile.cli import evaluate as eval_module
-from turnstile.cli import train as module
 from turnstile.evaluation.metrics import EpisodeResult
+from turnstile.runs import dry_run as dry_module
+from turnstile.runs import train as module
 
 Cli = Callable[..., Any]
 
@@ -32,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         )
         return {"results": {"warmstart": [result], "trained": [result]}}
 
-    monkeypatch.setattr(module, "train_run", train)
+    monkeypatch.setattr(module, "train", train)
     return seen
 
 
@@ -141,7 +142,9 @@ def test_eval_asks_for_what_was_said_and_prints_the_table(
 def test_a_dry_run_prints_its_estimate_and_trains_nothing(
     cli: Cli, recipe: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "dry_run", lambda recipe: {"minutes of RL, at most": 12.345, "device, dtype": "cpu"})
+    monkeypatch.setattr(
+        dry_module, "dry_run", lambda recipe: {"minutes of RL, at most": 12.345, "device, dtype": "cpu"}
+    )
     done = cli("train", recipe, "--dry-run")
     assert [line.split() for line in done.out.splitlines()] == [
         ["dry", "run"],

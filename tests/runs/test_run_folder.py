@@ -14,7 +14,7 @@ import pytest
 
 from turnstile.config import Recipe, load_recipe
 from turnstile.errors import ConfigError, RunFolderError
-from turnstile.runs.run_folder import only_one, open_run, read_recipe, room_for
+from turnstile.runs.run_folder import only_one, open_run, read_recipe, room_for, starting
 
 
 @pytest.fixture
@@ -46,6 +46,7 @@ def test_a_project_moves_as_a_whole(project: Path, tmp_path: Path, monkeypatch: 
     assert found == load_recipe("moved/mine.toml")
     assert found.tasks.train == str(tmp_path / "moved" / "train.jsonl")
     assert found.model.id == str(tmp_path / "moved" / "models" / "tiny")
+    Path("moved/runs/a/checkpoints/step-000000").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"tasks\.train changed"):
         open_run(Path("moved/runs/a"), load_recipe("moved/mine.toml", ["tasks.train=t.jsonl"]), fresh=False)
 
@@ -72,6 +73,7 @@ def test_a_folder_that_takes_the_place_of_a_named_model_is_another_recipe(projec
     open_run(Path("runs/a"), load_recipe("recipes/named.toml"), fresh=False)
     assert open_run(Path("runs/a"), load_recipe("recipes/named.toml"), fresh=False)
     (project / "org" / "name").mkdir(parents=True)
+    Path("runs/a/checkpoints/step-000000").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"model\.id changed"):
         open_run(Path("runs/a"), load_recipe("recipes/named.toml"), fresh=False)
     assert read_recipe(Path("runs/a")).model.id == "org/name"
@@ -124,10 +126,11 @@ def test_two_processes_on_one_run_folder(tmp_path: Path) -> None:
 
 
 def test_starting_anew_keeps_the_lock(project: Path) -> None:
-    with only_one(Path("run")):
+    with starting(Path("run")) as begin:
         open_run(Path("run"), Recipe(), fresh=False)
         Path("run/record").mkdir()
         assert not open_run(Path("run"), Recipe(seed=1), fresh=True)
+        begin()
         assert sorted(path.name for path in Path("run").iterdir()) == [".lock", "resolved.json"]
         with pytest.raises(RunFolderError, match="is in use"), only_one(Path("run")):
             pass

@@ -209,7 +209,8 @@ AWAY = {"kind": "openai", "url": "http://127.0.0.1:8000/v1"}
         ({"engine": AWAY}, True),
         ({"rollout": {"max_staleness": 1}}, True),
         ({"replay_buffer": {"size": 8}}, True),
-        ({"engine": AWAY, "loss_multipliers": ["high_entropy_only"]}, False),
+        ({"engine": AWAY, "loss_multipliers": ["high_entropy_only"]}, True),
+        ({"engine": AWAY, "loss_multipliers": ["mis"]}, True),
         ({"engine": AWAY, "loss": "decoupled_ppo"}, True),
     ],
 )

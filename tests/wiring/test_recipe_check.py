@@ -51,7 +51,7 @@ def test_kinds_of_ones_own_are_checked_at_start() -> None:
 
 
 def test_credit_that_our_environments_do_not_feed_is_taken_with_ones_own() -> None:
-    for kind in ("per_agent", "rlvmr", "subgoal"):
+    for kind in ("rlvmr", "subgoal"):
         assert check_recipe(make_recipe({"env": "mine:Env", "credit": kind}))
         assert check_recipe(make_recipe({"credit": kind}), env=True) == []
 
@@ -118,6 +118,24 @@ def test_a_start_that_fails_takes_nobodys_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was made with another recipe"):
         train(wrong, run=run, env=GuessEnv)
     assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_a_start_anew_that_fails_costs_no_run(tmp_path: Path) -> None:
+    recipe, run = guess_run.recipe(tmp_path, steps=1, epochs=1, minibatches=1), tmp_path / "run"
+    train(recipe, run=run, env=GuessEnv)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    wrong = make_recipe(recipe.model_dump(mode="json"), ["model.device=cuda:9"])
+    with pytest.raises(ConfigError):
+        train(wrong, run=run, env=GuessEnv, fresh=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_start_that_fails_in_a_folder_that_was_there_takes_no_name(tmp_path: Path) -> None:
+    recipe, run = guess_run.recipe(tmp_path, steps=1, epochs=1, minibatches=1), tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(ConfigError):
+        train(make_recipe(recipe.model_dump(mode="json"), ["model.device=cuda:9"]), run=run, env=GuessEnv)
+    assert train(recipe, run=run, env=GuessEnv)["step"] == 1
 
 
 @pytest.mark.parametrize("name", ["nobody/typo", "no such/name", "typo"])

@@ -11,14 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnstile.cli.results import print_results
 from turnstile.cli.runs import find_run, run_folder
 from turnstile.config import load_recipe
 from turnstile.errors import ConfigError, ReplayError
-from turnstile.runs.audit import compare_runs
-from turnstile.runs.dry_run import dry_run
-from turnstile.runs.run_folder import read_recipe, read_resolved
-from turnstile.runs.train import train as train_run
+from turnstile.wiring.recipe_check import check_recipe
 
 
 @click.command(short_help="Train a model as a recipe says, or go on with a run.")
@@ -61,11 +57,17 @@ def train(
     if recipe is None:
         raise ConfigError("give a recipe (a TOML file), or --replay RUN")
     loaded = load_recipe(recipe, overrides)
+    check_recipe(loaded)  # in a moment, before torch is imported
     if dry:
+        from turnstile.runs.dry_run import dry_run
+
         _print("dry run", dry_run(loaded))
         return
     if overfit is not None and name is None and out is None:
         name = f"{loaded.name}-overfit"
+    from turnstile.cli.results import print_results
+    from turnstile.runs.train import train as train_run
+
     folder = run_folder(name, out, loaded)
     summary = train_run(loaded, run=folder, fresh=fresh, overfit=overfit, plain=plain, strict=strict)
     print_results(summary["results"])
@@ -73,6 +75,10 @@ def train(
 
 
 def _replay(original: Path, name: str | None, out: str | None, fresh: bool, plain: bool) -> None:
+    from turnstile.runs.audit import compare_runs
+    from turnstile.runs.run_folder import read_recipe, read_resolved
+    from turnstile.runs.train import train as train_run
+
     recipe, given = read_recipe(original), read_resolved(original).get("given", {})
     if "reward" in given:
         raise ReplayError(

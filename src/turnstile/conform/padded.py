@@ -115,8 +115,9 @@ class PaddedEstimator:
         flat = [score for group_scores in scores for score in group_scores]
         if any(score.in_baseline and not score.in_gradient for score in flat):
             raise DoesNotApply("padded arrays cannot say that an attempt counts but is not learned from")
-        if not all(turn.trainable for group in groups for t in group.trajectories for turn in t.turns):
-            raise DoesNotApply("padded arrays know a turn that is not trained as observed tokens, as of invariant 1")
+        turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+        if not all(turn.trainable and turn.completion.chosen.all() for turn in turns):
+            raise DoesNotApply("padded arrays know tokens that are not trained as observed ones, as of invariant 1")
         arrays, places = self.lay_out(groups, flat, aux)
         result = self.function(**{name: arrays[role] for name, role in self.roles.items()}, **knobs)
         values = self._array(result, arrays["mask"])

@@ -35,7 +35,10 @@ def pick_device(name: str = "auto") -> torch.device:
     """`auto` takes CUDA where there is one. Raises ConfigError for a device that is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"model.device = {name!r} is no device; use 'auto', 'cpu', 'cuda' or 'cuda:N'") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"model.device = {name!r}: this machine has no usable CUDA device; use 'cpu' or 'auto'")
     return device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from turnstile.errors import TurnstileError
+from turnstile.errors import TurnstileError, is_shared
 
 _log = logging.getLogger(__name__)
 
@@ -20,8 +20,8 @@ class Failures:
 
     def forgives(self, fault: Exception, where: str) -> bool:
         """Whether the other episodes go on, which the log then says with the fault's traceback. An error that is raised
-        on purpose is never forgiven, and no fault that says itself where it was: many episodes share those."""
-        if isinstance(fault, TurnstileError) or getattr(fault, "__notes__", None):
+        on purpose is never forgiven, nor is a fault of the engine, which many episodes share."""
+        if isinstance(fault, TurnstileError) or is_shared(fault):
             return False
         self.count += 1
         if self.count > self.most:

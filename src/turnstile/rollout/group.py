@@ -13,7 +13,7 @@ from typing import Any
 from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.envs.base import Env
-from turnstile.errors import InfrastructureError
+from turnstile.errors import InfrastructureError, is_shared
 from turnstile.records.journal import Key
 from turnstile.rewards.graders import Grader
 from turnstile.rollout.deadlines import Deadlines
@@ -201,7 +201,7 @@ class Player:
                 if not again:
                     break
         except Exception as fault:
-            if not getattr(fault, "__notes__", None):  # else its place is said: the engine's reach many episodes
+            if not is_shared(fault):
                 fault.add_note(f"{where}{self.failures.note()}")
             raise
         finally:

@@ -31,6 +31,7 @@ from turnstile.types import Group, Row, Task
 from turnstile.wiring.components import (
     Agent,
     check_kinds,
+    check_models,
     make_agent,
     make_learner,
     make_logprob_providers,
@@ -66,6 +67,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     talks = read_talks(recipe)
     check_company(recipe, bind("credit", recipe.credit, given=("groups", "scores", "aux", "state")))
     make_scorer(recipe)
+    check_models(recipe)
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         make_trackers(recipe, Path(folder)).close()
     agent = make_agent(recipe)

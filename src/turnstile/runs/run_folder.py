@@ -25,6 +25,8 @@ UNTOUCHED, WARM, FINAL = "untouched", "warmstart", "trained"
 """The evaluations of a run's model, besides those of steps in between (step-0010)."""
 RESOLVED = "resolved.json"
 LOCK = ".lock"
+ASIDE = ".aside"
+"""What a start anew has put aside until it has begun."""
 PACKAGES = ("turnstile-rl", "torch", "transformers", "peft", "numpy", "pytest", "safetensors")
 
 
@@ -32,27 +34,30 @@ def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str]
     """Makes or reopens a run folder; True when there was one to go on with.
 
     `given` names what the call put in place of the recipe's parts. A folder made from another recipe, or with
-    other parts, is refused, since going on with it would mix two runs.
+    other parts, is refused, since going on with it would mix two runs; unless nothing in it was finished, as after a
+    start that failed. With `fresh` what it holds is put aside until `starting` lets go of it.
     """
     resolved = _absolute(recipe.model_dump(mode="json"), Path())
     given = dict(given or {})
     file = run / RESOLVED
+    _put_back(run)  # where a start anew was killed
     if fresh and run.exists():
-        inside = [path for path in run.iterdir() if path.name != LOCK]
+        inside = _inside(run)
         if not file.is_file() and inside:
             raise ConfigError(f"{run} is no run folder; --fresh would empty it, so give another name")
+        (run / ASIDE).mkdir()
         for path in inside:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            path.rename(run / ASIDE / path.name)
     if file.is_file():
         before = read_resolved(run)
         try:
             old = _absolute(before["recipe"], run)
         except ConfigError as error:
             raise ConfigError(f"{error}; give another run name, or --fresh to start {run} anew") from None
-        if names := changed(old, resolved) + changed(before.get("given", {}), given):
+        names = changed(old, resolved) + changed(before.get("given", {}), given)
+        if names and not any((run / "checkpoints").glob("step-*")) and not read_results(run):
+            return open_run(run, recipe, fresh=True, given=given)  # nothing was finished
+        if names:
             raise ConfigError(
                 f"{run} was made with another recipe ({', '.join(names[:3])} changed); "
                 "give another run name, or --fresh to start it anew"
@@ -94,20 +99,42 @@ def only_one(run: Path) -> Iterator[None]:
 
 
 @contextmanager
-def undone(run: Path) -> Iterator[Callable[[], None]]:
-    """A run's folder that is not there before is not there afterwards, unless what this gives was called meanwhile: a
-    start that fails takes nobody's name."""
+def starting(run: Path) -> Iterator[Callable[[], None]]:
+    """Keeps a run's folder for this process, and leaves it as it was unless what this gives was called meanwhile: a
+    start that fails takes no name, and with `fresh` costs no run. Raises as `only_one`."""
     new, begun = not run.exists(), False
 
     def begin() -> None:
         nonlocal begun
         begun = True
+        shutil.rmtree(run / ASIDE, ignore_errors=True)
 
-    try:
-        yield begin
-    finally:
-        if new and not begun:
-            shutil.rmtree(run, ignore_errors=True)
+    with only_one(run):
+        try:
+            yield begin
+        finally:
+            if not begun:
+                _put_back(run)
+            if new and not begun:
+                shutil.rmtree(run, ignore_errors=True)
+
+
+def _put_back(run: Path) -> None:
+    """Puts back what `open_run` has put aside, in place of what has come since."""
+    if not (run / ASIDE).is_dir():
+        return
+    for path in _inside(run):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    for path in (run / ASIDE).iterdir():
+        path.rename(run / path.name)
+    (run / ASIDE).rmdir()
+
+
+def _inside(run: Path) -> list[Path]:
+    return [path for path in run.iterdir() if path.name not in (LOCK, ASIDE)]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from turnstile.rollout.source import GroupSource, Replay
 from turnstile.runs.checkpoint_state import CheckpointState, check_keep_best, open_books
 from turnstile.runs.rehearsal import read_rehearsal, rehearsal_objective, store_samples
 from turnstile.runs.report import report
-from turnstile.runs.run_folder import FINAL, WARM, only_one, open_run, read_results, room_for, undone
+from turnstile.runs.run_folder import FINAL, WARM, open_run, read_results, room_for, starting
 from turnstile.runs.scripted import check_scripts
 from turnstile.runs.session import RunContext
 from turnstile.runs.sft import baselines_and_warm_start, learn_recorded, read_talks
@@ -120,8 +120,7 @@ async def _train(
     talks = read_talks(recipe)
     check_models(recipe)
     async with AsyncExitStack() as stack:
-        begin = stack.enter_context(undone(folder))
-        stack.enter_context(only_one(folder))
+        begin = stack.enter_context(starting(folder))
         open_run(folder, recipe, fresh=fresh, given=given)
         books = open_books(folder)
         stack.callback(books.close)

@@ -113,7 +113,9 @@ def latest(folder: Path, committed: Mapping[int, str] | None = None) -> tuple[Ch
     found = sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
     for path in found:
         try:
-            checkpoint = read(path)
+            if committed is not None and (path / SUMS).is_file() and _sha256(path / SUMS) not in committed.values():
+                raise CheckpointError(f"checkpoint {path.name} is not in the ledger, so it was never finished")
+            checkpoint = read(path)  # which reads all of its files, so only where it may count
             if committed is not None and committed.get(checkpoint.step) != checkpoint.digest:
                 raise CheckpointError(f"checkpoint {path.name} is not in the ledger, so it was never finished")
             return checkpoint, complaints

@@ -296,14 +296,14 @@ def make_objective(recipe: Recipe) -> Objective:
         bare = Kind.model_validate({"kind": kind.kind, **knobs})
         regularizers.append((float(coefficient), bind("loss", bare, given=("logprobs", "batch"))))
     loss = bind("loss", recipe.loss, given=("logprobs", "batch"))
-    kinds = recipe.loss_multipliers
+    multipliers = [bind("loss_multiplier", kind, given=("batch",)) for kind in recipe.loss_multipliers]
+    corrected = any(PROXIMAL in needs_of(part).extras for part in (loss, *multipliers))
     older = recipe.rollout.max_staleness or recipe.replay_buffer.size  # what was played ahead, or is trained on again
     elsewhere = not recipe.engine.in_process  # another program's kernels and rounding gave the log-probabilities
-    if (older or elsewhere) and not kinds and PROXIMAL not in needs_of(loss).extras:
-        kinds = (Kind(kind="tis"),)
-    factors = [bind("loss_multiplier", kind, given=("batch",)) for kind in kinds]
+    if (older or elsewhere) and not corrected:
+        multipliers.append(bind("loss_multiplier", Kind(kind="tis"), given=("batch",)))
     objective = Objective(
-        loss=weighted(loss, factors),
+        loss=weighted(loss, multipliers),
         weigh=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),

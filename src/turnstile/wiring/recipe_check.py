@@ -7,6 +7,9 @@ above all, is checked at start, before a run's folder is made (`runs/train.py`).
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,19 +19,32 @@ from turnstile.knobs import check_kind
 from turnstile.lookup import KINDS, nearest
 
 ALONE = ("swe", "swe_shell", "guess")
-"""Environments of ours, in which one agent speaks and nobody tags turns or names subgoals."""
+"""Environments of ours, in which no turn has a tag or a subgoal."""
 UNFED = {
     "branch": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
     "tree": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
     "vine": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
-    "per_agent": "an environment in which several agents speak (Turn.agent)",
-    "role_baseline": "an environment in which several agents speak (Turn.agent)",
+    "per_agent": "episodes in which several agents speak, and a rollout plays none yet: give it turns with Turn.agent",
+    "role_baseline": (
+        "episodes in which several agents speak, and a rollout plays none yet: give it turns with Turn.agent"
+    ),
     "rlvmr": "an environment whose turns have the signal 'tag' (Step.signals)",
     "subgoal": "an environment whose turns have the signal 'subgoal' (Step.signals)",
 }
 """Credit that the rollout of our environments cannot feed, and what it needs: without it they are another kind's."""
 SERVERS = "openai"
-BRANCHES = ("branch", "tree", "vine")
+UNPLAYED = ("branch", "tree", "vine", "per_agent", "role_baseline")
+"""Those of them that no environment can feed, as the rollout plays no such episodes."""
+GRADED = {
+    "judge": "judge",
+    "pairwise_judge": "pairwise_judge",
+    "rubric": "rubric",
+    "checklist": "checklist",
+    "tool_bonus": "clock",
+    "weighted_tests": "test_rates",
+    "information_gain": "answer_probabilities",
+}
+"""Rewards that read what a grader wrote, and which."""
 TERM = ("name", "scope", "level", "weight", "gate")
 """Keys that every reward term has."""
 
@@ -45,7 +61,9 @@ def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
             _coefficient(where, own)
         found = check_kind(room, f"{where}.kind", kind.kind, own, also=TERM if room == "reward" else ())
         lines += [found] if found else []
-    for wrong in (*_of_model(recipe), *_of_sampling(recipe), *_of_rollout(recipe), *_of_training(recipe, env)):
+    parts = (_of_model, _of_sampling, _of_rollout, _of_rewards)
+    wrongs = itertools.chain(*(part(recipe) for part in parts), _of_others(recipe, env), _of_training(recipe, env))
+    for wrong in wrongs:
         raise ConfigError(wrong)
     return lines
 
@@ -91,6 +109,8 @@ def _coefficient(where: str, knobs: dict[str, Any]) -> None:
     found = knobs.pop("coef", None)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ConfigError(f"{where}.coef is missing: what the regulariser is multiplied by, a number")
+    if not math.isfinite(found):
+        raise ConfigError(f"{where}.coef = {found} must be a finite number")
 
 
 def _of_model(recipe: Recipe) -> Iterator[str]:
@@ -125,6 +145,54 @@ def _of_sampling(recipe: Recipe) -> Iterator[str]:
             "sampling.regex or sampling.grammar needs an optional dependency; install it with: "
             "pip install 'turnstile-rl[grammar]'"
         )
+    elif recipe.engine.in_process:
+        yield from _unreadable(recipe)
+
+
+def _unreadable(recipe: Recipe) -> Iterator[str]:
+    """What is wrong with the expression that turns must match."""
+    from llguidance import LLMatcher
+
+    sampling = recipe.sampling
+    rule = LLMatcher.grammar_from_regex(sampling.regex) if sampling.regex else sampling.grammar
+    failed, messages = LLMatcher.validate_grammar_with_warnings(rule)
+    if failed:
+        name = "regex" if sampling.regex else "grammar"
+        first, *others = messages[0].splitlines()
+        why = next((line for line in others if line.startswith("error: ")), first)  # the rest draws where it is
+        yield f"sampling.{name} cannot be read: {why.removeprefix('error: ')}"
+
+
+def _of_rewards(recipe: Recipe) -> Iterator[str]:
+    terms = recipe.rewards.terms
+    if not terms:
+        yield "rewards.terms is empty, so nothing is rewarded; name a term"
+    names = Counter(term.name or term.kind for term in terms)
+    if (twice := names.most_common(1)) and twice[0][1] > 1:
+        yield f"rewards.terms: two terms are called {twice[0][0]!r}; give one another name"
+    graders = {kind.kind for kind in recipe.graders}
+    own = any(":" in kind for kind in graders)
+    for term in terms:
+        wanted = GRADED.get(term.kind)
+        if wanted and wanted not in graders and not own:
+            yield f'reward {term.kind!r} reads what the grader {wanted!r} writes; add [[graders]] kind = "{wanted}"'
+
+
+def _of_others(recipe: Recipe, env: bool) -> Iterator[str]:
+    kinds = Counter(kind.kind for kind in recipe.trackers)
+    if (twice := kinds.most_common(1)) and twice[0][1] > 1:
+        yield f"trackers: {twice[0][0]!r} is named twice"
+    if env or recipe.env.kind not in ALONE:
+        return
+    shown = recipe.sft.demonstrator.kind
+    if recipe.sft.demos and shown in KINDS["demonstrator"] and shown != recipe.env.kind:
+        yield f"sft.demonstrator.kind = {shown!r} plays another environment; take {recipe.env.kind!r}"
+    for name, policy in recipe.eval.policies.items():
+        if policy.kind in KINDS["policy"] and policy.kind.rpartition("_")[0] != recipe.env.kind:
+            yield (
+                f"eval.policies.{name}.kind = {policy.kind!r} plays another environment; take "
+                f"'{recipe.env.kind}_{policy.kind.rpartition('_')[2]}'"
+            )
 
 
 def _of_rollout(recipe: Recipe) -> Iterator[str]:
@@ -164,5 +232,5 @@ def _of_training(recipe: Recipe, env: bool) -> Iterator[str]:
     if "distill" in losses and not train.teacher:
         yield "a loss of this recipe learns from a teacher; name its model in train.teacher"
     ours = not env and recipe.env.kind in ALONE
-    if kind in UNFED and (ours or kind in BRANCHES):
+    if kind in UNFED and (ours or kind in UNPLAYED):
         yield f"credit.kind = {kind!r} needs {UNFED[kind]}; here it would be no other than grpo or rloo"

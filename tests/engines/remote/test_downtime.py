@@ -16,6 +16,7 @@ from plays import TASK, FakeEnv, player, says, scripted
 from turnstile.engines.remote.downtime import lost
 from turnstile.engines.remote.openai import OpenAIEngine
 from turnstile.engines.remote.router import MOVES, Router
+from turnstile.errors import RequestFailedError
 from turnstile.rollout.deadlines import ENOUGH, Deadlines
 from turnstile.rollout.episode import Limits
 from turnstile.types import Sampling, Stop, Trajectory
@@ -119,9 +120,37 @@ async def test_a_turn_that_a_server_cannot_answer_ends_its_attempt(how: str) -> 
 
 async def test_a_request_that_brings_its_server_down_each_time_is_given_up() -> None:
     """It comes back, and is asked again, but not for ever."""
-    sent = 0
+    sent, down = 0, False
 
     async def fall(request: web.Request) -> web.StreamResponse:
+        nonlocal sent, down
+        if (await request.json())["max_tokens"] == 1:
+            return web.json_response(ONE)
+        sent, down = sent + 1, True
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def health(request: web.Request) -> web.StreamResponse:
+        nonlocal down
+        status, down = 503 if down else 200, False
+        return web.json_response({"data": [{"id": "m"}]}, status=status)
+
+    async with bare_server({"/v1/models": health, "/v1/completions": fall}) as url:
+        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.01, reconnect_timeout=60)
+        _, found = await played(router, LONG)
+        await router.disconnect()
+    assert found.stop is Stop.ERROR
+    assert MOVES + 1 <= sent <= 2 * (MOVES + 1)  # the second attempt may begin while the server is not back yet
+    assert found.error is not None
+    assert f"a request has lost its server {MOVES + 1} times" in found.error
+
+
+async def test_an_answer_that_is_broken_off_does_not_count_against_a_server_that_is_there() -> None:
+    """It was reached: the request is asked again as often as `engine.retries` says, and no other leaves the server."""
+    sent = 0
+
+    async def broken(request: web.Request) -> web.StreamResponse:
         nonlocal sent
         if (await request.json())["max_tokens"] == 1:
             return web.json_response(ONE)
@@ -130,14 +159,15 @@ async def test_a_request_that_brings_its_server_down_each_time_is_given_up() -> 
         request.transport.abort()
         return web.Response()
 
-    async with bare_server({"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": fall}) as url:
-        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.01, reconnect_timeout=60)
-        _, found = await played(router, LONG)
+    async with bare_server({"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": broken}) as url:
+        router = Router([OpenAIEngine(url, retries=1, key="")], again=0.01, reconnect_timeout=60)
+        await router.meet(PROMPT)
+        session = router.open("g")
+        with pytest.raises(RequestFailedError, match="broke off its answer"):
+            await router.generate(PROMPT, Sampling(max_tokens=4), session)
+        assert router._places[0].gone is None
         await router.disconnect()
-    assert found.stop is Stop.ERROR
-    assert MOVES + 1 <= sent <= 2 * (MOVES + 1)  # the second attempt may begin while the server is not back yet
-    assert found.error is not None
-    assert f"a request has lost its server {MOVES + 1} times" in found.error
+    assert sent == 2
 
 
 async def test_a_server_that_fails_and_does_not_say_that_it_is_there_is_gone() -> None:

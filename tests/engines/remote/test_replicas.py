@@ -144,11 +144,13 @@ async def test_requests_under_way_when_a_server_goes_are_made_once_more_elsewher
 
 
 async def test_an_answer_that_is_lost_on_its_way_is_asked_for_again_and_counted_once(
-    router: Router, sites: list[Site]
+    router: Router, sites: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await asked(router, "a")
     router.take_stats()
     cuts = 1
+    for place in router._places:
+        monkeypatch.setattr(place.engine.endpoint, "_retries", 1)
 
     async def cut(request: web.Request) -> None:
         nonlocal cuts

@@ -133,10 +133,14 @@ class Endpoint:
                 "sampling.max_tokens",
                 again=False,
             ) from None
-        except (aiohttp.ClientError, OSError) as error:
+        except aiohttp.ClientConnectorError as error:
             raise EngineGoneError(
                 f"the server at {self.url} does not answer ({error or type(error).__name__}); is it running, and the "
                 "way to it open?"
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:  # it was reached: whether it is still there, its health says
+            raise RequestFailedError(
+                f"the server at {self.url} broke off its answer ({error or type(error).__name__})", again=True
             ) from None
         return self._read(urlsplit(address).path, status, data, named)
 
