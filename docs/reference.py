@@ -122,6 +122,8 @@ def sections() -> Iterator[str]:
         yield "| key | type | default | |\n| --- | --- | --- | --- |"
         for field in simple:
             key, kind = ast.unparse(field.target), ast.unparse(field.annotation).replace("|", "\\|")
+            if field.lineno not in notes:
+                sys.exit(f"error: config.{name}.{key} has no description; write it as a comment behind the field")
             yield f"| `{key}` | `{kind}` | `{default_of(field.value)}` | {notes.get(field.lineno, '')} |".replace(
                 "``", ""
             )

@@ -73,26 +73,28 @@ class Kind(BaseModel):
 
 
 class ModelConfig(Section):
-    id: str = "smollm2-135m"  # hub id, packaged name, or a folder, best written with ./ before it
-    device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    train: Literal["all", "top", "lora"] = "all"
-    top_layers: int = Field(0, ge=0)  # with "top" and "lora": only the last so many layers learn (0: all adapters)
-    lora_rank: int = Field(16, ge=1)
-    lora_alpha: int = Field(32, ge=1)
-    threads: int = Field(0, ge=0)  # 0: as many as torch finds
+    """The policy's network, and which of its weights are trained."""
+
+    id: str = "smollm2-135m"  # hub id, packaged name or folder (write folders with ./ in front)
+    device: str = "auto"  # "auto" (CUDA if present), "cpu" or "cuda:N"
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # of the weights; "auto" is float32
+    train: Literal["all", "top", "lora"] = "all"  # all weights, the last layers, or LoRA adapters
+    top_layers: int = Field(0, ge=0)  # with "top" and "lora": train only the last N layers (0: adapters on all)
+    lora_rank: int = Field(16, ge=1)  # rank of the adapters
+    lora_alpha: int = Field(32, ge=1)  # adapters are scaled by lora_alpha / lora_rank
+    threads: int = Field(0, ge=0)  # CPU threads for torch (0: torch's default)
 
 
 class EngineConfig(Kind):
     """What samples: `transformers`, in this process, with the keys below; or `openai`, a server, with its own knobs."""
 
-    kind: str = "transformers"
-    deterministic: bool = False  # every pass takes max_batch tokens, each by itself: runs repeat bit by bit, slower
-    max_batch: int = Field(64, ge=1)  # requests that get a token in one pass
-    memory_mb: int = Field(4096, ge=64)  # for keys and values
-    reconnect_timeout: float = Field(300.0, ge=0)  # seconds that training waits for a server when all are gone
-    speculative_tokens: int = Field(32, ge=0)  # tokens guessed ahead, and kept where they are drawn: fewer passes
-    pack_weights: bool = True  # on a CPU, sample from reordered copies of the weights: faster, for their memory again
+    kind: str = "transformers"  # "transformers" (in this process) or "openai" (servers)
+    deterministic: bool = False  # bit-reproducible sampling; slower
+    max_batch: int = Field(64, ge=1)  # requests sampled together in one forward pass
+    memory_mb: int = Field(4096, ge=64)  # memory for cached keys and values
+    reconnect_timeout: float = Field(300.0, ge=0)  # seconds to wait when no server can be reached
+    speculative_tokens: int = Field(32, ge=0)  # tokens guessed ahead per pass from n-grams (0: off)
+    pack_weights: bool = True  # CPU only: sample from reordered copies of the weights; faster, twice the memory
 
     @model_validator(mode="after")
     def _known(self) -> EngineConfig:
@@ -107,79 +109,92 @@ class EngineConfig(Kind):
 
 
 class AgentConfig(Section):
-    renderer: Kind = Kind(kind="chat")
-    parser: Kind = Kind(kind="hermes")
+    """How messages become tokens and sampled tokens become messages."""
+
+    renderer: Kind = Kind(kind="chat")  # messages to token ids
+    parser: Kind = Kind(kind="hermes")  # sampled text to a message with tool calls
 
 
 class SamplingConfig(Section):
-    temperature: float = Field(1.0, ge=0)  # logits are divided by it, in training too (0: the likeliest token)
-    top_k: int = Field(0, ge=0)  # of the likeliest so many (0: of all)
-    top_p: float = Field(1.0, gt=0, le=1)  # of what is left the likeliest that together have this mass (1: of all)
-    min_p: float = Field(0.0, ge=0, le=1)  # of what is left those with this share of the likeliest's (0: of all)
-    max_tokens: int = Field(256, ge=1)  # of a turn
-    regex: str = ""  # that every turn must match (the extra `grammar`)
-    grammar: str = ""  # the same as a grammar in Lark's notation
+    """How training samples. Evaluation takes the same, except for `eval.temperature`."""
+
+    temperature: float = Field(1.0, ge=0)  # divides the logits, in the loss too
+    top_k: int = Field(0, ge=0)  # sample from the k most likely tokens (0: off)
+    top_p: float = Field(1.0, gt=0, le=1)  # sample from the smallest set of tokens with this probability mass (1: off)
+    min_p: float = Field(0.0, ge=0, le=1)  # drop tokens less likely than min_p times the most likely one (0: off)
+    max_tokens: int = Field(256, ge=1)  # sampled tokens per turn
+    regex: str = ""  # regular expression that every turn must match (extra `grammar`)
+    grammar: str = ""  # Lark grammar that every turn must match (extra `grammar`)
 
 
 class TasksConfig(Section):
-    train: str = ""  # a file of JSON lines
-    heldout: str = ""
-    limit: int = Field(0, ge=0)  # train on the first so many tasks only (0: all)
-    allow_failed: bool = False  # use tasks that `turnstile tasks check` failed all the same
-    where: dict[str, Any] = Field(default_factory=dict)  # keep tasks whose data has these values, or at most them
+    """Where training and held-out tasks come from."""
+
+    train: str = ""  # JSON-lines file of training tasks
+    heldout: str = ""  # JSON-lines file of held-out tasks; it shares no task with `train`
+    limit: int = Field(0, ge=0)  # train on the first N tasks only (0: all)
+    allow_failed: bool = False  # use tasks that `turnstile tasks check` rejected
+    where: dict[str, Any] = Field(default_factory=dict)  # keep tasks whose data equals these values (numbers: at most)
 
 
 class EpisodeConfig(Section):
-    turns: int = Field(8, ge=1)
-    tokens: int = Field(0, ge=0)  # sampled tokens an episode may spend (0: no limit)
-    context: int = Field(0, ge=0)  # tokens an episode may hold (0: the model's own window)
-    seconds: float = Field(300.0, gt=0)  # wall clock
-    measure_seconds: float = Field(3600.0, gt=0)  # for measuring it at the end; past them it counts as failed
-    unparsed: int = Field(0, ge=0)  # stop after so many unreadable turns in a row (0: never)
-    retries: int = Field(2, ge=0)  # after infrastructure errors
-    concurrent: int = Field(64, ge=1)  # episodes at once
+    """When an episode stops, and what happens when something breaks."""
+
+    turns: int = Field(8, ge=1)  # turns per episode
+    tokens: int = Field(0, ge=0)  # sampled tokens per episode (0: no limit)
+    context: int = Field(0, ge=0)  # tokens in the context (0: the model's window)
+    seconds: float = Field(300.0, gt=0)  # wall-clock seconds per episode
+    measure_seconds: float = Field(3600.0, gt=0)  # seconds for grading at the end; beyond them the attempt has failed
+    unparsed: int = Field(0, ge=0)  # stop after N turns in a row that cannot be parsed (0: never)
+    retries: int = Field(2, ge=0)  # attempts repeated after an infrastructure failure
+    concurrent: int = Field(64, ge=1)  # episodes played at the same time
 
 
 class RolloutConfig(Section):
-    tasks_per_step: int = Field(6, ge=1)
-    group_size: int = Field(8, ge=1)  # episodes of each task, which are compared with each other
-    max_staleness: int = Field(
-        0, ge=0
-    )  # steps that episodes are played ahead of training, in another process (0: in turn)
-    straggler_factor: float = Field(0.0, ge=0)  # stop an episode at so many times its task's longest so far (0: never)
-    max_failures: int = Field(10, ge=0)  # attempts given up for faults in an environment's code before one is raised
+    """Which episodes a training step plays."""
+
+    tasks_per_step: int = Field(6, ge=1)  # groups per step, one for each task
+    group_size: int = Field(8, ge=1)  # attempts per task, compared with each other
+    max_staleness: int = Field(0, ge=0)  # steps that another process may play ahead of training (0: synchronous)
+    straggler_factor: float = Field(0.0, ge=0)  # stop episodes at N times their task's longest so far (0: never)
+    max_failures: int = Field(10, ge=0)  # attempts given up for errors in an environment's code before the run stops
 
 
 class OnStopConfig(Section):
-    """What becomes of an episode by how it ended: graded, scored 0 or half, masked from the gradient, dropped."""
+    """What to do with an episode, by the reason why it stopped: `grade` it, score it `zero` or `half`, `mask` it from
+    the gradient, or `drop` it from the statistics too."""
 
-    submitted: EndRule = "grade"
-    done: EndRule = "grade"
-    turns: EndRule = "grade"
-    context: EndRule = "grade"
-    tokens: EndRule = "grade"
-    timeout: EndRule = "mask"
-    parse: EndRule = "grade"
+    submitted: EndRule = "grade"  # the agent submitted
+    done: EndRule = "grade"  # the environment ended it
+    turns: EndRule = "grade"  # no turns left
+    context: EndRule = "grade"  # the context is full
+    tokens: EndRule = "grade"  # the token budget is spent
+    timeout: EndRule = "mask"  # out of time
+    parse: EndRule = "grade"  # too many turns could not be parsed
 
 
 class GateConfig(Section):
-    value: float
-    compare: Literal["gt", "ge"] = "gt"
+    """The threshold that a term must pass before rewards of lower levels count (G-RA)."""
+
+    value: float  # threshold
+    compare: Literal["gt", "ge"] = "gt"  # greater than, or at least
 
 
 class TermConfig(Kind):
     """One named reward; keys besides these are knobs of its function."""
 
     name: str = ""  # default: the kind
-    scope: Literal["", "episode", "turn"] = ""  # default: what the function declares
-    level: int = 0
-    weight: float = 1.0
-    gate: GateConfig | None = None
+    scope: Literal["", "episode", "turn"] = ""  # default: the function's own
+    level: int = 0  # priority: gates of higher levels can withhold this term
+    weight: float = 1.0  # multiplies the reward
+    gate: GateConfig | None = None  # lower levels count only if this term passes it
 
 
 class RewardsConfig(Section):
-    compose: Literal["gated", "direct"] = "gated"
-    terms: tuple[TermConfig, ...] = (TermConfig(kind="signal", name="outcome", level=1),)
+    """Reward terms and how they add up."""
+
+    compose: Literal["gated", "direct"] = "gated"  # "gated" (G-RA) or "direct" accumulation (D-RA)
+    terms: tuple[TermConfig, ...] = (TermConfig(kind="signal", name="outcome", level=1),)  # [[rewards.terms]]
 
 
 class JudgeConfig(Section):
@@ -187,15 +202,15 @@ class JudgeConfig(Section):
 
     model: str = ""  # as model.id; with a url the server's name for it (default: the only one there)
     url: str | tuple[str, ...] = ""  # like http://127.0.0.1:8000/v1; several serve the same model
-    key: str = "OPENAI_API_KEY"  # the environment variable with the server's key
-    temperature: float = Field(0.0, ge=0)
-    max_tokens: int = Field(512, ge=1)
-    concurrent: int = Field(16, ge=1)  # questions asked at once
-    timeout: float = Field(120.0, gt=0)  # seconds for an answer
-    retries: int = Field(4, ge=0)  # where the server does not answer
-    tries: int = Field(2, ge=1)  # until an answer can be read
-    constrained: bool = False  # no answer but one that can be read: vLLM, turnstile serve, here the extra `grammar`
-    chars: int = Field(20_000, ge=1000)  # of an episode that are shown, less of its middle
+    key: str = "OPENAI_API_KEY"  # environment variable that holds the server's key
+    temperature: float = Field(0.0, ge=0)  # 0: greedy
+    max_tokens: int = Field(512, ge=1)  # tokens per answer
+    concurrent: int = Field(16, ge=1)  # questions asked at the same time
+    timeout: float = Field(120.0, gt=0)  # seconds per answer
+    retries: int = Field(4, ge=0)  # requests repeated when the server does not answer
+    tries: int = Field(2, ge=1)  # questions repeated when the answer cannot be parsed
+    constrained: bool = False  # force a parsable answer: vLLM, turnstile serve, or here with the extra `grammar`
+    chars: int = Field(20_000, ge=1000)  # characters of an episode that are shown; its middle is cut
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -206,17 +221,15 @@ class JudgeConfig(Section):
 class SftConfig(Section):
     """Supervised learning before RL: of oracle episodes, of conversations, or of both. Without either there is none."""
 
-    demos: int = Field(0, ge=0)  # oracle episodes
-    demonstrator: Kind = Kind(kind="swe")
-    conversations: str = (
-        ""  # a file of them, as `turnstile conversations import` writes it, or in any format that it reads
-    )
-    too_long: Literal["drop", "cut"] = "drop"  # conversations that the context cannot hold, or only their first turns
-    epochs: int = Field(1, ge=1)
-    batch: int = Field(8, ge=1)
-    lr: float = Field(4e-4, gt=0)
-    warmup: int = Field(4, ge=0)
-    key_weight: float = Field(1.0, gt=0)  # of the tokens that decide an action, against 1 for the others
+    demos: int = Field(0, ge=0)  # oracle episodes to play and learn from
+    demonstrator: Kind = Kind(kind="swe")  # the oracle that plays them
+    conversations: str = ""  # file of conversations: from `turnstile conversations import`, or in a format it reads
+    too_long: Literal["drop", "cut"] = "drop"  # conversations beyond the context: drop them, or keep their first turns
+    epochs: int = Field(1, ge=1)  # passes over the demonstrations
+    batch: int = Field(8, ge=1)  # episodes per optimiser step
+    lr: float = Field(4e-4, gt=0)  # learning rate
+    warmup: int = Field(4, ge=0)  # optimiser steps of linear warmup
+    key_weight: float = Field(1.0, gt=0)  # weight of tokens that decide an action (others: 1)
 
     @property
     def wanted(self) -> bool:
@@ -225,123 +238,123 @@ class SftConfig(Section):
 
 
 class TrainConfig(Section):
-    steps: int = Field(16, ge=0)
+    """The update."""
+
+    steps: int = Field(16, ge=0)  # training steps
     epochs: int = Field(1, ge=1)  # passes over a step's rows
-    minibatches: int = Field(1, ge=1)  # optimiser steps a pass
-    max_tokens_per_microbatch: int = Field(
-        8192, ge=64
-    )  # unique tokens computed at once; gradients accumulate over the rest
-    checkpointing: bool = False  # of each layer keep only what goes in, and compute it again: less memory, more time
-    lr: float = Field(1e-5, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: int = Field(0, ge=0)  # optimiser steps
-    betas: tuple[Share, Share] = (0.9, 0.999)  # of AdamW, each at least 0 and below 1
-    weight_decay: float = Field(0.0, ge=0)
-    clip: float = Field(1.0, gt=0)  # of the gradient's norm
-    drop_zero_advantage_groups: bool = (
-        True  # groups whose advantages are all zero are not trained, nor do they take weight
-    )
-    reference: bool = False  # give losses the starting policy's log-probabilities (a loss that needs them gets them)
-    reference_every: int = Field(0, ge=0)  # steps after which that policy becomes the current one (0: never)
-    teacher: str = ""  # the model that the loss `distill` learns from: as model.id, with the same vocabulary
-    checkpoint_every: int = Field(10, ge=0)
-    keep: int = Field(2, ge=1)  # checkpoints: the last so many
-    keep_best: str = ""  # and the one that was highest in this metric, like reward/total or heldout/resolution
+    minibatches: int = Field(1, ge=1)  # optimiser steps per pass
+    max_tokens_per_microbatch: int = Field(8192, ge=64)  # distinct tokens per forward pass; gradients accumulate
+    checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
+    lr: float = Field(1e-5, gt=0)  # learning rate of AdamW
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, after warmup
+    warmup: int = Field(0, ge=0)  # optimiser steps of linear warmup
+    betas: tuple[Share, Share] = (0.9, 0.999)  # of AdamW, each in [0, 1)
+    weight_decay: float = Field(0.0, ge=0)  # of AdamW
+    clip: float = Field(1.0, gt=0)  # maximum gradient norm
+    drop_zero_advantage_groups: bool = True  # leave out groups without any advantage, in the loss's denominator too
+    reference: bool = False  # give losses the starting policy's log-probabilities (those that need them get them)
+    reference_every: int = Field(0, ge=0)  # steps after which the current policy becomes the reference (0: never)
+    teacher: str = ""  # model for the loss `distill`: as model.id, with the same vocabulary
+    checkpoint_every: int = Field(10, ge=0)  # steps between checkpoints (0: only the last)
+    keep: int = Field(2, ge=1)  # newest checkpoints to keep
+    keep_best: str = ""  # also keep the best checkpoint by this metric, like reward/total or heldout/resolution
 
 
 class CriticConfig(Section):
     """The value head that estimators like `gae` learn from, and the heads of `utterance_critic` and
     `progress_attribution`; the others have none."""
 
-    lr: float = Field(1e-3, gt=0)
-    epochs: int = Field(8, ge=1)  # steps of its optimiser for each step of the run
-    clip: float = Field(0.0, ge=0)  # of the loss `value`: how far from the old one a value still gains (0: anywhere)
-    tau: float = Field(0.1, gt=0, le=1)  # of `utterance_critic`: how far its slow copies go after each of those steps
+    lr: float = Field(1e-3, gt=0)  # learning rate of the heads
+    epochs: int = Field(8, ge=1)  # optimiser steps of the heads per training step
+    clip: float = Field(0.0, ge=0)  # value clipping range of the loss `value` (0: off)
+    tau: float = Field(0.1, gt=0, le=1)  # `utterance_critic`: Polyak averaging of its target heads, per optimiser step
 
 
 class ImplicitConfig(Section):
     """The process reward that `implicit_step` learns; the others have none."""
 
-    objective: Literal["cross_entropy", "dpo"] = "cross_entropy"  # of outcomes within [0, 1], or between attempts
-    reference: Literal["start", "old"] = "start"  # the policy that RL began with, or the one of before the step
-    beta: float = Field(0.05, gt=0)  # a reward is beta times a log-ratio
-    lr: float = Field(1e-6, gt=0)
-    epochs: int = Field(1, ge=1)  # steps of its optimiser for each step of the run
+    objective: Literal["cross_entropy", "dpo"] = "cross_entropy"  # on outcomes in [0, 1], or on pairs of attempts
+    reference: Literal["start", "old"] = "start"  # policy that RL began with, or that of before the step
+    beta: float = Field(0.05, gt=0)  # reward = beta * log-ratio
+    lr: float = Field(1e-6, gt=0)  # learning rate of the reward model
+    epochs: int = Field(1, ge=1)  # optimiser steps of the reward model per training step
 
 
 class FeedbackConfig(Section):
-    """What the loss `self_distill` tells the policy of an attempt, before asking it again how likely each token is."""
+    """What the loss `self_distill` shows the policy of an attempt, before it asks again how likely each token is."""
 
     show: tuple[str, ...] = ()  # signals of the episode
-    last: bool = True  # what was seen at its end
-    solution: bool = True  # the attempt of its group that earned most, if that is more
-    chars: int = Field(4000, ge=200)  # of it all
+    last: bool = True  # the last observation
+    solution: bool = True  # the group's best attempt, if that earned more
+    chars: int = Field(4000, ge=200)  # characters in all
 
 
 class RehearsalConfig(Section):
     """Samples of the policy that RL begins with, kept and learned from again at every step, against forgetting. Without
     tasks there are none."""
 
-    tasks: int = Field(0, ge=0)  # of training, played before the first step
-    attempts: int = Field(1, ge=1)  # episodes a task
-    least: float | None = None  # keep the episodes whose outcome is at least that (default: all)
-    batch: int = Field(8, ge=1)  # of them at each step
-    loss: Kind = Kind(kind="forward_kl")
-    coef: float = Field(0.1, gt=0)
+    tasks: int = Field(0, ge=0)  # training tasks to play before the first step (0: off)
+    attempts: int = Field(1, ge=1)  # episodes per task
+    least: float | None = None  # keep episodes with at least this outcome (default: all)
+    batch: int = Field(8, ge=1)  # stored episodes per step
+    loss: Kind = Kind(kind="forward_kl")  # loss on them
+    coef: float = Field(0.1, gt=0)  # coefficient of that loss
 
 
 class ReplayBufferConfig(Section):
     """Attempts of earlier steps that had a positive advantage and are trained on again, as `recalibrated` judges them
     by then."""
 
-    size: int = Field(0, ge=0)  # attempts kept, the oldest go first (0: no buffer)
-    batch: int = Field(8, ge=1)  # of them at each step
-    uses: int = Field(2, ge=1)  # how often one is taken from it
+    size: int = Field(0, ge=0)  # attempts kept, oldest out first (0: off)
+    batch: int = Field(8, ge=1)  # attempts taken per step
+    uses: int = Field(2, ge=1)  # times that an attempt may be taken
 
 
 class EvalConfig(Section):
+    """Evaluation on held-out tasks."""
+
     tasks: int = Field(0, ge=0)  # held-out tasks (0: all)
-    samples: int = Field(1, ge=1)
-    baseline_tasks: int = Field(0, ge=0)  # for the untouched model, whose episodes are long (0: as many)
-    before: bool = True  # evaluate the model as it comes and after its warm start too, not only at the end
-    every: int = Field(0, ge=0)  # steps between evaluations while training (0: none)
+    samples: int = Field(1, ge=1)  # episodes per task
+    baseline_tasks: int = Field(0, ge=0)  # tasks for the untouched model, whose episodes are long (0: as `tasks`)
+    before: bool = True  # evaluate before RL too: the untouched model, and after the warm start
+    every: int = Field(0, ge=0)  # steps between evaluations during training (0: none)
     temperature: Annotated[float, Field(ge=0)] | None = None  # default: that of [sampling]
-    policies: dict[str, Kind] = Field(default_factory=dict)  # name -> policy, to compare with
+    policies: dict[str, Kind] = Field(default_factory=dict)  # name -> policy to compare with
 
 
 class Recipe(Section):
     """Everything a run needs. See `recipes/` for examples and docs/configuration.md for the whole list."""
 
-    name: str = "run"
-    seed: int = Field(0, ge=0)
+    name: str = "run"  # the run's folder is runs/NAME
+    seed: int = Field(0, ge=0)  # of everything random
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()
     sampling: SamplingConfig = SamplingConfig()
-    sandbox: Kind = Kind(kind="local")
-    env: Kind = Kind(kind="swe")
+    sandbox: Kind = Kind(kind="local")  # where code runs
+    env: Kind = Kind(kind="swe")  # what the agent acts in
     tasks: TasksConfig = TasksConfig()
     episode: EpisodeConfig = EpisodeConfig()
     rollout: RolloutConfig = RolloutConfig()
     on_stop: OnStopConfig = OnStopConfig()
     rewards: RewardsConfig = RewardsConfig()
-    graders: tuple[Kind, ...] = ()  # what looks at played episodes and writes signals for rewards to read
+    graders: tuple[Kind, ...] = ()  # look at finished episodes and write signals that rewards read
     judge: JudgeConfig = JudgeConfig()
-    hint: Kind | None = None  # what the prompts of training show besides the task, less and less
-    credit: Kind = Kind(kind="grpo")
-    loss: Kind = Kind(kind="ppo")
-    loss_multipliers: tuple[Kind, ...] = ()  # of each token's loss: off-policy corrections, which tokens learn
+    hint: Kind | None = None  # what training prompts show besides the task, faded out over steps
+    credit: Kind = Kind(kind="grpo")  # advantage estimator
+    loss: Kind = Kind(kind="ppo")  # policy loss
+    loss_multipliers: tuple[Kind, ...] = ()  # multiply each token's loss: off-policy corrections, token selection
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
     critic: CriticConfig = CriticConfig()
     implicit: ImplicitConfig = ImplicitConfig()
     feedback: FeedbackConfig = FeedbackConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
     replay_buffer: ReplayBufferConfig = ReplayBufferConfig()
-    loss_aggregation: Kind = Kind(kind="token")
+    loss_aggregation: Kind = Kind(kind="token")  # what a token's loss weighs: by token, turn, trajectory, or constant
     sft: SftConfig = SftConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
-    trackers: tuple[Kind, ...] = (Kind(kind="jsonl"), Kind(kind="console"))
+    trackers: tuple[Kind, ...] = (Kind(kind="jsonl"), Kind(kind="console"))  # where metrics go
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
