@@ -161,7 +161,7 @@ def count(run: Body, name: str) -> float | None:
     if name != "wrong guesses":
         return float(run[name])
     told = run.get("metrics", {})
-    return told["tokens/guessed"] - told["tokens/guessed_right"] if "tokens/guessed" in told else None
+    return told["tokens/speculated"] - told["tokens/speculated_accepted"] if "tokens/speculated" in told else None
 
 
 def middle(found: Iterable[float | None]) -> str:

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md, docs/algorithms.md, docs/cli.md and src/turnstile/knobs.json from the code, so that
+"""Writes configuration.md, algorithms.md, metrics.md, cli.md and src/turnstile/knobs.json from the code, so that
 they cannot say something else.
 
 python docs/reference.py            # write them
@@ -29,6 +29,7 @@ from turnstile.lab.study import line_of
 from turnstile.lab.table import Grid, directions, progress, to_markdown
 from turnstile.lookup import KINDS, resolve
 from turnstile.losses import check as loss_check
+from turnstile.tracking.metrics import METRICS
 
 DOCS = Path(__file__).parent
 GIVEN = {
@@ -249,10 +250,25 @@ def pages() -> dict[Path, str]:
     reference = [f"# Command line\n\n{made}", *commands(cli, "turnstile")]
     return {
         DOCS / "configuration.md": "\n".join(configuration).rstrip() + "\n",
+        DOCS / "metrics.md": "\n".join(metrics()).rstrip() + "\n",
         DOCS / "algorithms.md": "\n".join(algorithms).rstrip() + "\n",
         DOCS / "cli.md": "\n".join(reference).rstrip() + "\n",
         TABLE: knob_table(GIVEN),
     }
+
+
+def metrics() -> Iterator[str]:
+    """One table a section: metric, unit, meaning."""
+    yield "# Metrics\n\nMade by `make docs` from the code.\n"
+    yield (
+        "Every number that a training step can log, in `metrics.jsonl`, TensorBoard and the report. Means are over the "
+        "step's episodes or trained tokens; a `*` stands for a name that the recipe decides, like a reward term. The "
+        "[glossary](glossary.md) explains words.\n"
+    )
+    for title, table in METRICS.items():
+        yield f"## {title}\n\n| metric | unit | meaning |\n| --- | --- | --- |"
+        yield from (f"| `{name}` | {unit} | {meaning} |" for name, (unit, meaning) in table.items())
+        yield ""
 
 
 def main() -> int:

@@ -45,9 +45,9 @@ def test_rates_of_five_episodes_of_which_infrastructure_broke_one() -> None:
     assert result["reward/step_withheld"] == pytest.approx(0.05)
     assert result["reward/withheld_by/outcome"] == pytest.approx(0.05)
     assert result["count/trajectories"] == 5
-    assert (result["count/errors"], result["count/killed"]) == (1, 0)
-    assert result["ends/error"] == pytest.approx(0.2)
-    assert result["ends/submitted"] == pytest.approx(0.6)
+    assert (result["count/errors"], result["count/judge_killed"]) == (1, 0)
+    assert result["stop/error"] == pytest.approx(0.2)
+    assert result["stop/submitted"] == pytest.approx(0.6)
     assert result["turns"] == 2
 
 
@@ -59,7 +59,7 @@ def test_attempts_whose_judge_was_killed_are_counted() -> None:
     ]
     group = Group(id="g", task=TASK, trajectories=tuple(trajectories))
     result = rates([group], Scorer(terms=(make_term("outcome", lambda task, trajectory: 1.0),))([group]))
-    assert (result["count/errors"], result["count/killed"]) == (2, 1)
+    assert (result["count/errors"], result["count/judge_killed"]) == (2, 1)
 
 
 def test_rates_say_nothing_about_what_was_not_recorded() -> None:
@@ -91,6 +91,6 @@ def test_an_environment_need_not_record_everything(
 def test_rates_of_failures_only_and_of_nothing() -> None:
     group = Group(id="g", task=TASK, trajectories=(sample_trajectory([1], stop=Stop.ERROR),))
     result = rates([group], Scorer(terms=(make_term("outcome", "signal"),))([group]))
-    assert (result["count/errors"], result["count/killed"]) == (1, 0)
+    assert (result["count/errors"], result["count/judge_killed"]) == (1, 0)
     assert "reward/total" not in result
-    assert rates([], []) == {"count/trajectories": 0.0, "count/errors": 0.0, "count/killed": 0.0}
+    assert rates([], []) == {"count/trajectories": 0.0, "count/errors": 0.0, "count/judge_killed": 0.0}

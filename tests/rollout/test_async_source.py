@@ -78,7 +78,7 @@ def test_tokens_are_as_old_as_allowed_and_no_older(run: Path) -> None:
     assert [entry["staleness/max"] for entry in logged] == [
         step - 1 - min(own) for step, own in enumerate(found, start=1)
     ]
-    trained = [entry for entry in logged if entry["groups/zero_advantage"] < entry["groups/all"]]
+    trained = [entry for entry in logged if entry["groups/zero_advantage"] < entry["groups/total"]]
     assert trained
     assert all("loss/correction" in entry for entry in trained)  # tis, as the recipe names no factor
 

@@ -89,11 +89,11 @@ def test_an_attempt_goes_after_its_uses_or_when_it_earns_nothing_more(tmp_path: 
     found.keep(2, again, credit(0.5, 0.1), [taken])
     assert kept(found) == [(1, 0, 1), (1, 2, 1)]
     found.draw(3)
-    assert found.metrics(3) == {"buffer/kept": 2.0, "buffer/again": 2.0, "buffer/age": 2.0}
+    assert found.metrics(3) == {"replay_buffer/kept": 2.0, "replay_buffer/again": 2.0, "replay_buffer/age": 2.0}
     found.keep(3, again, credit(0.5, 0.1), [taken[:1]])  # the other one was not trained on
     assert kept(found) == []
     assert found.draw(4) == []
-    assert found.metrics(4) == {"buffer/kept": 0.0, "buffer/again": 0.0}
+    assert found.metrics(4) == {"replay_buffer/kept": 0.0, "replay_buffer/again": 0.0}
     assert buffer(tmp_path, size=0).metrics(1) == {}
 
 

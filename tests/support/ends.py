@@ -13,11 +13,11 @@ from turnstile.records.record import read_record
 from turnstile.runs.run_folder import read_results
 
 OF_THE_ENGINE = (
-    "tokens/asked",
+    "tokens/requested",
     "tokens/computed",
     "tokens/saved",
     "tokens/sampled",
-    "tokens/rebuilt",
+    "tokens/recomputed",
     "engine/evicted",
 )
 """What a process did itself, which is less where a part was done before."""

@@ -97,15 +97,15 @@ def test_steps_that_learn_nothing() -> None:
     alarm = ZeroAdvantageAlarm(limit=3)
     series = [(4, 4), (4, 4), (3, 4), (4, 4), (4, 4), (4, 4), (4, 4), (0, 4)]
     said = [
-        alarm.update(step, {"groups/zero_advantage": flat, "groups/all": all_})
+        alarm.update(step, {"groups/zero_advantage": flat, "groups/total": all_})
         for step, (flat, all_) in enumerate(series)
     ]
     assert [step for step, line in enumerate(said) if line] == [5]  # once, until it has ended
     assert "no group has had a gradient for 3 steps, last at step 5" in str(said[5])
-    alarm.update(8, {"groups/zero_advantage": 4, "groups/all": 4})
+    alarm.update(8, {"groups/zero_advantage": 4, "groups/total": 4})
     other = ZeroAdvantageAlarm(limit=3)
     other.restore(json.loads(json.dumps(alarm.state())))
-    assert [bool(other.update(step, {"groups/zero_advantage": 2, "groups/all": 2})) for step in (9, 10)] == [
+    assert [bool(other.update(step, {"groups/zero_advantage": 2, "groups/total": 2})) for step in (9, 10)] == [
         False,
         True,
     ]
@@ -117,13 +117,13 @@ def test_steps_that_learn_nothing() -> None:
 def test_killed() -> None:
     alarm = KilledAlarm(share=0.1, window=3)
     series = [0, 1, 1, 2, 3, 0, 0, 0]
-    said = [alarm.update(step, {"count/killed": n, "count/trajectories": 10}) for step, n in enumerate(series)]
+    said = [alarm.update(step, {"count/judge_killed": n, "count/trajectories": 10}) for step, n in enumerate(series)]
     # of thirty: 2, 4 (above 3), 6, 5, 3, 0
     assert [step for step, line in enumerate(said) if line] == [3]
     assert "the judge of 4 of 30 attempts of the last 3 steps got SIGKILL" in str(said[3])
     other = KilledAlarm(share=0.1, window=3)
     other.restore(json.loads(json.dumps(alarm.state())))
-    assert other.update(8, {"count/killed": 4, "count/trajectories": 10}) is not None
+    assert other.update(8, {"count/judge_killed": 4, "count/trajectories": 10}) is not None
     assert alarm.update(8, {}) is None
     with pytest.raises(ConfigError):
         KilledAlarm(share=1.5)

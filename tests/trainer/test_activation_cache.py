@@ -88,7 +88,7 @@ async def test_same_update(words: Any, train: Literal["top", "lora"]) -> None:
     rows = await sampled_rows(engine, ["a", "b"])
     short, _, shown = ours.update(rows, OBJECTIVE, left_by(engine, ours))
     full, _, expected = theirs.update(rows, OBJECTIVE)
-    assert (short["tokens/trunk_known"], full["tokens/trunk_known"]) == (short["tokens/unique"], 0)
+    assert (short["tokens/activations_cached"], full["tokens/activations_cached"]) == (short["tokens/unique"], 0)
     assert_same_update((ours, short, shown), (theirs, full, expected))
 
 
@@ -104,11 +104,11 @@ async def test_what_the_engine_no_longer_knows_is_computed(words: Any) -> None:
     mixed = [rows[1], elsewhere, *rows[2:]]
     short, _, shown = ours.update(mixed, OBJECTIVE, left_by(engine, ours))
     full, _, expected = theirs.update(mixed, OBJECTIVE)
-    assert short["tokens/trunk_known"] == short["tokens/unique"] - len(elsewhere.token_ids)
+    assert short["tokens/activations_cached"] == short["tokens/unique"] - len(elsewhere.token_ids)
     assert_same_update((ours, short, shown), (theirs, full, expected))
 
     def known(rows: Sequence[Row]) -> float:
-        return ours.update(rows, OBJECTIVE, left_by(engine, ours))[0]["tokens/trunk_known"]
+        return ours.update(rows, OBJECTIVE, left_by(engine, ours))[0]["tokens/activations_cached"]
 
     assert known(rows) > 0
     assert known([replace(rows[0], origin=("c", 0))]) == 0
@@ -127,7 +127,7 @@ def test_the_frozen_layers_run_once_for_all_epochs(train: Literal["top", "lora"]
         short, _, shown = ours.update(part, OBJECTIVE, trunks, stored)
         full, _, expected = theirs.update(part, OBJECTIVE, None, stored)
         assert_same_update((ours, short, shown), (theirs, full, expected))
-        assert short["tokens/trunk_known"] == (0 if number < 2 else short["tokens/unique"])
+        assert short["tokens/activations_cached"] == (0 if number < 2 else short["tokens/unique"])
         assert (short["update/saved"] > 0) == (number > 1)
 
 

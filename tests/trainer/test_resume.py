@@ -18,6 +18,8 @@ from turnstile.records.record import read_record
 from turnstile.rollout.tree import tree_tokens
 from turnstile.runs.run_folder import read_results
 from turnstile.runs.train import train
+from turnstile.tracking.jsonl import read_metrics
+from turnstile.tracking.metrics import meaning_of
 from turnstile.trainer import checkpoint
 
 
@@ -95,9 +97,9 @@ def test_every_token_of_a_step_was_computed_once(undisturbed: Path) -> None:
             for wave in waves
             for group in played
         ]
-        assert entry["tokens/computed"] == sum(map(tree_tokens, parts)) < entry["tokens/asked"]
+        assert entry["tokens/computed"] == sum(map(tree_tokens, parts)) < entry["tokens/requested"]
         assert entry["tokens/tree"] == sum(map(tree_tokens, played)) < entry["tokens/computed"]
-        assert entry["tokens/rebuilt"] == entry["engine/evicted"] == 0
+        assert entry["tokens/recomputed"] == entry["engine/evicted"] == 0
 
 
 def test_going_back_behind_an_evaluation_does_it_again(undisturbed: Path, inputs: Path, tmp_path: Path) -> None:
@@ -156,3 +158,9 @@ def test_a_finished_run_has_nothing_left_to_do(undisturbed: Path, inputs: Path) 
     assert train(guess_run.recipe(inputs), run=undisturbed, env=GuessEnv)["step"] == 4
     assert all(file.read_bytes() == data for file, data in before.items())
     assert (read_results(undisturbed), metrics(undisturbed)) == (results, steps)
+
+
+def test_every_metric_of_a_run_has_a_meaning(undisturbed: Path) -> None:
+    logged = {name for step in read_metrics(undisturbed) for name in step}
+    assert len(logged) > 40
+    assert {name for name in logged if meaning_of(name) is None} == {"step"}

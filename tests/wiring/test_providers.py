@@ -55,9 +55,9 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 def test_every_step_says_what_it_took_from_elsewhere(run: Path) -> None:
     steps = [line for line in metrics(run) if "loss/total" in line]
-    assert steps[0]["buffer/again"] == 0.0
-    assert sum(line["buffer/again"] for line in steps) > 0
-    assert max(line["buffer/kept"] for line in steps) <= 6
+    assert steps[0]["replay_buffer/again"] == 0.0
+    assert sum(line["replay_buffer/again"] for line in steps) > 0
+    assert max(line["replay_buffer/kept"] for line in steps) <= 6
     assert all("loss/kl_feedback" in line for line in steps if line["tokens/trained"])
     assert all(line["rehearsal/kl_forward"] >= 0 for line in steps if line["tokens/trained"])
 

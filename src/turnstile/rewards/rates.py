@@ -33,12 +33,11 @@ def killed(trajectory: Trajectory) -> bool:
 def rates(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, float]:
     """Means over the trajectories that have a verdict (infrastructure failures are counted, never averaged).
 
-    rate/completion, rate/modification, rate/resolution (each a subset of the one before; left out where the
-    environment records no such signal), ends/STOP (share of all trajectories), reward/outcome, reward/total,
-    reward/step_granted, reward/step_withheld (means of sums over turns), reward/granted/TERM,
-    reward/withheld/TERM, reward/withheld_by/GATE (what that gate held back, alone or with others), gate/TERM (share
-    open), count/trajectories, count/errors, count/killed (of these, whose judge got SIGKILL, which the code under test
-    can bring about), turns (mean).
+    rate/completion, rate/modification, rate/resolution (each a subset of the one before; left out where the environment
+    records no such signal), stop/STOP (share of all trajectories), reward/outcome, reward/total, reward/step_granted,
+    reward/step_withheld (means of sums over turns), reward/granted/TERM, reward/withheld/TERM, reward/withheld_by/GATE
+    (what that gate held back, alone or with others), gate/TERM (share open), count/trajectories, count/errors,
+    count/judge_killed (of these, whose judge got SIGKILL, which the code under test can bring about), turns (mean).
     Means over nothing are left out.
     """
     pairs = [
@@ -48,9 +47,9 @@ def rates(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[st
     ]
     graded = [(trajectory, score) for trajectory, score in pairs if score.outcome is not None]
     result = {"count/trajectories": float(len(pairs)), "count/errors": float(len(pairs) - len(graded))}
-    result["count/killed"] = float(sum(killed(trajectory) for trajectory, _ in pairs))
+    result["count/judge_killed"] = float(sum(killed(trajectory) for trajectory, _ in pairs))
     for stop in Stop:
-        result[f"ends/{stop.value}"] = _mean(trajectory.stop is stop for trajectory, _ in pairs)
+        result[f"stop/{stop.value}"] = _mean(trajectory.stop is stop for trajectory, _ in pairs)
     if not graded:
         return {name: value for name, value in result.items() if not np.isnan(value)}
     for name, signal, holds in (

@@ -78,12 +78,13 @@ class ReplayBuffer:
         self._kept = [*left, *fresh][-self._size :] if self._size else []
 
     def metrics(self, step: int) -> dict[str, float]:
-        """buffer/kept attempts; of those the step takes, buffer/again how many and buffer/age how many steps old."""
+        """replay_buffer/kept (attempts), replay_buffer/again (those that the step takes) and replay_buffer/age (their
+        mean age in steps)."""
         if not self._size:
             return {}
         ages = [step - one.step for one in self._taken]
-        found = {"buffer/kept": float(len(self._kept)), "buffer/again": float(len(ages))}
-        return {**found, **({"buffer/age": float(np.mean(ages))} if ages else {})}
+        found = {"replay_buffer/kept": float(len(self._kept)), "replay_buffer/again": float(len(ages))}
+        return {**found, **({"replay_buffer/age": float(np.mean(ages))} if ages else {})}
 
     def state(self) -> dict[str, Any]:
         """Which attempts are kept: small JSON for a checkpoint."""

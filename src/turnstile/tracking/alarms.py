@@ -287,7 +287,7 @@ class KilledAlarm:
         self._raised = False
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        killed, attempts = number(metrics, "count/killed"), number(metrics, "count/trajectories")
+        killed, attempts = number(metrics, "count/judge_killed"), number(metrics, "count/trajectories")
         if killed is None or attempts is None:
             return None
         self._counts = [*self._counts, (killed, attempts)][-self.window :]
@@ -311,7 +311,7 @@ class KilledAlarm:
 
 class ZeroAdvantageAlarm:
     """No group has a gradient for `limit` steps in a row: attempts at a task all come to the same, so that comparing
-    them says nothing (groups/zero_advantage is groups/all)."""
+    them says nothing (groups/zero_advantage is groups/total)."""
 
     def __init__(self, limit: int = 5) -> None:
         if limit < 1:
@@ -320,7 +320,7 @@ class ZeroAdvantageAlarm:
         self._in_a_row = 0
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        flat, groups = number(metrics, "groups/zero_advantage"), number(metrics, "groups/all")
+        flat, groups = number(metrics, "groups/zero_advantage"), number(metrics, "groups/total")
         if flat is None or groups is None:
             return None
         self._in_a_row = self._in_a_row + 1 if groups and flat == groups else 0

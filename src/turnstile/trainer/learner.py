@@ -146,7 +146,7 @@ class Learner:
         report |= {
             "tokens/rows": float(sum(batch.row_tokens for batch in forests)),
             "tokens/unique": float(sum(batch.size for batch in forests)),
-            "tokens/trunk_known": float(known),
+            "tokens/activations_cached": float(known),
             "tokens/trained": float(sum(len(batch.target) for batch in forests)),
             "update/saved": self._saved(forests, known),
             "seconds/update": time.monotonic() - started,

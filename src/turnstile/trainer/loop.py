@@ -130,7 +130,7 @@ async def train(parts: TrainingParts, settings: Settings, progress: Progress) ->
             parts.recorder.write(step, "train", group, own, credit[place], trained.arrays(place), label=label)
         parts.books.finalize(step, fresh, scores[: len(fresh)], trained.passes)
         metrics = _metrics(parts, fresh, scores[: len(fresh)], trained, rollout=played - started)
-        metrics |= {"groups/zero_advantage": float(prepared.flat), "groups/all": float(len(groups))}
+        metrics |= {"groups/zero_advantage": float(prepared.flat), "groups/total": float(len(groups))}
         metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
         parts.buffer.keep(step, groups, credit, trained.passes)
         metrics |= {"seconds/publish": published - learnt, "seconds/step": time.monotonic() - started}
@@ -211,10 +211,10 @@ def _metrics(
         "credit/states_shared": states_shared(groups),
         "tokens/sampled": sampled,
         "tokens/computed": computed,
-        "tokens/rebuilt": engine["tokens_rebuilt"],
-        "tokens/guessed": engine["tokens_guessed"],
-        "tokens/guessed_right": engine["tokens_guessed_right"],
-        "tokens/asked": asked,
+        "tokens/recomputed": engine["tokens_rebuilt"],
+        "tokens/speculated": engine["tokens_guessed"],
+        "tokens/speculated_accepted": engine["tokens_guessed_right"],
+        "tokens/requested": asked,
         "tokens/saved": asked - computed if computed else 0.0,  # servers do not say what they computed
         "tokens/tree": float(sum(tree_tokens(group) for group in groups)),
         "engine/evicted": engine["evicted"],
