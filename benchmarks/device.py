@@ -7,13 +7,16 @@
 For each way to learn (all weights, the top layers, adapters) and each type of numbers: a run of the guessing game with
 SmolLM2-135M, and one that is stopped in its second step and started again. Kept are seconds of loading, of playing and
 of updating, tokens a second, the memory at its peak, the gap between the sampler's log-probabilities and the trainer's
-on the same weights, by how much ratios are off 1, and whether the resumed run ended in the same weights.
+on the same weights, by how much ratios are off 1, and whether the resumed run ended in the same weights. A way fails
+where it raises, where a number is not finite, or where the mean gap is beyond what the type of numbers explains. Ways
+that would begin after `--minutes` are left out, and said to be.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -45,6 +48,8 @@ WAYS = {
     "lora, bfloat16": ("lora", 0, "bfloat16"),
 }
 """Name -> model.train, model.top_layers, model.dtype."""
+GAPS = {"float32": 0.01, "bfloat16": 0.25}
+"""The largest mean gap, in nats, that rounding explains."""
 
 
 def main() -> None:
@@ -53,14 +58,21 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="run benchmarks/gpu.py too")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--groups", type=int, default=6, help="tasks a step")
+    parser.add_argument("--minutes", type=float, default=10.0)
     args = parser.parse_args()
+    latest = time.monotonic() + 60 * args.minutes
     device = pick_device(args.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     found: dict[str, Any] = {"device": name, "torch": torch.__version__, "commit": commit(), "ways": {}}
     with tempfile.TemporaryDirectory(prefix="turnstile-device-") as folder:
         for way in args.ways:
+            if time.monotonic() > latest:
+                found["ways"][way] = {"left out": f"{args.minutes:g} minutes were over"}
+                continue
             try:
-                found["ways"][way] = measure(Path(folder), way, args.device, args.groups)
+                found["ways"][way] = checked(way, measure(Path(folder), way, args.device, args.groups))
+            except StoppedError:
+                raise  # by somebody else: it says nothing of the device
             except Exception as error:  # what does not work on a device is what is looked for
                 found["ways"][way] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
             print(way, json.dumps(found["ways"][way], indent=1), flush=True)
@@ -105,6 +117,15 @@ def measure(folder: Path, way: str, device: str, groups: int) -> dict[str, Any]:
         "ratio - 1": [float(f"{line['loss/ratio'] - 1:.3g}") for line in steps],
         "resumed": difference(whole, stopped),
     }
+
+
+def checked(way: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What was found, with what is wrong with it under "failed"."""
+    bound = GAPS[WAYS[way][2]]
+    off = [gap for gap in found["gap, nats"] if not gap <= bound]
+    if off or not all(math.isfinite(ratio) for ratio in found["ratio - 1"]):
+        return {**found, "failed": f"sampler and trainer are {off or found['ratio - 1']} apart; at most {bound} nats"}
+    return found
 
 
 def made(folder: Path, way: str, device: str, groups: int) -> Recipe:

@@ -100,7 +100,7 @@ def test_a_forced_token_is_no_false_value_on_the_way() -> None:
     told = with_forced(replace(attempt(0, [1, 2]), stop=Stop.TURNS), 1, extra=2)
     values = {"values": [[np.full(1, 0.8, np.float32), np.array([0.8, 0.8, 0, 0], np.float32)]]}
     scores = [[score(0.0, [0, 0])]]
-    for estimator in (gae, turn_gae):
+    for estimator in (gae, turn_gae, bilevel_gae):
         (found,) = nested(estimator([group_of(told)], scores, values, {}, lam=0.5, bootstrap=True)[0])
         assert found == [[0.0], [0.0, 0.0, 0.0, 0.0]]
         learn = targets_of(estimator)

@@ -18,7 +18,7 @@ from turnstile.models.adapt import choose_trainable
 from turnstile.trainer.learner import Learner, Plan
 from turnstile.trainer.optim import constant
 from turnstile.trainer.progress import ProgressEstimator
-from turnstile.trainer.spoken import read_spoken
+from turnstile.trainer.turn_features import read_spoken
 from turnstile.types import Group, Score
 
 LENGTHS = ([2, 3], [1, 2, 2], [4], [1, 1, 3])

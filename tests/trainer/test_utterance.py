@@ -20,7 +20,7 @@ from turnstile.credit.utterance_critic import utterance_critic
 from turnstile.models.adapt import choose_trainable
 from turnstile.trainer.learner import Learner, Plan
 from turnstile.trainer.optim import constant
-from turnstile.trainer.spoken import read_spoken
+from turnstile.trainer.turn_features import read_spoken
 from turnstile.trainer.utterance import UtteranceCritic
 from turnstile.types import F32, Group, Score
 

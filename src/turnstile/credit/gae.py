@@ -121,11 +121,12 @@ def _bilevel_targets(
     lam: float = 0.95,
     token_gamma: float = 1.0,
     token_lam: float = 0.95,
+    bootstrap: bool = False,
     **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
     values = step.learned("bilevel_gae", aux, "values")
-    turns = _by_turn(step, _ends(values, -1), gamma, lam)
+    turns = _by_turn(step, _ends(values, -1), gamma, lam, bootstrap)
     return _targets(step, values, _inside(step, values, turns, token_gamma, token_lam))
 
 
@@ -140,6 +141,7 @@ def bilevel_gae(
     lam: float = 0.95,
     token_gamma: float = 1.0,
     token_lam: float = 0.95,
+    bootstrap: bool = False,
     scale: Scale = "none",
     eps: float = 1e-8,
 ) -> tuple[Advantages, State]:
@@ -148,8 +150,9 @@ def bilevel_gae(
     token of turn t the advantage of the turn, A_t.
 
     The value of a turn is here that before its last token, so that nothing between the first and the last is counted
-    twice; with both lam = 1 and both gamma = 1 this is `gae`. Rewards enter through the turns alone. `scale = "std"`
-    normalises over the tokens of the step.
+    twice; with both lam = 1 and both gamma = 1 this is `gae`. Rewards enter through the turns alone. With `bootstrap`
+    an episode that a limit stopped goes on at the value of its last turn. `scale = "std"` normalises over the tokens of
+    the step.
 
     Needs a critic, which the trainer brings (`[critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
     `aux["values"]` is missing, TrainingError for a reward that is not finite.
@@ -158,7 +161,7 @@ def bilevel_gae(
     check_knob("bilevel_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
     values = step.learned("bilevel_gae", aux, "values")
-    raw = _inside(step, values, _by_turn(step, _ends(values, -1), gamma, lam), token_gamma, token_lam)
+    raw = _inside(step, values, _by_turn(step, _ends(values, -1), gamma, lam, bootstrap), token_gamma, token_lam)
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from turnstile.credit.base import Targets
 from turnstile.trainer.critic import step_finite
 from turnstile.trainer.learner import Learner
-from turnstile.trainer.spoken import Spoken, read_spoken, turn_head
+from turnstile.trainer.turn_features import Spoken, read_spoken, turn_head
 from turnstile.types import Group, Score
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 from turnstile.credit.base import Targets
 from turnstile.trainer.critic import step_finite
 from turnstile.trainer.learner import Learner
-from turnstile.trainer.spoken import Spoken, read_spoken, turn_head
+from turnstile.trainer.turn_features import Spoken, read_spoken, turn_head
 from turnstile.types import Group, Score
 
 TWICE = (1, 2)

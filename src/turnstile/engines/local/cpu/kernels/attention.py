@@ -135,7 +135,7 @@ def _absorb(
 
 
 @functools.cache
-def attend(heads: int, width: int) -> Any:
+def attend(heads: int, width: int) -> Any:  # noqa: C901 - its loops are one kernel
     """The kernel for so many heads of queries to one of keys, of that width: loops over numbers known beforehand are
     faster by a third. Nothing else may be bound in it: numba would not find it in its cache."""
 
