@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from turnstile.lookup import nearest
 
 _WORDS: tuple[tuple[str, str], ...] = (
+    ("actor_rollout_ref", "its parts are model, engine, sampling, rollout and train"),
+    ("trainer", "it is train, eval and trackers"),
+    ("data", "it is tasks; lengths are sampling.max_tokens and episode.context"),
+    ("logging_steps log_freq", "every step is logged"),
     (
         "batch_size train_batch_size per_device_train_batch_size rollout_batch_size",
         "a step has rollout.tasks_per_step tasks with rollout.group_size episodes each",

@@ -147,6 +147,23 @@ def test_the_loss_of_ones_own(elsewhere: Path, model: str, capsys: Any) -> None:
     assert json.loads(lines[-1])["loss/agreed"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
+def test_the_estimator_of_ones_own(elsewhere: Path, model: str, capsys: Any) -> None:
+    """Each command of the page does what it says."""
+    page = EXAMPLES.parent / "own-estimator.md"
+    code = (EXAMPLES / "own_estimator.py").read_text(encoding="utf-8")
+    (shown,) = [text for of, text in blocks("python") if of == page]
+    assert shown in code
+    asked = [words for of, words in commands() if of == page]
+    assert [words[0] for words in asked] == ["conform", "conform", "lab", "train", "rollout"]
+    for words in asked[:3]:
+        assert run_command(words) == 0, capsys.readouterr().out
+    few = [f"model.id={model}", "sft.demos=0", "train.steps=1", "rollout.tasks_per_step=2", "eval.before=false"]
+    recipe, *changes = asked[3][1:]
+    assert run_command(["train", str(ROOT / recipe), *changes, *few, "train.drop_zero_advantage_groups=false"]) == 0
+    assert run_command(asked[4]) == 0
+
+
 def test_what_conform_prints_of_the_functions_of_another_framework(capsys: Any) -> None:
     page = EXAMPLES.parent / "conform.md"
     shown = [text for of, text in blocks("text") if of == page]
