@@ -66,7 +66,7 @@ def test_without_a_place_to_keep_them_they_are_compiled_all_the_same(tmp_path: P
 COMPUTE = """
 import hashlib, sys, torch
 from turnstile.engines.local.cpu import compiled
-from turnstile.engines.local.cpu.packed_matrix import Panels
+from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 
 torch.manual_seed(0)
 found = hashlib.sha256()
@@ -74,7 +74,7 @@ for heads, width in ((2, 8), (3, 64)):
     kept = torch.randn(1, 2, 1, 1, 300, width)
     seen = compiled.Attention([[(kept, 0, 300)]] * 2).attend(0, torch.randn(1, heads, 2, width), width**-0.5)
     found.update(seen.numpy().tobytes())
-product = Panels([torch.randn(192, 64)], scale=torch.rand(64), gated=True)
+product = PackedMatrix([torch.randn(192, 64)], scale=torch.rand(64), gated=True)
 found.update(product(torch.randn(7, 64), floor=1e-5).numpy().tobytes())
 found.update(str(compiled.draw(torch.randn(4, 1000), range(4), [0.1, 0.4, 0.6, 0.9], 0.7)).encode())
 print(found.hexdigest())

@@ -66,7 +66,7 @@ def test_a_disk_that_fills_up_while_another_process_plays(
     """What that one tells is booked beside the training; the line is said when training looks up."""
     ahead, run = disk / "ahead.toml", disk / "run"
     text = recipe.read_text().replace("deterministic = true", "deterministic = false")
-    ahead.write_text(f"{text}rollout = {{ahead = 1}}\n")
+    ahead.write_text(text.replace("rollout = {", "rollout = {max_staleness = 1, "))
     done = killed.start("fill", "turn written", 3, 7, ahead, run)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     line = done.stderr.splitlines()[-1]

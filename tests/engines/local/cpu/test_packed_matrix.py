@@ -150,10 +150,10 @@ from llvmlite import binding
 from numba.core.registry import cpu_target
 cpu_target.target_context  # which compiles for this one
 binding.get_host_cpu_features = lambda: dict.fromkeys({features}, True)
-from turnstile.engines.local.cpu.packed_matrix import Panels
+from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 torch.manual_seed(3)
 x = torch.randn(21, 90)
-torch.save(Panels([torch.randn(130, 90)])(x), "found.pt")
+torch.save(PackedMatrix([torch.randn(130, 90)])(x), "found.pt")
 """
     environment = {**os.environ, "TURNSTILE_CACHE": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, check=True, timeout=300)

@@ -12,7 +12,7 @@ ROWS = 32
 
 
 class Blocks:
-    """As `engines.local.cpu.packed_matrix.Panels`."""
+    """As `engines.local.cpu.packed_matrix.PackedMatrix`."""
 
     def __init__(
         self,
