@@ -109,14 +109,14 @@ class EngineConfig(Kind):
 
 
 class AgentConfig(Section):
-    """How messages become tokens and sampled tokens become messages."""
+    """Rendering and parsing: messages to token ids, and sampled text to messages."""
 
     renderer: Kind = Kind(kind="chat")  # messages to token ids
     parser: Kind = Kind(kind="hermes")  # sampled text to a message with tool calls
 
 
 class SamplingConfig(Section):
-    """How training samples. Evaluation takes the same, except for `eval.temperature`."""
+    """Sampling in training. Evaluation takes the same, except for `eval.temperature`."""
 
     temperature: float = Field(1.0, ge=0)  # divides the logits, in the loss too
     top_k: int = Field(0, ge=0)  # sample from the k most likely tokens (0: off)
@@ -128,7 +128,7 @@ class SamplingConfig(Section):
 
 
 class TasksConfig(Section):
-    """Where training and held-out tasks come from."""
+    """Training and held-out tasks."""
 
     train: str = ""  # JSON-lines file of training tasks
     heldout: str = ""  # JSON-lines file of held-out tasks; it shares no task with `train`
@@ -138,7 +138,7 @@ class TasksConfig(Section):
 
 
 class EpisodeConfig(Section):
-    """When an episode stops, and what happens when something breaks."""
+    """Limits of an episode, and retries after failures."""
 
     turns: int = Field(8, ge=1)  # turns per episode
     tokens: int = Field(0, ge=0)  # sampled tokens per episode (0: no limit)
@@ -151,7 +151,7 @@ class EpisodeConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Which episodes a training step plays."""
+    """Episodes of a training step."""
 
     tasks_per_step: int = Field(6, ge=1)  # groups per step, one for each task
     group_size: int = Field(8, ge=1)  # attempts per task, compared with each other
@@ -161,8 +161,8 @@ class RolloutConfig(Section):
 
 
 class OnStopConfig(Section):
-    """What to do with an episode, by the reason why it stopped: `grade` it, score it `zero` or `half`, `mask` it from
-    the gradient, or `drop` it from the statistics too."""
+    """Rules by the reason why an episode stopped: `grade` it, score it `zero` or `half`, `mask` it from the gradient,
+    or `drop` it from the statistics too."""
 
     submitted: EndRule = "grade"  # the agent submitted
     done: EndRule = "grade"  # the environment ended it
@@ -281,7 +281,7 @@ class ImplicitConfig(Section):
 
 
 class FeedbackConfig(Section):
-    """What the loss `self_distill` shows the policy of an attempt, before it asks again how likely each token is."""
+    """Feedback that the loss `self_distill` shows the policy before it scores the tokens of an attempt again."""
 
     show: tuple[str, ...] = ()  # signals of the episode
     last: bool = True  # the last observation

@@ -95,7 +95,7 @@ class Turns:
         return found
 
     def learned(self, kind: str, aux: Mapping[str, Any], part: Literal["values", "implicit"]) -> list[F64]:
-        """What a learned part says of the tokens that the policy chose, turn by turn: [T] -> f64[n], from arrays of all
+        """Reads a learned part for the tokens that the policy chose, turn by turn: [T] -> f64[n], from arrays of all
         that were sampled. Raises ConfigError where there is none."""
         what, section = _LEARNED[part]
         if part not in aux:
