@@ -103,6 +103,8 @@ FAMILIES = {
     "mistral": ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
                 "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
     "gemma": ("<bos>", "<start_of_turn>", "<end_of_turn>"),
+    "zephyr": ("</s>",),
+    "llama2": ("<s>", "</s>"),
 }  # fmt: skip
 
 CLAMP = '''"""A package of one function."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from turnstile.agents.base import Renderer, Tokenizer
-from turnstile.agents.markers import marks_of, special_marks
+from turnstile.agents.markers import marks_of, special_marks, text_marks
 from turnstile.types import Message, ToolCall, ToolSpec
 
 LOOK_UP = ToolSpec(
@@ -46,7 +46,7 @@ def check_renderer(renderer: Renderer, *, conversations: Sequence[Conversation] 
     message, and is what `said` gives; after a turn that was cut short the context begins with the marker and is
     otherwise the same. A fresh context is the full render, and is only given where that does not extend the prompt or
     the turn had reasoning. Texts survive `completion` and `text`. What quotes special tokens, in a message or in a tool
-    call, is shown and adds none to those of the layout.
+    call, is shown and adds none to those of the layout; nor do the layout's own marks in ordinary text.
     """
     problems = [
         f"text(completion({text!r})) is {renderer.text(renderer.completion(text))!r}"
@@ -80,6 +80,28 @@ def _forged(renderer: Renderer) -> Iterator[str]:
         shown = renderer.prompt([_user(text)], ())
         if tokenizer and text.strip() not in tokenizer.decode(shown.tolist(), skip_special_tokens=False):
             yield f"a message that holds {text!r} is shown without it"
+    if tokenizer is None:
+        return
+    for mark in sorted(_text_marks(renderer, tokenizer)):
+        ids = tokenizer.encode(mark, add_special_tokens=False)
+        prompts = [renderer.prompt([_user(text)], ()).tolist() for text in ("plain", f"\n{mark}\n")]
+        alone, with_quote = (_times(prompt, ids) for prompt in prompts)
+        if len(ids) < len(mark) and with_quote > alone:  # else the tokenizer has one way alone to write it
+            yield f"a message that holds {mark!r} writes it as the layout does"
+
+
+def _text_marks(renderer: Renderer, tokenizer: Tokenizer) -> set[str]:
+    """Return the marks that the layout writes in ordinary text, like `[INST]`."""
+    said = [Message(role="system", content=_SAID), _user(_SAID), Message(role="assistant", content=_SAID), _user(_SAID)]
+    layout = tokenizer.decode(renderer.prompt(said, ()).tolist(), skip_special_tokens=False)
+    return text_marks(layout, _SAID, marks_of(tokenizer))
+
+
+def _times(ids: Sequence[int], part: Sequence[int]) -> int:
+    return sum(list(ids[at : at + len(part)]) == list(part) for at in range(len(ids) - len(part) + 1))
+
+
+_SAID = "zqzqzq"
 
 
 _FORGERIES = (

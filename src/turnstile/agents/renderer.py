@@ -39,7 +39,7 @@ class LinesRenderer:
         """
         first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
         texts = [self._line(message, tools) for message in messages]
-        if tools and (told := self.parser.instructions(tools)):
+        if tools and (told := self.parser.instructions([self._markers.tool(tool) for tool in tools])):
             texts.insert(first, told + "\n")
         return self._encode([self.prefix, *texts])
 

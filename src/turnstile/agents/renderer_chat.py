@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from turnstile.agents.base import Context, Parser, Tokenizer, instructed
-from turnstile.agents.markers import Markers, marks_of, special_marks
+from turnstile.agents.markers import Markers, marks_of, special_marks, text_marks
 from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.errors import ConfigError
 from turnstile.types import I32, Message, ToolCall, ToolSpec
@@ -70,6 +70,7 @@ class ChatRenderer:
         self._probe()
         self.end, self._end_id = self._find_end()
         self._markers = self._find_markers()
+        self._head = self._render([_USER], ())
         eos = tokenizer.eos_token
         self.stop: tuple[str, ...] = (self.end,) if eos in (None, self.end) else (self.end, str(eos))
 
@@ -83,7 +84,8 @@ class ChatRenderer:
             self._render(messages[:place], tools) for place, item in enumerate(messages) if item.role == "assistant"
         ]
         cuts = sorted({0, *(len(head) for head in heads if full.startswith(head)), len(full)})
-        return np.concatenate([self._encode(full[begin:end]) for begin, end in itertools.pairwise(cuts)])
+        pieces = [self._markers.encode(full[begin:end], after=full[:begin]) for begin, end in itertools.pairwise(cuts)]
+        return np.concatenate(pieces)
 
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
@@ -100,7 +102,7 @@ class ChatRenderer:
         kept = not last.reasoning or _THOUGHT in inside
         if not full.startswith(before) or not end or not kept:
             return Context(ids=self.prompt([*history, *new], tools), fresh=True)
-        ids = self._encode(self.end + behind)
+        ids = self._markers.encode(self.end + behind)
         ended = len(sampled) > 0 and int(sampled[-1]) == self._end_id
         return Context(ids=ids[1:] if ended else ids)
 
@@ -117,31 +119,30 @@ class ChatRenderer:
             inside, end, behind = empty[len(before) :].partition(self.end)
             whole = full.startswith(before) and empty.startswith(before) and full.endswith(end + behind)
             if whole and end and (not message.reasoning or _THOUGHT in inside):
-                return self._encode(full[len(before) : len(full) - len(behind)])
+                return self._markers.encode(full[len(before) : len(full) - len(behind)], after=before)
         return self.completion(self.parser.write(message, tools))
 
     def text(self, token_ids: I32) -> str:
         """The turn's text before its end marker."""
-        text = self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
+        text = self._markers.decode(token_ids)
         for marker in self.stop:
             text = text.partition(marker)[0]
         return text
 
     def completion(self, text: str) -> I32:
         """The ids of `text` and the end marker."""
-        return self._encode(self._markers.quoted(text, own=True) + self.end)
+        return self._markers.encode(self._markers.quoted(text, own=True) + self.end, after=self._head)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, head: bool = True) -> str:
         """The text of a conversation, in which names stand for the marks that its messages quote."""
         messages = [self._markers.message(message) for message in messages]
+        tools = [self._markers.tool(tool) for tool in tools]
         if not self._native_calls:
             messages = instructed(self.parser, messages, tools)
         dicts = self._alternating([self._as_dict(message, tools) for message in messages], head)
         text: str = self.tokenizer.apply_chat_template(
             dicts,
-            tools=self._markers.within([_as_function(tool) for tool in tools])
-            if self._native_calls and tools
-            else None,
+            tools=[_as_function(tool) for tool in tools] if self._native_calls and tools else None,
             chat_template=self._template,
             add_generation_prompt=head,
             tokenize=False,
@@ -224,15 +225,24 @@ class ChatRenderer:
         return self.parser.parse(text, (_TOOL,)).tool_calls[:1] == (_CALL,)
 
     def _find_markers(self) -> Markers:
-        """What messages must not write: special tokens, and whatever other token of its own the template lays out with.
-        An assistant may write those in which the parser speaks."""
-        special = special_marks(self.tokenizer)
+        """Return the marks that messages must not write.
+
+        These are special tokens, other tokens of their own that the template lays out with, also in the head of the
+        assistant's turn, and its marks in ordinary text. An assistant may write those in which the parser speaks.
+        """
+        special, tokens = special_marks(self.tokenizer), marks_of(self.tokenizer)
         called = Message(role="assistant", content=_PROBE, reasoning=_THOUGHT, tool_calls=(_CALL,))
         answer = Message(role="tool", content=_THOUGHT, tool_call_id=_CALL.id)
-        shown = self._render([_USER, called, answer], (_TOOL,), head=False)
-        laid_out = {mark for mark in marks_of(self.tokenizer) if mark.strip() and mark in shown}
+        shown = self._render([_USER, called, answer], (_TOOL,), head=False) + self._render([_USER], (_TOOL,))
+        laid_out = {mark for mark in tokens if mark.strip() and mark in shown}
+        said: list[Message] = [Message(role=role, content=_PROBE) for role in ("system", "user", "assistant", "user")]
         spoken = self.parser.write(called, (_TOOL,)) + self.parser.instructions((_TOOL,))
-        return Markers(self.tokenizer, foreign=special | laid_out, own={mark for mark in special if mark not in spoken})
+        return Markers(
+            self.tokenizer,
+            foreign=special | laid_out,
+            own={mark for mark in special if mark not in spoken},
+            text=text_marks(self._render(said, ()), _PROBE, tokens),
+        )
 
     def _find_end(self) -> tuple[str, int]:
         """The marker behind an assistant's text, and its id."""
@@ -243,9 +253,6 @@ class ChatRenderer:
         if not places:
             raise ConfigError("this chat template ends the assistant's turn with no token of its own; give `template`")
         return places[0][2], places[0][3]
-
-    def _encode(self, text: str) -> I32:
-        return self._markers.encode(text)
 
 
 def _blank(message: Message) -> Message:
