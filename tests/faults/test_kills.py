@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import guess_run
 import killed
 from ends import metrics, same_end
 from turnstile.cli.main import run as command
@@ -23,9 +22,13 @@ MOST = {**killed.POINTS, "moment": 1500}
 """How often a step comes by a point, more or less; of a moment, the milliseconds."""
 
 
-def kill(rng: random.Random, point: str, recipe: Path, run: Path) -> str:
-    """Kills a run at some place, sooner than it was to be if it did not come there; says where that was."""
-    step, nth = rng.randint(1, 4), rng.randint(1, MOST[point])
+SHIPPED_EVERY = 5
+"""One kill in five is of a shipped recipe: SmolLM2, whose top layers learn; the others of a tiny network."""
+
+
+def kill(rng: random.Random, point: str, steps: int, recipe: Path, run: Path) -> str:
+    """Kill a run at some place, sooner than drawn if it does not come by there, and return where that was."""
+    step, nth = rng.randint(1, steps), rng.randint(1, MOST[point])
     while killed.start("kill", point, step, nth, recipe, run).returncode != -signal.SIGKILL:
         assert nth > 1, f"{point} of step {step} is nowhere"
         nth = (nth + 1) // 2
@@ -35,33 +38,22 @@ def kill(rng: random.Random, point: str, recipe: Path, run: Path) -> str:
 
 @pytest.mark.parametrize("number", range(KILLS))
 def test_killed_at_random(
-    number: int, recipe: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: int, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every other time at a named point, else wherever it is by then."""
+    """Every other time at a named point, else at a random moment; always in two threads."""
     rng = random.Random(f"{SEED}/{number}")
     run = tmp_path / "run"
-    where = kill(rng, rng.choice([*killed.POINTS]) if number % 2 else "moment", recipe, run)
+    if number % SHIPPED_EVERY == SHIPPED_EVERY - 1:
+        (recipe, undisturbed), steps, what = request.getfixturevalue("shipped"), 2, "recipes/guess.toml, shortened"
+    else:
+        recipe, undisturbed = request.getfixturevalue("recipe"), request.getfixturevalue("undisturbed")
+        steps, what = 4, "a tiny network"
+    where = kill(rng, rng.choice([*killed.POINTS]) if number % 2 else "moment", steps, recipe, run)
     assert command(["audit", str(run)]) == 0
     assert command(["train", str(recipe), "--out", str(run)]) == 0
     assert command(["audit", str(run), "--record"]) == 0
     same_end(run, undisturbed)
+    assert any(line.get("optim/grad_norm", 0) > 0 for line in metrics(run))
     shutil.rmtree(run)
     with capsys.disabled():
-        print(f"\n{number + 1} of {KILLS}: survived SIGKILL at {where}", flush=True)
-
-
-def test_a_shipped_recipe_is_killed_and_ends_the_same(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A real model, part of which learns, in two threads: in a step's rollout, and in its update."""
-    recipe = guess_run.shipped_file(tmp_path_factory.mktemp("shipped"))
-    undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
-    assert command(["train", str(recipe), "--out", str(undisturbed)]) == 0
-    assert all(line["optim/grad_norm"] > 0 for line in metrics(undisturbed) if "loss/total" in line)
-    for point, step, nth in (("rollout", 1, 9), ("checkpoint", 2, 3)):
-        killed.train(point, step, nth, recipe, run)
-    assert command(["train", str(recipe), "--out", str(run)]) == 0
-    assert command(["audit", str(run), "--record"]) == 0
-    same_end(run, undisturbed)
-    with capsys.disabled():
-        print("\nsurvived SIGKILL twice in a run of recipes/guess.toml, shortened, in two threads", flush=True)
+        print(f"\n{number + 1} of {KILLS}: survived SIGKILL at {where} ({what})", flush=True)

@@ -22,10 +22,11 @@ def recipe(inputs: Path, *, sections: Mapping[str, Any] | None = None, **train: 
     return make_recipe(_with(_data(inputs, train), sections or {}))
 
 
-def recipe_file(inputs: Path, *, sections: Mapping[str, Any] | None = None, **train: Any) -> Path:
+def recipe_file(inputs: Path, *, sections: Mapping[str, Any] | None = None, threads: int = 1, **train: Any) -> Path:
     """The same as a file that `turnstile train` takes."""
     file = inputs / "guess.toml"
     data = _with(_data(inputs, train), sections or {})
+    data["model"] = {**data["model"], "threads": threads}
     file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in data.items()))
     return file
 

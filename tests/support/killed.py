@@ -160,7 +160,7 @@ def main(what: str, point: str, step: str, nth: str, *command: str) -> int:
 
     from turnstile.cli.main import run
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     arrange(
         _Fate(
             {"kill": die, "kill worker": kill_worker, "fill": fill, "clock": turn_back}[what],
