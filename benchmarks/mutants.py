@@ -78,9 +78,11 @@ def _tried(clone: Path, file: Path, mutant: Mutant) -> dict[str, Any]:
     place = f"{file.relative_to(clone)}:{mutant.line}"
     line = text.splitlines()[mutant.line - 1].strip()
     file.write_text(apply_all(text, mutant.edits), encoding="utf-8")
+    caught = by = ""
     try:
-        for by, arguments in _rounds(clone, file):
+        for name, arguments in _rounds(clone, file):
             if caught := _caught(clone, arguments):
+                by = name
                 break
     finally:
         file.write_text(text, encoding="utf-8")
@@ -91,7 +93,7 @@ def _tried(clone: Path, file: Path, mutant: Mutant) -> dict[str, Any]:
         "old": mutant.old,
         "new": mutant.new,
         "killed_by": caught,
-        "by": by if caught else "",
+        "by": by,
     }
 
 
