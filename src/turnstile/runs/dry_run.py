@@ -99,7 +99,19 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
         **ahead,
         "minutes of evaluation": evaluations * playing / recipe.rollout.group_size / 60,
         "peak memory, MB": peak_memory_mb(),
+        **_device_memory(agent.model.device),
     }
+
+
+def _device_memory(device: torch.device) -> dict[str, str]:
+    """Return what the group and its update took of a GPU's memory; nothing without a GPU.
+
+    A step's groups are sampled together: cached keys and values may take up to `engine.memory_mb` more than here.
+    """
+    if device.type != "cuda":
+        return {}
+    taken, whole = torch.cuda.max_memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
+    return {"peak memory of the GPU, MB": f"{taken / 2**20:.0f} of {whole / 2**20:.0f}"}
 
 
 async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]:
