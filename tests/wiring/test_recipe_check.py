@@ -88,6 +88,23 @@ def test_the_command_answers_without_torch(tmp_path: Path) -> None:
         assert "[]" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        ("tasks.train", "file; check the path"),
+        ("tasks.heldout", "file; check the path"),
+        ("sft.conversations", "file; check the path"),
+        ("train.teacher", "folder; give a folder, or a hub id"),
+        ("model.id", "folder; give a folder, or a hub id"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_found_first(key: str, what: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "nowhere")
+    with pytest.raises(ConfigError) as caught:
+        check_recipe(make_recipe({}, [f"{key}={path}"]))
+    assert str(caught.value) == f"{key} = {path!r}: there is no such {what}"
+
+
 def test_config_prints_no_recipe_that_training_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('credit = "grppo"\n')
@@ -108,7 +125,7 @@ def test_a_start_that_fails_takes_nobodys_name(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_text((tmp_path / "model" / "config.json").read_text())
-    for name, said in ((tmp_path / "nowhere", "does not exist"), (empty, "cannot be loaded")):
+    for name, said in ((tmp_path / "nowhere", "no such folder"), (empty, "cannot be loaded")):
         wrong = make_recipe(recipe.model_dump(mode="json"), [f"model.id={name}"])
         with pytest.raises(ConfigError, match=said):
             train(wrong, run=run, env=GuessEnv)

@@ -11,12 +11,15 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
 from turnstile.knobs import check_kind
 from turnstile.lookup import KINDS, nearest
+from turnstile.tracking.metrics import METRICS, meaning_of
 
 ALONE = ("swe", "swe_shell", "guess")
 """Environments of ours, in which no turn has a tag or a subgoal."""
@@ -33,6 +36,8 @@ UNFED = {
 }
 """Credit that the rollout of our environments cannot feed, and what it needs: without it they are another kind's."""
 SERVERS = "openai"
+HELDOUT = "heldout/"
+"""What the name of a metric of evaluations begins with in `train.keep_best`."""
 UNPLAYED = ("branch", "tree", "vine", "per_agent", "role_baseline")
 """Those of them that no environment can feed, as the rollout plays no such episodes."""
 GRADED = {
@@ -61,7 +66,7 @@ def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
             _coefficient(where, own)
         found = check_kind(room, f"{where}.kind", kind.kind, own, also=TERM if room == "reward" else ())
         lines += [found] if found else []
-    parts = (_of_model, _of_sampling, _of_rollout, _of_rewards)
+    parts = (_of_model, _of_sampling, _of_rollout, _of_rewards, _of_places)
     wrongs = itertools.chain(*(part(recipe) for part in parts), _of_others(recipe, env), _of_training(recipe, env))
     for wrong in wrongs:
         raise ConfigError(wrong)
@@ -163,6 +168,37 @@ def _unreadable(recipe: Recipe) -> Iterator[str]:
         yield f"sampling.{name} cannot be read: {why.removeprefix('error: ')}"
 
 
+def _of_places(recipe: Recipe) -> Iterator[str]:
+    """Files and addresses: what is not there, or is none."""
+    for name, path in (
+        ("tasks.train", recipe.tasks.train),
+        ("tasks.heldout", recipe.tasks.heldout),
+        ("sft.conversations", recipe.sft.conversations),
+    ):
+        if path and not Path(path).exists():
+            yield f"{name} = {path!r}: there is no such file; check the path"
+    for name, model in (("model.id", recipe.model.id), ("train.teacher", recipe.train.teacher)):
+        if Path(model).is_absolute() and not Path(model).is_dir():  # relative paths are absolute by now
+            yield f"{name} = {model!r}: there is no such folder; give a folder, or a hub id"
+    urls = recipe.engine.knobs.get("url", "") if recipe.engine.kind == SERVERS else ""
+    for name, url in (
+        *(("engine.url", url) for url in _listed(urls)),
+        *(("judge.url", url) for url in recipe.judge.urls),
+    ):
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            yield f"{name} = {url!r} is no address; write it like http://127.0.0.1:8000/v1"
+    if recipe.engine.kind == SERVERS and not _listed(urls):
+        yield "engine.kind = 'openai' needs engine.url, like http://127.0.0.1:8000/v1, or a list of them"
+
+
+def _listed(urls: object) -> list[str]:
+    return [
+        url
+        for url in ([urls] if isinstance(urls, str) else list(urls) if isinstance(urls, list | tuple) else [])
+        if url
+    ]
+
+
 def _of_rewards(recipe: Recipe) -> Iterator[str]:
     terms = recipe.rewards.terms
     if not terms:
@@ -231,6 +267,10 @@ def _of_training(recipe: Recipe, env: bool) -> Iterator[str]:
         )
     if "distill" in losses and not train.teacher:
         yield "a loss of this recipe learns from a teacher; name its model in train.teacher"
+    best = train.keep_best
+    if best and not best.startswith(HELDOUT) and meaning_of(best) is None:
+        names = [name for section in METRICS.values() for name in section if "*" not in name]
+        yield f"train.keep_best = {best!r} is no metric; {nearest(best, names)} (docs/metrics.md lists them)"
     ours = not env and recipe.env.kind in ALONE
     if kind in UNFED and (ours or kind in UNPLAYED):
         yield f"credit.kind = {kind!r} needs {UNFED[kind]}; here it would be no other than grpo or rloo"
