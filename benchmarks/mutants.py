@@ -1,9 +1,9 @@
 """Would the tests catch a mistake? Small bugs drawn by a seed over all rooms, and what the tests say of each.
 
-Each mutant is one wrong token in a copy of the last commit. The tests of its room run first, and all others where those
-pass; what survives `make test` is given to the slow tests of its room too. A test that fails without the mutant as well,
-like one that counts on where the packages are installed, is left out. Results are appended to the output as they
-come, so the same command goes on where it was stopped; it begins anew where the commit is another one.
+Each mutant is one wrong token in a copy of the last commit. The tests of its room run first, and all others if those
+pass; what survives `make test` is given to the slow tests of its room too. A test that fails without the mutant as
+well, like one that counts on where packages are installed, is left out. Results are appended to the output as they come,
+so the same command goes on where it was stopped; it begins anew if the commit is another one.
 
     python benchmarks/mutants.py --count 60 --seed 0        # 1.5 hours on two cores
 """
@@ -115,7 +115,7 @@ def _rounds(clone: Path, file: Path) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _failing(clone: Path, arguments: Sequence[str], broken: set[str]) -> str:
-    """Return the first test that fails of those that `arguments` select and `broken` does not hold, or "" if none does."""
+    """Return the first failing test of those that `arguments` select, without those in `broken`; "" if none fails."""
     left_out = [f"--deselect={test}" for test in sorted(broken)]
     command = [
         sys.executable,
