@@ -2,8 +2,8 @@
 
 Each mutant is one wrong token in a copy of the last commit. The tests of its room run first, and all others if those
 pass; what survives `make test` is given to the slow tests of its room too. A test that fails without the mutant as
-well, like one that counts on where packages are installed, is left out. Results are appended to the output as they come,
-so the same command goes on where it was stopped; it begins anew if the commit is another one.
+well, like one that counts on where packages are installed, is left out. Results are appended to the output as they
+come, so the same command goes on where it was stopped; it begins anew if the commit is another one.
 
     python benchmarks/mutants.py --count 60 --seed 0        # 1.5 hours on two cores
 """
