@@ -1,4 +1,4 @@
-"""What every kind takes, for `src/turnstile/knobs.json`: types as they are annotated, ranges as trying finds them.
+"""What every kind takes, for `src/turnstile/knobs.json`: types as annotated, ranges as annotated or found by trying.
 
 A function refuses a number by a ConfigError that names the knob. So each knob is given numbers on both sides of what a
 range is likely to begin or end at, and those are written down from which it refuses all.
@@ -7,6 +7,7 @@ range is likely to begin or end at, and those are written down from which it ref
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import typing
 import warnings
@@ -31,6 +32,8 @@ FROM: Mapping[float, tuple[str, float]] = {
 TO: Mapping[float, tuple[str, float]] = {1.0: ("most", 1), 1 - TINY: ("below", 1), 0.0: ("most", 0)}
 """The first and the last number that is taken -> the range's end. At any other number what is refused hangs on another
 knob, as where one must be below the other."""
+ANNOTATED = {"ge": "least", "gt": "above", "le": "most", "lt": "below"}
+"""How an annotation calls the end of a range -> how the table does."""
 NEEDS = {
     ("engine", "openai"): ("aiohttp", "remote"),
     ("sandbox", "container"): ("docker", "container"),
@@ -51,7 +54,7 @@ def knob_table(given: Mapping[str, set[str]]) -> str:
 def _entry(room: str, kind: str, given: set[str]) -> dict[str, Any]:
     thing = resolve(room, kind)
     parameters = list(inspect.signature(thing).parameters.values())
-    hints = typing.get_type_hints(thing.__init__ if isinstance(thing, type) else thing)
+    hints = typing.get_type_hints(thing.__init__ if isinstance(thing, type) else thing, include_extras=True)
     knobs = {
         p.name: _knob(room, thing, p, hints.get(p.name, Any))
         for p in parameters
@@ -68,12 +71,18 @@ def _entry(room: str, kind: str, given: set[str]) -> dict[str, Any]:
 
 
 def _knob(room: str, thing: Any, parameter: inspect.Parameter, hint: Any) -> dict[str, Any]:
+    bounds: tuple[Any, ...] = getattr(hint, "__metadata__", ())
+    hint = typing.get_args(hint)[0] if bounds else hint
     knob: dict[str, Any] = {"type": _spelled(hint)}
     if parameter.default is not parameter.empty:
         knob["default"] = repr(parameter.default)
     number = {float, int} & {hint, *typing.get_args(hint)}
     if number and room in TRIALS and thing is not outcome_class:  # whose numbers must rise from one to the next
         knob |= _range(lambda value: TRIALS[room](thing, {parameter.name: value}), parameter.name, int in number)
+    for bound in itertools.chain.from_iterable(
+        getattr(one, "metadata", (one,)) for one in bounds
+    ):  # of a Field: its own
+        knob |= {end: getattr(bound, name) for name, end in ANNOTATED.items() if hasattr(bound, name)}
     return knob
 
 

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 
 from turnstile.errors import ConfigError
-from turnstile.lookup import KINDS, check_types, nearest, resolve
+from turnstile.lookup import KINDS, nearest, resolve
 
 
 @pytest.mark.parametrize(("room", "kind"), [(room, kind) for room, table in KINDS.items() for kind in table])
@@ -57,50 +55,3 @@ def test_a_broken_import_inside_ones_own_module_is_shown_as_it_is(
 )
 def test_nearest(word: str, known: list[str], said: str) -> None:
     assert nearest(word, known) == said
-
-
-def typed(
-    *,
-    plain: float = 0.0,
-    maybe: float | None = None,
-    table: Mapping[str, float] | None = None,
-    several: Sequence[str] = (),
-    one_or_more: str | tuple[str, ...] = "",
-    pair: tuple[str, float] = ("", 0.0),
-    nested: Mapping[str, Mapping[str, tuple[str, float]]] | None = None,
-    path: str | Path = "",
-    mode: Literal["a", "b"] | None = None,
-) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("knobs", "wanted"),
-    [
-        ({"maybe": "x"}, "maybe = 'x' is not a number"),
-        ({"table": 3}, r"table = 3 is not a table, \{ name = \.\.\. \}"),
-        ({"table": {"a": "x"}}, "is not a table in which each is a number"),
-        ({"several": "x"}, "several = 'x' is not a list"),
-        ({"several": ["x", 1]}, "is not a list in which each is a string"),
-        ({"one_or_more": 1}, "one_or_more = 1 is not a string or a list"),
-        ({"pair": ["x"]}, "is not a list of 2"),
-        ({"pair": [1, 2]}, "is not a list of 2 with a string in its place"),
-        ({"nested": {"a": {"b": 1}}}, "is not a table in which each is a table in which each is a list of 2"),
-        ({"mode": "c"}, "mode = 'c' is not known; known: a, b"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_named(knobs: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(ConfigError, match=wanted):
-        check_types("here", typed, knobs)
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"maybe": 1, "table": {"a": 1.0, "b": 2}, "several": ["x"], "one_or_more": ["x", "y"], "pair": ["x", 1]},
-        {"maybe": None, "table": {}, "several": [], "one_or_more": "x", "nested": {"a": {"b": ["c", 0.5]}}},
-        {"path": Path("x"), "mode": "a", "unknown": object()},
-        {"path": 3},  # a union with a type that is not looked at may be anything
-    ],
-)
-def test_a_value_of_its_type_is_taken(knobs: dict[str, Any]) -> None:
-    check_types("here", typed, knobs)

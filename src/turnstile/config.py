@@ -7,7 +7,6 @@ arguments, so an algorithm adds no configuration class. Nothing here imports tor
 from __future__ import annotations
 
 import copy
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from turnstile.errors import ConfigError
 from turnstile.hints import hint
-from turnstile.lookup import nearest
+from turnstile.validation import first_problem, spelled, wrong
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 EndRule = Literal["grade", "zero", "half", "mask", "drop"]
@@ -387,7 +386,7 @@ def make_recipe(
     try:
         return Recipe.model_validate(changed)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(error)}") from None
+        raise ConfigError(f"{where}: {_explain(error, changed)}") from None
 
 
 PATHS = (
@@ -452,57 +451,21 @@ def _item(items: Sequence[Any], part: str, override: str) -> int:
     return int(part)
 
 
-def _explain(error: ValidationError) -> str:
-    """The first problem, in one line."""
-    first = error.errors()[0]
-    path = _place(first["loc"])
-    if first["type"] == "extra_forbidden":
-        section = _section(first["loc"][:-1])
-        known = section.model_fields if section else ()
-        return f"unknown key {path!r}; {hint(str(first['loc'][-1]), known)}"
-    places = {_place(each["loc"]) for each in error.errors()} - {path}
-    tail = f" (and {len(places)} more problem{'s' * (len(places) > 1)})" if places else ""
-    if first["type"] == "missing":
-        return f"{path or 'top level'} is missing{tail}"
-    if first["type"] == "value_error":
-        return f"{path or 'top level'}: {str(first['msg']).removeprefix('Value error, ')}{tail}"
-    if first["type"].startswith("model") and (section := _section(first["loc"])):
-        return f"{path} = {first['input']!r} is not a section; its keys are {', '.join(section.model_fields)}{tail}"
-    return f"{path or 'top level'} = {first['input']!r} {_wrong(first)}{tail}"
-
-
-_WRONG = {
-    "int": "is not a whole number",
-    "float": "is not a number",
-    "finite_number": "is not a finite number",
-    "bool": "is not true or false",
-    "string": "is not a text",
-    "tuple": "is not a list",
-    "greater_than_equal": "must be at least {ge:g}",
-    "greater_than": "must be above {gt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "less_than": "must be below {lt:g}",
-    "too_short": "must be a list of {min_length}",
-    "too_long": "must be a list of {max_length}",
-    "model": "is not a section",
-    "dict": "is not a table",
-}
-"""What the kinds of problems that a schema finds begin with -> in words."""
-
-
-def _wrong(problem: Mapping[str, Any]) -> str:
-    """What a value is not, or must be."""
-    kind, about = str(problem["type"]), problem.get("ctx", {})
-    if kind == "literal_error":
-        known = re.findall(r"'([^']*)'", str(about["expected"]))
-        return f"is not known; {nearest(str(problem['input']), known)}"
-    words = next((words for name, words in _WRONG.items() if kind.startswith(name)), None)
-    return words.format(**about) if words else f"cannot be read: {problem['msg']}"
-
-
-def _place(location: Sequence[Any]) -> str:
-    """rewards.terms[1].gate"""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+def _explain(error: ValidationError, data: Mapping[str, Any]) -> str:
+    """Return the first problem in one line."""
+    place, problems, others = first_problem(error, data)
+    path, kind = spelled(place) or "top level", problems[0]["type"]
+    if kind == "extra_forbidden":
+        section = _section(place[:-1])
+        return f"unknown key {path!r}; {hint(str(place[-1]), section.model_fields if section else ())}"
+    tail = f" (and {others} more problem{'s' * (others > 1)})" if others else ""
+    if kind == "value_error":
+        return f"{path}: {problems[0]['msg'].removeprefix('Value error, ')}{tail}"
+    if kind.startswith("model") and (section := _section(place)):
+        return (
+            f"{path} = {problems[0]['input']!r} is not a section; its keys are {', '.join(section.model_fields)}{tail}"
+        )
+    return f"{path} {wrong(problems)}{tail}"
 
 
 def _section(location: Sequence[Any]) -> type[BaseModel] | None:

@@ -16,9 +16,12 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from turnstile.errors import ConfigError
 from turnstile.hints import hint
-from turnstile.lookup import KINDS, misfit, nearest
+from turnstile.lookup import KINDS, nearest
+from turnstile.validation import adapter, misfit
 
 SECTIONS = ("credit", "loss", "env", "sandbox", "loss_aggregation")
 """Rooms that are a section of a recipe by the same name."""
@@ -79,15 +82,13 @@ def _near(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
 
 
 def check_value(where: str, knob: Mapping[str, Any], value: Any) -> None:
-    """Raises ConfigError for a value that is not of the knob's type, or out of its range."""
-    if wrong := misfit(_type(knob["type"]), value):
-        raise ConfigError(f"{where} = {value!r} is not {wrong}")
+    """Raise ConfigError for a value that is not of the knob's type, or out of its range."""
+    if problem := misfit(_adapter(knob["type"]), where, value):
+        raise ConfigError(problem)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ConfigError(f"{where} = {value!r} is not a finite number")
-    ends = [f"{words} {knob[name]:g}" for name, (words, _) in ENDS.items() if name in knob]
     if not all(holds(value, knob[name]) for name, (_, holds) in ENDS.items() if name in knob):
+        ends = [f"{words} {knob[name]:g}" for name, (words, _) in ENDS.items() if name in knob]
         raise ConfigError(f"{where} = {value!r} must be {' and '.join(ends)}")
 
 
@@ -101,6 +102,7 @@ ENDS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
 
 
 @functools.cache
-def _type(text: str) -> Any:
-    """The annotation that a text spells, as `typing` writes it."""
-    return eval(text, {"collections": collections, "pathlib": pathlib, "typing": typing})  # our own table's
+def _adapter(text: str) -> TypeAdapter[Any]:
+    """Return what checks values against the annotation that a text spells, as `typing` writes it."""
+    names = {"collections": collections, "pathlib": pathlib, "typing": typing}
+    return adapter(eval(text, names), finite=True)  # our own table's

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from typing import Any
 
 from turnstile.errors import ConfigError
 
@@ -230,82 +229,3 @@ def load(path: str, where: str, *, known: bool = False) -> Any:
         public = [name for name in vars(module) if not name.startswith("_")]
         hint = nearest(attribute, public)
         raise ConfigError(f"{where}: {module_name} has no {attribute!r}; {hint}") from None
-
-
-PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
-    bool: ("true or false", (bool,)),
-    int: ("a whole number", (int,)),
-    float: ("a number", (int, float)),
-    str: ("a string", (str,)),
-}
-
-
-def check_types(where: str, function: Callable[..., Any], knobs: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a knob whose value is not of the type that `function` annotates, where that is plain, a
-    Literal, or made of these."""
-    hints = _hints(function)
-    for knob, value in knobs.items():
-        if wanted := misfit(hints.get(knob), value):
-            raise ConfigError(f"{where}: {knob} = {value!r} is not {wanted}")
-
-
-def _hints(function: Any) -> dict[str, Any]:
-    """The types of a function's parameters; none where they name what is there for a type checker alone."""
-    try:
-        return get_type_hints(vars(function).get("__init__", function) if isinstance(function, type) else function)
-    except (NameError, TypeError):
-        return {}
-
-
-def misfit(hint: Any, value: object) -> str | None:
-    """What a plain type, a Literal, or a table, a list or a union of these would have a value be, where the value is
-    not; None for every other type."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is type(None):
-        return None if value is None else "nothing"
-    if origin is Literal:
-        return _no_choice(arguments, value)
-    if origin in (Union, UnionType):
-        found = [misfit(part, value) for part in arguments]
-        return None if None in found else " or ".join(one for one in found if one and one != "nothing")
-    if origin in (Mapping, dict):
-        return _no_table(arguments[-1], value)
-    if origin is tuple and Ellipsis not in arguments:
-        return _no_tuple(arguments, value)
-    if origin in (Sequence, list, tuple):
-        return _no_list(arguments[0], value)
-    if hint not in PLAIN:
-        return None
-    wanted, types = PLAIN[hint]
-    fits = isinstance(value, types) and (hint is bool or not isinstance(value, bool))
-    return None if fits else wanted
-
-
-def _no_choice(choices: Sequence[Any], value: object) -> str | None:
-    if value in choices:
-        return None
-    known = [choice for choice in choices if isinstance(choice, str)]
-    if isinstance(value, str) and known:
-        return f"known; {nearest(value, known)}"
-    return "one of " + ", ".join(map(repr, choices))
-
-
-def _no_table(item: Any, value: object) -> str | None:
-    if not isinstance(value, Mapping):
-        return "a table, { name = ... }"
-    wrong = [found for one in value.values() if (found := misfit(item, one))]
-    return f"a table in which each is {wrong[0]}" if wrong else None
-
-
-def _no_tuple(items: Sequence[Any], value: object) -> str | None:
-    if not isinstance(value, list | tuple) or len(value) != len(items):
-        return f"a list of {len(items)}"
-    wrong = [found for item, one in zip(items, value, strict=True) if (found := misfit(item, one))]
-    return f"a list of {len(items)} with {wrong[0]} in its place" if wrong else None
-
-
-def _no_list(item: Any, value: object) -> str | None:
-    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
-        return "a list"
-    wrong = [found for one in value if (found := misfit(item, one))]
-    return f"a list in which each is {wrong[0]}" if wrong else None

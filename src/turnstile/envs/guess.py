@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+from pydantic import PositiveInt
+
 from turnstile.envs.base import Start, Step
 from turnstile.errors import ConfigError
 from turnstile.tasks.demonstration import Agent, DemoStep, call
@@ -17,7 +19,9 @@ def guess_tasks(count: int, *, seed: int = 0) -> list[Task]:
     return [Task(id=f"guess-{seed}-{i}", env="guess", seed=draw.getrandbits(31)) for i in range(count)]
 
 
-def demonstrate(task: Task, rng: random.Random, *, low: int = 1, high: int = 15, rounds: int = 5) -> list[DemoStep]:
+def demonstrate(
+    task: Task, rng: random.Random, *, low: int = 1, high: int = 15, rounds: PositiveInt = 5
+) -> list[DemoStep]:
     """A game that only ever guesses what the answers still allow, drawn by `rng`; it need not be won."""
     secret = _secret(task, low, high)
     steps: list[DemoStep] = []
@@ -61,7 +65,7 @@ class GuessEnv:
     (the secret was found), modified (something was guessed), rounds.
     """
 
-    def __init__(self, *, low: int = 1, high: int = 15, rounds: int = 5) -> None:
+    def __init__(self, *, low: int = 1, high: int = 15, rounds: PositiveInt = 5) -> None:
         if low > high or rounds < 1:
             raise ConfigError(f"guess needs low <= high and a round at least, got {low}, {high} and {rounds} rounds")
         self._low, self._high, self._rounds = low, high, rounds

@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from turnstile.errors import ConfigError
-from turnstile.lookup import check_types, nearest, resolve
+from turnstile.lookup import nearest, resolve
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.compose import gated
 from turnstile.rewards.on_stop import StopRules
 from turnstile.types import Group, Score, Task, Trajectory
+from turnstile.validation import check_types
 
 Scope = Literal["episode", "turn"]
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
+from pydantic import Field, NonNegativeFloat
 
 from turnstile.errors import ConfigError
 from turnstile.types import JSON, Group, Trajectory
@@ -78,7 +79,7 @@ class TestRates(Stateless):
 
     __test__ = False  # no test case, whatever its name begins with
 
-    def __init__(self, *, power: float = 1.0, pace: float = 0.5) -> None:
+    def __init__(self, *, power: NonNegativeFloat = 1.0, pace: Annotated[float, Field(gt=0, le=1)] = 0.5) -> None:
         if power < 0.0 or not 0.0 < pace <= 1.0:
             raise ConfigError(f"grader 'test_rates' wants power >= 0 and 0 < pace <= 1, got {power} and {pace}")
         self._power, self._pace = power, pace

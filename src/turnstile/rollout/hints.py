@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field, PositiveFloat
 
 from turnstile.errors import ConfigError
 from turnstile.types import Task
@@ -47,8 +49,8 @@ class RubricHint:
         key: str = "rubric",
         within: Literal["linear", "none"] = "linear",
         decay: Literal["sigmoid", "linear", "none"] = "sigmoid",
-        midpoint: float = 0.2,
-        steepness: float = 125.0,
+        midpoint: Annotated[float, Field(ge=0, le=1)] = 0.2,
+        steepness: PositiveFloat = 125.0,
         heading: str = "Your work will be judged by these criteria:",
     ) -> None:
         if within not in ("linear", "none") or decay not in ("sigmoid", "linear", "none"):

@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import NonNegativeInt, PositiveInt
+
 import turnstile
 from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.base import Limits, Template
@@ -102,8 +104,8 @@ class BubblewrapSandboxes:
         *,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         preload: Sequence[str] = (),
-        workers: int = 2,
-        spare: int = 2,
+        workers: PositiveInt = 2,
+        spare: NonNegativeInt = 2,
         readable: Sequence[Path] = (),
         shelf: Path | None = None,
         root: Path | None = None,

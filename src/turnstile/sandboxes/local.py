@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import PositiveInt
+
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.base import Limits, Template
 from turnstile.sandboxes.folder import FolderSandbox, Home, copy_whole, remove_tree
@@ -31,7 +33,7 @@ class LocalSandboxes:
         *,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         preload: Sequence[str] = (),
-        workers: int = 2,
+        workers: PositiveInt = 2,
         root: Path | None = None,
     ) -> None:
         self._limits = limits

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from pydantic import NonNegativeFloat
 from rich.text import Text
 
 from turnstile.tracking.base import Scalars
@@ -43,7 +44,7 @@ class ConsoleTracker:
         run: Path | None = None,
         *,
         columns: Sequence[str] = (),
-        every: float = 10.0,
+        every: NonNegativeFloat = 10.0,
         plain: bool | None = None,
         file: TextIO | None = None,
         board: StatusBoard | None = None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import NonNegativeInt
+
 from turnstile.errors import MissingExtraError
 from turnstile.tracking.base import Scalars
 
@@ -22,7 +24,7 @@ class TensorboardTracker:
     Raises MissingExtraError when TensorBoard is not installed.
     """
 
-    def __init__(self, run: Path, *, flush_secs: int = 30) -> None:
+    def __init__(self, run: Path, *, flush_secs: NonNegativeInt = 30) -> None:
         if SummaryWriter is None:
             raise MissingExtraError("tracker 'tensorboard'", "tensorboard")
         self._folder = Path(run) / "tensorboard"

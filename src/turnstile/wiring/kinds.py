@@ -9,7 +9,8 @@ from typing import Any
 
 from turnstile.config import Kind
 from turnstile.errors import ConfigError
-from turnstile.lookup import check_types, nearest, resolve
+from turnstile.lookup import nearest, resolve
+from turnstile.validation import check_types
 
 
 def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[..., Any]:

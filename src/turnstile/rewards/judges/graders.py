@@ -13,6 +13,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rewards.graders import Stateless, told
 from turnstile.rewards.judges.ask import Asker, UnreadableError, form_of, object_in, share
@@ -113,7 +115,7 @@ class Judge(_Judging):
         asker: Asker,
         chars: int = 20_000,
         question: str = "How well did the agent do what it was asked?",
-        best: int = 10,
+        best: PositiveInt = 10,
         name: str = "",
         show: Sequence[str] = (),
         reference: str = "",
@@ -153,7 +155,7 @@ class PairwiseJudge(_Judging):
         asker: Asker,
         chars: int = 20_000,
         question: str = "Two agents were asked the same. Which one did it better?",
-        rivals: int = 0,
+        rivals: NonNegativeInt = 0,
         name: str = "",
         show: Sequence[str] = (),
         reference: str = "",
@@ -209,7 +211,7 @@ class Rubric(_Judging):
         asker: Asker,
         criteria: Mapping[str, str] | None = None,
         chars: int = 20_000,
-        best: int = 5,
+        best: PositiveInt = 5,
         key: str = "",
         name: str = "",
         show: Sequence[str] = (),

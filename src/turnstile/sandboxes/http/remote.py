@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import PositiveFloat
+
 from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.archive import pack_tree
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
@@ -101,7 +103,7 @@ class RemoteSandboxes:
     """
 
     def __init__(
-        self, *, url: str = "", token: str = "", token_file: str = "", run: str = "", patience: float = 15.0
+        self, *, url: str = "", token: str = "", token_file: str = "", run: str = "", patience: PositiveFloat = 15.0
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from pydantic import PositiveFloat, PositiveInt
+
 from turnstile.envs.base import Start, Step
 from turnstile.errors import DiskFullError, OutOfMemoryError
 from turnstile.sandboxes.base import Limits
@@ -75,10 +77,10 @@ class ShellEnv:
         self,
         *,
         problems: Problems,
-        seconds: float = 120.0,
-        chars: int = 10_000,
-        memory_mb: int = 2048,
-        processes: int = 256,
+        seconds: PositiveFloat = 120.0,
+        chars: PositiveInt = 10_000,
+        memory_mb: PositiveInt = 2048,
+        processes: PositiveInt = 256,
     ) -> None:
         self._problems = problems
         self._chars = chars

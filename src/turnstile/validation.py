@@ -1,0 +1,141 @@
+"""Values against type hints, by pydantic, and one line in our words for what does not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from turnstile.errors import ConfigError
+from turnstile.lookup import nearest
+
+Place = tuple[str | int, ...]
+"""Keys and indices that lead to a value within another."""
+
+
+def check_types(where: str, function: Callable[..., Any], knobs: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a knob that is not of the type, or out of the range, that `function` annotates.
+
+    Only plain types, Literals, and tables, lists and unions of these are looked at.
+    """
+    hints = _hints(function)
+    for knob, value in knobs.items():
+        if knob in hints and (problem := misfit(adapter(hints[knob]), knob, value)):
+            raise ConfigError(f"{where}: {problem}")
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    """Return the hints of a function's parameters; none where they name what is imported for type checkers alone."""
+    try:
+        thing = vars(function).get("__init__", function) if isinstance(function, type) else function
+        return get_type_hints(thing, include_extras=True)
+    except (NameError, TypeError):
+        return {}
+
+
+def adapter(hint: Any, *, finite: bool = False) -> TypeAdapter[Any]:
+    """Return what checks a value against a hint; with `finite`, no number may be infinite or NaN."""
+    return TypeAdapter(_strict(hint), config=ConfigDict(allow_inf_nan=not finite))
+
+
+def misfit(adapter: TypeAdapter[Any], name: str, value: object) -> str | None:
+    """Return a line that says why the value called `name` does not fit, or None where it does."""
+    try:
+        adapter.validate_python(value)
+    except ValidationError as error:
+        place, problems, _ = first_problem(error, value)
+        return f"{spelled((name, *place))} {wrong(problems)}"
+    return None
+
+
+def _strict(hint: Any) -> Any:
+    """Return a hint in which plain types convert nothing, lists and tuples take each other, and the rest is Any."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in (bool, int, float, str):
+        return Annotated[hint, Strict()]
+    if hint in (None, NoneType, ...) or origin is Literal:
+        return hint
+    if origin is Annotated:
+        parts = (_strict(arguments[0]), *arguments[1:])
+    elif origin in (Mapping, dict):
+        parts = (Any, _strict(arguments[1]))  # keys of TOML are strings
+    elif origin in (Union, UnionType, Sequence, list, tuple):
+        parts = tuple(map(_strict, arguments))
+    else:
+        return Any
+    generic: Any = {UnionType: Union, Sequence: list}.get(origin, origin)  # a Sequence of Any would take a string
+    return generic[parts]
+
+
+def first_problem(error: ValidationError, value: object) -> tuple[Place, list[ErrorDetails], int]:
+    """Return the place in `value` of the first problem, all that is said of that place, and how many others have one.
+
+    Where each type of a union refuses a value, the problem is that of the type that came furthest.
+    """
+    found = [(_place(each, value), each) for each in error.errors()]
+    first = found[0][0]
+    place = max((place for place, _ in found if place[: len(first)] == first), key=len)
+    others = {other for other, _ in found if other[: len(first)] != first}
+    return place, [each for other, each in found if other == place], len(others)
+
+
+def _place(problem: ErrorDetails, value: Any) -> Place:
+    """Return the place of a problem in `value`, without the names that pydantic adds for the types of a union."""
+    found: list[str | int] = []
+    for part in problem["loc"]:
+        held = value if isinstance(value, Mapping) else range(len(value)) if isinstance(value, list | tuple) else ()
+        if part in held:
+            found.append(part)
+            value = value[part]
+        elif problem["type"] == "missing" and part == problem["loc"][-1]:
+            found.append(part)
+    return tuple(found)
+
+
+_WRONG = {
+    "int": "is not a whole number",
+    "float": "is not a number",
+    "finite_number": "is not a finite number",
+    "bool": "is not true or false",
+    "string": "is not a string",
+    "none": "",
+    "tuple": "is not a list",
+    "list": "is not a list",
+    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than": "must be above {gt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be below {lt:g}",
+    "too_short": "must be a list of {min_length}",
+    "too_long": "must be a list of {max_length}",
+    "model": "is not a section",
+    "dict": "is not a table, {{ name = ... }}",
+}
+"""What the kinds of problems that pydantic finds begin with -> in words."""
+
+
+def wrong(problems: Sequence[ErrorDetails]) -> str:
+    """Return what a value is, and what it is not or must be: "= 'x' is not a number"; "is missing"."""
+    if problems[0]["type"] == "missing":
+        return "is missing"
+    said = list(dict.fromkeys(filter(None, map(_words, problems))))
+    return f"= {problems[0]['input']!r} " + " or ".join([*said[:1], *(one.removeprefix("is not ") for one in said[1:])])
+
+
+def _words(problem: ErrorDetails) -> str:
+    about = problem.get("ctx", {})
+    if problem["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", about["expected"])
+        if known and isinstance(problem["input"], str):
+            return f"is not known; {nearest(problem['input'], known)}"
+        return f"is not one of {about['expected'].replace(' or ', ', ')}"
+    words = next((words for name, words in _WRONG.items() if problem["type"].startswith(name)), None)
+    return f"cannot be read: {problem['msg']}" if words is None else words.format(**about)
+
+
+def spelled(place: Place) -> str:
+    """Return a place as a recipe's reader writes it: rewards.terms[1].gate."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
