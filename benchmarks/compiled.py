@@ -21,7 +21,6 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from decode import bandwidth, peak
 from page import Body, Kept, spread, table, write
-from turnstile.engines.local.cpu.blocks import Blocks
 from turnstile.engines.local.cpu.compiled import Attention, available
 from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 
@@ -72,12 +71,11 @@ def in_turns(ways: Mapping[str, Way], repeats: int) -> dict[str, list[float]]:
 
 
 class Products:
-    """The matrices of a model, in three layouts."""
+    """The matrices of a model, in two layouts."""
 
     def __init__(self) -> None:
         self._plain = [torch.randn(shape) for shape in (*IN_LAYER * LAYERS, HEAD)]
         self._panels = [PackedMatrix([matrix]) for matrix in self._plain]
-        self._blocks = [Blocks([matrix]) for matrix in self._plain]
         self.flops = 2 * sum(matrix.numel() for matrix in self._plain)
 
     def ways(self, rows: int) -> dict[str, Way]:
@@ -88,15 +86,11 @@ class Products:
             for panels, given in zip(self._panels, inputs, strict=True):
                 panels(given)
 
-        def reordered() -> None:
-            for blocks, given in zip(self._blocks, inputs, strict=True):
-                blocks(given)
-
         def plain() -> None:
             for matrix, given in zip(self._plain, inputs, strict=True):
                 linear(given, matrix)
 
-        return {OURS: ours, "oneDNN, reordered": reordered, "torch": plain}
+        return {OURS: ours, "torch": plain}
 
 
 def attending(count: int, length: int) -> dict[str, Way]:

@@ -3,25 +3,33 @@ from __future__ import annotations
 import math
 
 import pytest
+from markupsafe import Markup
 
-from turnstile.evaluation.markup import anchor, chip, duration, picture, section, text, tone, whisker
+from turnstile.evaluation.markup import across, anchor, cut, duration, png, render, tone
 from turnstile.evaluation.metrics import Interval
+from turnstile.evaluation.sections import Alert, Change
+from turnstile.evaluation.table import make_table
 
 
 def interval(mean: float, low: float, high: float, n_tasks: int = 30) -> Interval:
     return Interval(mean=mean, low=low, high=high, n_tasks=n_tasks, n_episodes=3)
 
 
+def printed(content: str) -> str:
+    """What a template makes of a text."""
+    return render("missing.html", lines=[content]).removeprefix("<ul class='notes'><li>").removesuffix("</li></ul>")
+
+
 def test_text_is_escaped_and_shows_what_cannot_be_seen() -> None:
-    assert text("<b>&'\"") == "&lt;b&gt;&amp;&#x27;&quot;"
-    assert text("a\x1b[31m\u202eb\ud800c\x00") == "a�[31m�b�c�"
-    assert text("tab\tline\r\nnext") == "tab\tline\nnext"
+    assert printed("<b>&'\"") == "&lt;b&gt;&amp;&#39;&#34;"
+    assert printed("a\x1b[31m\u202eb\ud800c\x00") == "a�[31m�b�c�"
+    assert printed("tab\tline\r\nnext") == "tab\tline\nnext"
+    assert printed("{{ 7 * 7 }}{% include 'report.css' %}") == "{{ 7 * 7 }}{% include &#39;report.css&#39; %}"
 
 
 def test_long_text_is_cut_in_the_middle() -> None:
-    cut = text("a" * 500 + "b" * 700, limit=300)
-    assert cut == "a" * 200 + "\n[... 900 characters left out ...]\n" + "b" * 100
-    assert text("a" * 300, limit=300) == "a" * 300
+    assert cut("a" * 500 + "b" * 700, 300) == "a" * 200 + "\n[... 900 characters left out ...]\n" + "b" * 100
+    assert cut("a" * 300, 300) == "a" * 300
 
 
 @pytest.mark.parametrize(
@@ -46,16 +54,24 @@ def test_tone_is_unclear_where_the_interval_holds_zero() -> None:
     assert tone(interval(0.4, 0.2, 0.6, n_tasks=9)) == "unclear"
 
 
+def whisker(shown: Interval) -> str:
+    """The drawing of a rate's difference, which reaches as far as its interval."""
+    change = Change(name="resolution", before=shown, after=shown, gain=shown)
+    return render("results.html", changes=[change], pair=("a", "b"), table=make_table({}), lines=[])
+
+
 def test_whisker_places_zero_in_the_middle_and_stays_inside() -> None:
-    drawn = whisker(interval(0.5, -0.5, 2.0), reach=1.0)
-    assert "M52.0 8H196.0" in drawn  # 100 - 96 / 2, and the end that lies outside at the edge
-    assert "cx='148.0'" in drawn
-    assert whisker(interval(math.nan, math.nan, math.nan), 1.0) == ""
+    drawn = whisker(interval(0.5, -0.5, 2.0))
+    assert "M76.0 8H196.0" in drawn  # 100 - 96 / 4, and the end that reaches furthest at the edge
+    assert "cx='124.0'" in drawn
+    assert (across(0.5, 1.0), across(2.0, 1.0), across(-2.0, 1.0)) == ("148.0", "196.0", "4.0")
+    assert "<svg" not in whisker(interval(math.nan, math.nan, math.nan))
 
 
 def test_pieces() -> None:
-    assert section("Nothing here", "", "") == ""
-    assert section("Time & more!", "<p>x</p>").startswith("<section id='time-more'>\n<h2>Time &amp; more!</h2>")
     assert anchor("Where the gain is") == "where-the-gain-is"
-    assert chip("<x>", "up", 'a"b') == "<span class='chip up' title=\"a&quot;b\">&lt;x&gt;</span>"
-    assert "srcset='data:image/png;base64,ZA=='" in picture(b"l", b"d", "alt")
+    page = render("report.html", name="n", subtitle="", sections={"Time & more!": Markup("<p>x</p>")})
+    assert "<section id='time-more'>\n<h2>Time &amp; more!</h2>\n<p>x</p>" in page
+    shown = render("alerts.html", alerts=[Alert(level="a'b", line="<x>")], more="")
+    assert "<li class='a&#39;b'><b>a&#39;b</b> &lt;x&gt;</li>" in shown
+    assert png(b"d") == "data:image/png;base64,ZA=="

@@ -10,7 +10,7 @@ import pytest
 
 from turnstile.evaluation.metrics import EpisodeResult
 from turnstile.evaluation.replay import Shown, episodes
-from turnstile.evaluation.report import ReportData, render, write_report
+from turnstile.evaluation.report import ReportData, make_page, write_report
 from turnstile.evaluation.sections import Alert, alerts, costs, gains, reproduce
 from turnstile.types import Completion, Message, Sampling, Score, Stop, Task, ToolCall, Trajectory, Turn
 
@@ -140,7 +140,7 @@ def check(html: str) -> Balanced:
 
 
 def test_the_page_stands_alone() -> None:
-    html = render(DATA)
+    html = make_page(DATA)
     page = check(html)
     local = [link[1:] for link in page.links if link.startswith("#")]
     assert set(local) <= set(page.ids)
@@ -154,7 +154,7 @@ def test_the_page_stands_alone() -> None:
 
 
 def test_headline() -> None:
-    html = render(DATA)
+    html = make_page(DATA).replace("\n", "")
     assert "<h3>resolution</h3><p class='big'><span class='from'>.17</span> &rarr; .67</p>" in html
     assert re.search(r"card up'><h3>resolution</h3>.*?\+\.500 \[\.\d+, \.\d+\], higher", html)
     assert re.search(r"card unclear'><h3>completion</h3>.*?\+\.000 .*?, no clear change", html)
@@ -163,10 +163,10 @@ def test_headline() -> None:
 
 
 def test_a_report_of_very_little() -> None:
-    html = render(ReportData(name="empty", stages={}))
+    html = make_page(ReportData(name="empty", stages={}))
     check(html)
     assert re.findall(r"<h2>(.*?)</h2>", html) == []
-    check(render(ReportData(name="nothing counted", stages={"a": [], "b": []}, pairs=[("a", "b")])))
+    check(make_page(ReportData(name="nothing counted", stages={"a": [], "b": []}, pairs=[("a", "b")])))
 
 
 def test_alarms_and_warnings_come_first_alarms_before_warnings() -> None:
@@ -175,20 +175,20 @@ def test_alarms_and_warnings_come_first_alarms_before_warnings() -> None:
         Alert(level="alarm", line="collapse"),
         Alert(level="warning", line="step 1: slow <b>"),
     ]
-    html = render(replace(DATA, alerts=said))
+    html = make_page(replace(DATA, alerts=said))
     check(html)
     assert re.findall(r"<h2>(.*?)</h2>", html)[0] == "Alarms and warnings"
     assert re.findall(r"<b>(\w+)</b> (.*?)</li>", html) == [
         ("alarm", "collapse"),
         ("warning", "step 1: slow &lt;b&gt;"),
     ]
-    (many,) = alerts([Alert(level="warning", line=f"step {step}") for step in range(25)])
+    many = alerts([Alert(level="warning", line=f"step {step}") for step in range(25)])
     assert many.count("<li") == 20
     assert "5 more are in messages.jsonl" in many
 
 
 def test_an_empty_report_says_why() -> None:
-    html = render(ReportData(name="empty", stages={}, missing=["No results: no tasks were held out."]))
+    html = make_page(ReportData(name="empty", stages={}, missing=["No results: no tasks were held out."]))
     check(html)
     assert re.findall(r"<h2>(.*?)</h2>", html) == ["Not in this report"]
     assert "<li>No results: no tasks were held out.</li>" in html
@@ -197,26 +197,29 @@ def test_an_empty_report_says_why() -> None:
 def test_written_whole(tmp_path: Path) -> None:
     path = write_report(tmp_path / "run", DATA)
     assert path == tmp_path / "run" / "report.html"
-    assert path.read_text(encoding="utf-8") == render(DATA)
+    assert path.read_text(encoding="utf-8") == make_page(DATA)
     assert write_report(tmp_path / "run", ReportData(name="again", stages={})) == path
     assert [p.name for p in path.parent.iterdir()] == ["report.html"]
 
 
 def test_gains_by_kind_and_package_with_the_priors_part() -> None:
-    kinds, packages, note, prior = gains(DATA.stages, DATA.pairs, DATA.training_kinds)
+    html = gains(DATA.stages, DATA.pairs, DATA.training_kinds)
+    check(html)
+    _, kinds, packages, prior = html.split("<h3>")
+    kinds = kinds.replace("\n", "")
     cells = re.findall(r"<th scope='row'>compare</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", kinds)
     assert cells == [("12", "75 %", ".167", ".667")]
     assert "<th scope='row'>toolz</th><td>24</td><td>.167</td>" in packages
-    assert "one row in twenty" in note
+    assert "one row in twenty" in packages
     assert "compare: 50 % of the tasks and 50 % of the gain (+.250 [" in prior
     same = {"a": DATA.stages["after RL"], "b": DATA.stages["after RL"]}
-    assert "no gain to divide" in gains(same, [("a", "b")], DATA.training_kinds)[-1]
-    assert "of training" not in gains(DATA.stages, DATA.pairs, {})[0]
-    assert gains(DATA.stages, [], {}) == []
+    assert "no gain to divide" in gains(same, [("a", "b")], DATA.training_kinds)
+    assert "of training" not in gains(DATA.stages, DATA.pairs, {})
+    assert gains(DATA.stages, [], {}) == ""
 
 
 def test_costs() -> None:
-    phases, parts = costs(DATA.timings, DATA.memory, DATA.metrics)
+    phases, parts = costs(DATA.timings, DATA.memory, DATA.metrics).split("<h3>")
     assert "time, 4 min 00 s in all" in phases
     assert "width:33.3%" in phases
     assert "3 min 00 s (75 %)</td><td>2.0 GB" in phases
@@ -227,14 +230,14 @@ def test_costs() -> None:
     assert "time, 2 min 40 s in all" in parts
     assert "Parts overlap" in parts
     assert "step</th>" not in parts
-    assert costs({}, {}, []) == []
+    assert costs({}, {}, []) == ""
 
 
 def test_reproduce_shows_overridable_keys() -> None:
-    html = "".join(reproduce(DATA.command, DATA.recipe, DATA.versions))
-    for line in ("seed = 0", "train.lr = 2.5e-05", "rewards.terms = [{&quot;kind&quot;: &quot;signal&quot;}]"):
+    html = reproduce(DATA.command, DATA.recipe, DATA.versions)
+    for line in ("seed = 0", "train.lr = 2.5e-05", "rewards.terms = [{&#34;kind&#34;: &#34;signal&#34;}]"):
         assert line in html
-    assert "turnstile train &#x27;a b.toml&#x27;" in html
+    assert "turnstile train &#39;a b.toml&#39;" in html
     assert "tasks.where = {}" in html
 
 
@@ -264,7 +267,7 @@ def test_episodes_stand_side_by_side() -> None:
     [
         (
             Message(role="assistant", tool_calls=(ToolCall(id="1", name="run", arguments={"test": "a"}),)),
-            "run({&quot;test&quot;: &quot;a&quot;})",
+            "run({&#34;test&#34;: &#34;a&#34;})",
         ),
         (Message(role="assistant", reasoning="hm", content="go\n"), "hm\ngo</pre>"),
         (Message(role="assistant"), "(nothing)"),
@@ -288,7 +291,7 @@ def test_an_episode_that_broke_says_so() -> None:
 
 
 def test_held_out_stages_are_marked_in_the_curves() -> None:
-    marked, bare = render(DATA), render(replace(DATA, heldout={}))
+    marked, bare = make_page(DATA), make_page(replace(DATA, heldout={}))
     assert marked != bare
     with pytest.raises(KeyError):
-        render(replace(DATA, heldout={4: "never ran"}))
+        make_page(replace(DATA, heldout={4: "never ran"}))

@@ -7,8 +7,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from turnstile.evaluation.markup import render
 from turnstile.evaluation.metrics import EpisodeResult
-from turnstile.evaluation.table import make_table, number, to_html, to_markdown, to_rich
+from turnstile.evaluation.table import make_table, number, to_markdown, to_rich
 
 
 def policy(solved: list[list[int]], *, turns: int = 4, broken: int = 0) -> list[EpisodeResult]:
@@ -115,13 +116,13 @@ def test_markup_in_names_is_text() -> None:
     out = StringIO()
     Console(file=out, width=100).print(to_rich(make_table({"[red]x[/red]": []})))
     assert "[red]x[/red]" in out.getvalue()
-    html = to_html(make_table({"<script>": STAGES["after RL"]}))
+    html = render("rates.html", table=make_table({"<script>": STAGES["after RL"]}))
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
 
 
 def test_html_has_a_cell_for_each_column() -> None:
-    html = to_html(make_table(STAGES, [("warm start", "after RL")]))
+    html = render("rates.html", table=make_table(STAGES, [("warm start", "after RL")]))
     rows = re.findall(r"<tr.*?</tr>", html, flags=re.DOTALL)
     assert [row.count("<th") + row.count("<td") for row in rows] == [7] * 5
     assert "<strong>+.500</strong>" in html

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
-from turnstile.evaluation.markup import chip, paragraph, text
+from turnstile.evaluation.markup import render
 from turnstile.evaluation.table import number
 from turnstile.rewards.resolver import resolve_turn
 from turnstile.types import F32, Message, Score, Stop, Task, Trajectory, Turn
-
-PROMPT_LIMIT, ACTION_LIMIT, OBSERVATION_LIMIT = 1500, 1500, 900
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,94 +28,107 @@ class Shown:
     prompt: str = ""
 
 
-def episodes(before: Sequence[Shown], after: Sequence[Shown], names: tuple[str, str]) -> str:
-    """A fold for each task, first those that both sides have, the first of them open."""
+class Chip(NamedTuple):
+    """A small label, and its CSS class."""
+
+    text: str
+    tone: str = ""
+
+
+class ShownTurn(NamedTuple):
+    """What the agent said, what it was answered, what it earned."""
+
+    action: str
+    answer: str
+    chips: Sequence[Chip]
+
+
+class Side(NamedTuple):
+    """One of the two episodes of a task. `lost` and `broke` are sentences, or empty."""
+
+    name: str
+    verdict: Chip
+    facts: Sequence[Chip]
+    lost: str
+    broke: str
+    turns: Sequence[ShownTurn]
+
+
+class ShownTask(NamedTuple):
+    """A task, and the episodes at it."""
+
+    task: Task
+    prompt: str
+    labels: Sequence[Chip]
+    sides: Sequence[Side]
+
+
+def episodes(before: Sequence[Shown], after: Sequence[Shown], names: tuple[str, str]) -> Markup:
+    """Make a fold for each task, first those that both sides have, the first of them open."""
     sides: list[dict[str, Shown]] = [{}, {}]
     for side, shown in zip(sides, (before, after), strict=True):
         for episode in shown:
             side.setdefault(episode.task.id, episode)
     tasks = sorted(sides[0] | sides[1], key=lambda task: sum(task in side for side in sides), reverse=True)
-    return "\n".join(
-        _task([side.get(task) for side in sides], names, is_open=not place) for place, task in enumerate(tasks)
+    return render("episodes.html", tasks=[_task([side.get(task) for side in sides], names) for task in tasks])
+
+
+def _task(pair: Sequence[Shown | None], names: tuple[str, str]) -> ShownTask:
+    there = [(shown, name) for shown, name in zip(pair, names, strict=True) if shown is not None]
+    first = there[0][0]
+    return ShownTask(
+        task=first.task,
+        prompt=first.prompt or first.task.prompt,
+        labels=[Chip(str(first.task.data[key])) for key in ("kind", "package") if first.task.data.get(key)],
+        sides=[_side(shown, name) for shown, name in there],
     )
 
 
-def _task(pair: Sequence[Shown | None], names: tuple[str, str], *, is_open: bool) -> str:
-    first = next(shown for shown in pair if shown is not None)
-    task = first.task
-    labels = [chip(str(task.data[key])) for key in ("kind", "package") if task.data.get(key)]
-    verdicts = [_verdict(shown) for shown in pair if shown is not None]
-    prompt = first.prompt or task.prompt
-    asked = f"<pre class='prompt'>{text(prompt, PROMPT_LIMIT)}</pre>" if prompt else ""
-    columns = "\n".join(_episode(shown, name) for shown, name in zip(pair, names, strict=True) if shown is not None)
-    return (
-        f"<details class='task'{' open' if is_open else ''}><summary><code>{text(task.id)}</code> {''.join(labels)} "
-        f"<span class='verdicts'>{'<span class=arrow>&rarr;</span>'.join(verdicts)}</span></summary>\n"
-        f"{asked}\n<div class='sides'>\n{columns}\n</div></details>"
-    )
-
-
-def _verdict(shown: Shown) -> str:
-    """What came of it in a word, green only for a solved task."""
+def _verdict(shown: Shown) -> Chip:
+    """Return what came of it in a word, green only for a solved task."""
     signals = shown.trajectory.signals
     if shown.score.outcome is None:
-        return chip("infrastructure error", "down")
+        return Chip("infrastructure error", "down")
     if signals.get("submitted") and signals.get("resolved"):
-        return chip("resolved", "up")
+        return Chip("resolved", "up")
     if not signals.get("submitted"):
-        return chip("not submitted", "down")
-    return chip("submitted a wrong change" if signals.get("modified") else "submitted no change", "unclear")
+        return Chip("not submitted", "down")
+    return Chip("submitted a wrong change" if signals.get("modified") else "submitted no change", "unclear")
 
 
-def _episode(shown: Shown, name: str) -> str:
+def _side(shown: Shown, name: str) -> Side:
     trajectory, score = shown.trajectory, shown.score
     outcome = "no verdict" if score.outcome is None else number(score.outcome_of(), signed=True, digits=2)
-    facts = [
-        f"<b>{text(name)}</b>",
-        chip(f"outcome {outcome}"),
-        chip(f"total {number(score.total, signed=True, digits=2)}") if score.outcome is not None else "",
-        chip(f"{len(trajectory.turns)} turns, ended: {Stop(trajectory.stop).value}"),
-        *(
-            chip(f"gate {gate} {'open' if is_open else 'closed'}", "up" if is_open else "shut")
-            for gate, is_open in score.gates.items()
-        ),
+    total = [] if score.outcome is None else [Chip(f"total {number(score.total, signed=True, digits=2)}")]
+    gates = [
+        Chip(f"gate {gate} {'open' if is_open else 'closed'}", "up" if is_open else "shut")
+        for gate, is_open in score.gates.items()
     ]
+    ended = Chip(f"{len(trajectory.turns)} turns, ended: {Stop(trajectory.stop).value}")
     withheld = sum(float(values.sum()) for values in score.withheld.values())
-    lost = f"Closed gates withheld {number(withheld, digits=2)} of step rewards." if withheld else ""
-    turns = "\n".join(_turn(shown, place, turn) for place, turn in enumerate(trajectory.turns))
-    broke = paragraph(f"Broke: {trajectory.error}", "note") if trajectory.error else ""
-    head = f"<p class='facts'>{' '.join(facts)}</p>{paragraph(lost, 'note')}{broke}"
-    return f"<div class='episode'>{head}\n<ol>\n{turns}\n</ol></div>"
-
-
-def _turn(shown: Shown, place: int, turn: Turn) -> str:
-    resolved = resolve_turn(shown.score, place)
-    chips = [
-        *(_term(one.granted, one.term, "up") for one in resolved if one.granted),
-        *(
-            _term(one.withheld, " by ".join([one.term, *filter(None, [" and ".join(one.by)])]), "shut", "withheld ")
-            for one in resolved
-            if one.withheld
-        ),
-    ]
-    if shown.advantages is not None and len(shown.advantages[place]):
-        advantage = float(np.mean(shown.advantages[place]))
-        chips.append(
-            chip(
-                f"advantage {number(advantage, signed=True, digits=2)}",
-                "up" if advantage > 0 else "down" if advantage < 0 else "",
-            )
-        )
-    answer = "\n".join(part for part in map(_said, turn.observation) if part)
-    observed = f"<pre class='observation'>{text(answer, OBSERVATION_LIMIT)}</pre>" if answer else ""
-    earned = f"<p class='chips'>{' '.join(chips)}</p>" if chips else ""
-    return (
-        f"<li><pre class='action'>{text(_said(turn.message) or '(nothing)', ACTION_LIMIT)}</pre>{observed}{earned}</li>"
+    return Side(
+        name=name,
+        verdict=_verdict(shown),
+        facts=[Chip(f"outcome {outcome}"), *total, ended, *gates],
+        lost=f"Closed gates withheld {number(withheld, digits=2)} of step rewards." if withheld else "",
+        broke=f"Broke: {trajectory.error}" if trajectory.error else "",
+        turns=[_turn(shown, place, turn) for place, turn in enumerate(trajectory.turns)],
     )
 
 
-def _term(value: float, name: str, css: str, verb: str = "") -> str:
-    return chip(f"{verb}{number(value, signed=True, digits=2)} {name}", css)
+def _turn(shown: Shown, place: int, turn: Turn) -> ShownTurn:
+    resolved = resolve_turn(shown.score, place)
+    chips = [Chip(f"{number(one.granted, signed=True, digits=2)} {one.term}", "up") for one in resolved if one.granted]
+    for one in resolved:
+        if one.withheld:
+            by = f" by {' and '.join(one.by)}" if one.by else ""
+            chips.append(Chip(f"withheld {number(one.withheld, signed=True, digits=2)} {one.term}{by}", "shut"))
+    if shown.advantages is not None and len(shown.advantages[place]):
+        advantage = float(np.mean(shown.advantages[place]))
+        tone = "up" if advantage > 0 else "down" if advantage < 0 else ""
+        chips.append(Chip(f"advantage {number(advantage, signed=True, digits=2)}", tone))
+    answer = "\n".join(filter(None, map(_said, turn.observation)))
+    return ShownTurn(action=_said(turn.message), answer=answer, chips=chips)
 
 
 def _said(message: Message) -> str:

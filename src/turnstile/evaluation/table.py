@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import zip_longest
 from math import isnan
 
@@ -124,26 +123,6 @@ def to_markdown(table: Table) -> str:
         for row in table.rows
     ]
     return "\n".join([*lines, "", table.note]) + "\n"
-
-
-def to_html(table: Table) -> str:
-    """A `<table class="rates">` without styles of its own."""
-
-    def value(cell: Cell) -> str:
-        text = f"<strong>{escape(cell.text)}</strong>" if cell.strong else escape(cell.text)
-        return f"<td>{text}<small>{escape(cell.detail)}</small></td>" if cell.detail else f"<td>{text}</td>"
-
-    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in ("policy", *table.columns))
-    body = "\n".join(
-        f"<tr{' class=difference' if row.difference else ''}><th scope='row'>{escape(row.name)}</th>"
-        + "".join(map(value, row.cells))
-        + "</tr>"
-        for row in table.rows
-    )
-    return (
-        f"<table class='rates'><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n"
-        f"<p class='note'>{escape(table.note)}</p>"
-    )
 
 
 def _note(stages: Stages) -> str:

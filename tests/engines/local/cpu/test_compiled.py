@@ -239,12 +239,16 @@ def test_a_numba_that_is_of_no_use_is_said_and_done_without(
     )
 
 
-def test_without_numba_nothing_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_numba_that_is_missing_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     compiled.available.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             assert not compiled.can_compute(torch.zeros(1))
+            assert not compiled.can_compute(torch.zeros(1))
     finally:
         compiled.available.cache_clear()
-    assert not caplog.records
+    (record,) = caplog.records
+    assert "install it with: pip install 'turnstile-rl[cpu]'" in record.getMessage()

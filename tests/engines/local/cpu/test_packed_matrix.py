@@ -1,4 +1,4 @@
-"""Products with a matrix in panels, or in oneDNN's blocks, beside the same arithmetic in float64."""
+"""Products with a matrix in panels, beside the same arithmetic in float64."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from turnstile.engines.local.cpu import thread_pool as teams
-from turnstile.engines.local.cpu.blocks import Blocks
 from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 
 with_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
-LAYOUTS = (pytest.param(PackedMatrix, marks=with_numba), Blocks)
 
 
 def wanted(x: Tensor, matrix: Tensor, bias: Tensor, floor: float | None, gated: bool) -> Tensor:
@@ -31,17 +29,15 @@ def wanted(x: Tensor, matrix: Tensor, bias: Tensor, floor: float | None, gated: 
     return silu(first) * second if gated else out
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@with_numba
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("floor", [None, 0.3])
 @pytest.mark.parametrize(("width", "depth"), [(960, 576), (192, 1536), (100, 77), (2, 1)])
-def test_products_are_those_of_float64(
-    width: int, depth: int, floor: float | None, gated: bool, layout: type[PackedMatrix | Blocks], threads: int
-) -> None:
+def test_products_are_those_of_float64(width: int, depth: int, floor: float | None, gated: bool, threads: int) -> None:
     torch.manual_seed(0)
     matrix, bias, scale = torch.randn(width, depth), torch.randn(width), torch.rand(depth)
     order = torch.randperm(width)
-    packed = layout([matrix[: width // 3], matrix[width // 3 :]], bias, scale=scale, order=order, gated=gated)
+    packed = PackedMatrix([matrix[: width // 3], matrix[width // 3 :]], bias, scale=scale, order=order, gated=gated)
     for rows in (1, 3, 4, 5, 32, 64, 65, 150):
         x = torch.randn(rows, depth)
         x[0] = 0
@@ -72,8 +68,8 @@ def test_a_row_depends_neither_on_others_nor_on_threads() -> None:
         teams.leave_torch_threads()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_whatever_lies_otherwise_is_taken_as_it_is(layout: type[PackedMatrix | Blocks]) -> None:
+@with_numba
+def test_whatever_lies_otherwise_is_taken_as_it_is() -> None:
     """More dimensions, and numbers that do not lie side by side, or rows that do not."""
     torch.manual_seed(2)
     matrix, scale, bias = torch.randn(20, 30), torch.rand(20, 2)[:, 0], torch.randn(30, 3)[:, 1]
@@ -81,7 +77,7 @@ def test_whatever_lies_otherwise_is_taken_as_it_is(layout: type[PackedMatrix | B
     should = x @ (scale[:, None] * matrix) + bias + added
     assert not any(each.is_contiguous() for each in (scale, bias, x, added))
     for each in (matrix.T, torch.cat([matrix.T, torch.ones(30, 4)], dim=1)[:, :20]):
-        found = layout([each], bias, scale=scale)(x, added)
+        found = PackedMatrix([each], bias, scale=scale)(x, added)
         torch.testing.assert_close(found, should, rtol=1e-5, atol=1e-5)
 
 

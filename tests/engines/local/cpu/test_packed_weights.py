@@ -125,7 +125,7 @@ def test_leaves_the_model_as_it_was(model: Calls) -> None:
     torch.testing.assert_close(ran(packed, model), plain(model, ROWS) + 1, rtol=1e-5, atol=1e-5)
     assert "forward" not in vars(model.first)
     assert "forward" in vars(model.second)
-    with pytest.raises((RuntimeError, ValueError)):  # oneDNN's, and ours
+    with pytest.raises((RuntimeError, ValueError)):
         ran(packed, model, torch.randn(1, 2, 3))
     assert "forward" not in vars(model.first)
 
@@ -137,15 +137,12 @@ def test_other_numbers_are_left_alone() -> None:
     assert len(PackedLinears(network())._packed) == 2 * 7 + 1
 
 
-@pytest.fixture(params=["compiled", "oneDNN"])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whose."""
-    if request.param == "oneDNN":
-        monkeypatch.setattr("turnstile.engines.local.cpu.compiled.available", lambda: False)
-    return str(request.param)
+def test_without_kernels_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnstile.engines.local.cpu.compiled.available", lambda: False)
+    assert not PackedLinears(network())._packed
 
 
-def test_some_of_the_layers_have_a_bias(kernels: str) -> None:
+def test_some_of_the_layers_have_a_bias() -> None:
     layers = [nn.Linear(24, 6, bias=bias) for bias in (True, False, True)]
     order = torch.randperm(18)
     packed = PackedWeight(*layers, order=order)
@@ -155,7 +152,7 @@ def test_some_of_the_layers_have_a_bias(kernels: str) -> None:
         torch.testing.assert_close(packed(ROWS), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_what_could_not_be_packed_is_packed_the_next_time(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_packed_is_packed_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the weights are those that were packed before it failed."""
     layer = nn.Linear(24, 6)
     packed, own = PackedWeight(layer), layer.weight.data

@@ -54,6 +54,7 @@ def can_compute(x: Tensor) -> bool:
 def available() -> bool:
     """Whether the kernels can be used here; what all models need of them is compiled by then."""
     if importlib.util.find_spec("numba") is None:
+        _log.warning("sampling on this CPU is slower without numba; install it with: pip install 'turnstile-rl[cpu]'")
         return False
     if not has_torch_threads():
         _log.info("sampling goes without compiled kernels: torch does not compute with libgomp here")

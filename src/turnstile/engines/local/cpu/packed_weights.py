@@ -1,8 +1,8 @@
 """Linear layers in the layout that a CPU's kernels want: decoding a few rows is bound by how weights lie in memory.
 
-With numba they lie in the panels of our own kernel (`engines/local/cpu/packed_matrix.py`), else in oneDNN's blocks
-(`engines/local/cpu/blocks.py`). Reordering takes about as long as one pass over a few rows, so it is done once for as
-long as the weights stay what they are.
+They lie in the panels of our own kernel (`engines/local/cpu/packed_matrix.py`), which numba compiles; without numba
+the model runs as it is. Reordering takes about as long as one pass over a few rows, so it is done once for as long as
+the weights stay what they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from turnstile.engines.local.cpu import compiled
-from turnstile.engines.local.cpu.blocks import Blocks
 from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 from turnstile.models.adapt import bias_of, eps_of, sources, weight_of
 
@@ -49,7 +48,7 @@ class PackedWeight:
         self._floor = None if norm is None else _floor(norm)
         self._sources: list[nn.Parameter] = []
         self._stamp: Stamp | None = None
-        self._matrix: PackedMatrix | Blocks | None = None
+        self._matrix: PackedMatrix | None = None
 
     def forget(self) -> None:
         """What learns has changed, in whatever way."""
@@ -82,8 +81,7 @@ class PackedWeight:
         if self._norm is not None:
             weight = cast(Tensor, self._norm.weight)
             scale = weight * len(weight) ** 0.5
-        made = PackedMatrix if compiled.available() else Blocks
-        self._matrix = made(matrices, bias, scale=scale, order=self._order, gated=self._gated)
+        self._matrix = PackedMatrix(matrices, bias, scale=scale, order=self._order, gated=self._gated)
         self._stamp = stamp
 
     def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
@@ -134,10 +132,9 @@ class PackedLinears:
 
 
 def can_be_packed(layer: nn.Module) -> bool:
-    """Float32 on a CPU, with kernels of our own or those of oneDNN."""
-    if not all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in sources(layer)):
-        return False
-    return compiled.available() or Blocks.available()
+    """Return whether a layer is in float32 on a CPU, where our kernels can be compiled."""
+    on_cpu = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in sources(layer))
+    return on_cpu and compiled.available()
 
 
 def _floor(norm: nn.Module) -> float:
