@@ -6,6 +6,7 @@ range is likely to begin or end at, and those are written down from which it ref
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import typing
@@ -15,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from turnstile.credit.base import estimate
 from turnstile.credit.samples import sample_aux, sample_group, sample_score
 from turnstile.errors import ConfigError
-from turnstile.lookup import KINDS, resolve
+from turnstile.knobs import ends_of
+from turnstile.lookup import KINDS, load, part_of, resolve
 from turnstile.losses.check import sample_batch
 from turnstile.rewards.outcome import outcome_class
 from turnstile.types import Task
@@ -60,11 +63,24 @@ def _entry(room: str, kind: str, given: set[str]) -> dict[str, Any]:
         and not (room == "engine" and p.name == "model" and p.default is p.empty)
     }
     entry: dict[str, Any] = {"knobs": knobs}
+    if (part := part_of(thing)) is not None:
+        entry["part"] = {part.section: part_knobs(load(part.path, f"{room} kind {kind!r}"))}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         entry["any"] = True
     if (room, kind) in NEEDS:
         entry["needs"] = dict(zip(("package", "extra"), NEEDS[room, kind], strict=True))
     return entry
+
+
+def part_knobs(thing: Any) -> dict[str, dict[str, Any]]:
+    """The keys of a part's table, with the ranges that their annotations give."""
+    hints = typing.get_type_hints(thing.__init__, include_extras=True)
+    plain = typing.get_type_hints(thing.__init__)
+    return {
+        p.name: {"type": _spelled(plain[p.name]), "default": repr(p.default), **ends_of(hints[p.name])}
+        for p in inspect.signature(thing).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    }
 
 
 def _knob(room: str, thing: Any, parameter: inspect.Parameter, hint: Any) -> dict[str, Any]:
@@ -118,13 +134,8 @@ def _takes(call: Callable[[float], object], name: str, value: float) -> bool:
 def _credit(thing: Any, knobs: dict[str, Any]) -> None:
     groups = [sample_group(np.random.default_rng(0), "g", (2, 3, 2, 3))]
     scores = [[sample_score(float(t.attempt), np.zeros(len(t.turns), np.float32)) for t in groups[0].trajectories]]
-    thing(
-        groups,
-        scores,
-        sample_aux(groups),
-        {},
-        **({"size": 4} if "size" in inspect.signature(thing).parameters else {}) | knobs,
-    )
+    needed = {"size": 4} if "size" in inspect.signature(thing).parameters else {}
+    estimate(functools.partial(thing, **needed | knobs), groups, scores, sample_aux(groups), {})
 
 
 def _loss(thing: Any, knobs: dict[str, Any]) -> None:
