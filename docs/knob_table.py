@@ -6,6 +6,7 @@ range is likely to begin or end at, and those are written down from which it ref
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import json
@@ -16,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from turnstile.credit.base import estimate
 from turnstile.credit.samples import sample_aux, sample_group, sample_score
 from turnstile.errors import ConfigError
-from turnstile.lookup import KINDS, resolve
+from turnstile.lookup import KINDS, load, part_of, resolve
 from turnstile.losses.check import sample_batch
 from turnstile.rewards.outcome import outcome_class
 from turnstile.types import Task
@@ -63,11 +65,20 @@ def _entry(room: str, kind: str, given: set[str]) -> dict[str, Any]:
         and not (room == "engine" and p.name == "model" and p.default is p.empty)
     }
     entry: dict[str, Any] = {"knobs": knobs}
+    if (part := part_of(thing)) is not None:
+        entry["part"] = {part.section: part_knobs(load(part.path, f"{room} kind {kind!r}"))}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         entry["any"] = True
     if (room, kind) in NEEDS:
         entry["needs"] = dict(zip(("package", "extra"), NEEDS[room, kind], strict=True))
     return entry
+
+
+def part_knobs(thing: Any) -> dict[str, dict[str, Any]]:
+    """The keys of a part's table, with the ranges that their annotations give."""
+    hints = typing.get_type_hints(thing.__init__, include_extras=True)
+    parameters = inspect.signature(thing).parameters.values()
+    return {p.name: _knob("part", thing, p, hints[p.name]) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def _knob(room: str, thing: Any, parameter: inspect.Parameter, hint: Any) -> dict[str, Any]:
@@ -79,7 +90,8 @@ def _knob(room: str, thing: Any, parameter: inspect.Parameter, hint: Any) -> dic
     number = {float, int} & {hint, *typing.get_args(hint)}
     if number and room in TRIALS and thing is not outcome_class:  # whose numbers must rise from one to the next
         knob |= _range(lambda value: TRIALS[room](thing, {parameter.name: value}), parameter.name, int in number)
-    for bound in itertools.chain.from_iterable(
+    inner = itertools.chain.from_iterable(getattr(one, "metadata", (one,)) for one in bounds)  # of a Field: its own
+    for bound in inner:
         getattr(one, "metadata", (one,)) for one in bounds
     ):  # of a Field: its own
         knob |= {end: getattr(bound, name) for name, end in ANNOTATED.items() if hasattr(bound, name)}
@@ -127,13 +139,8 @@ def _takes(call: Callable[[float], object], name: str, value: float) -> bool:
 def _credit(thing: Any, knobs: dict[str, Any]) -> None:
     groups = [sample_group(np.random.default_rng(0), "g", (2, 3, 2, 3))]
     scores = [[sample_score(float(t.attempt), np.zeros(len(t.turns), np.float32)) for t in groups[0].trajectories]]
-    thing(
-        groups,
-        scores,
-        sample_aux(groups),
-        {},
-        **({"size": 4} if "size" in inspect.signature(thing).parameters else {}) | knobs,
-    )
+    needed = {"size": 4} if "size" in inspect.signature(thing).parameters else {}
+    estimate(functools.partial(thing, **needed | knobs), groups, scores, sample_aux(groups), {})
 
 
 def _loss(thing: Any, knobs: dict[str, Any]) -> None:

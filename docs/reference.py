@@ -12,6 +12,7 @@ import inspect
 import io
 import json
 import sys
+import textwrap
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,19 +23,19 @@ from knob_table import knob_table
 
 from turnstile import config
 from turnstile.cli.main import cli
-from turnstile.credit import check as credit_check
-from turnstile.credit.invariants import INVARIANTS, Declaration
+from turnstile.credit.base import GIVEN as CREDIT_GIVEN
+from turnstile.credit.invariants import INVARIANTS, Declaration, declared
 from turnstile.knobs import TABLE
 from turnstile.lab.study import line_of
 from turnstile.lab.table import Grid, directions, progress, to_markdown
-from turnstile.lookup import KINDS, resolve
-from turnstile.losses import check as loss_check
+from turnstile.lookup import KINDS, load, part_of, resolve
 from turnstile.tracking.metrics import METRICS
+from turnstile.wiring.kinds import OFFERED
 
 DOCS = Path(__file__).parent
 GIVEN = {
     "reward": {"task", "trajectory"},
-    "credit": {"groups", "scores", "aux", "state"},
+    "credit": set(CREDIT_GIVEN),
     "loss": {"logprobs", "batch", "values"},
     "loss_multiplier": {"batch"},
     "loss_aggregation": {"rows"},
@@ -50,17 +51,17 @@ GIVEN = {
     "policy": {"task", "rng"},
 }
 """room -> parameters that are passed in, and so are no knobs."""
-ALGORITHMS: dict[str, tuple[str, tuple[Declaration, ...]]] = {
-    "reward": ("Rewards", ()),
-    "compose": ("Composition of rewards", ()),
-    "credit": ("Credit", credit_check.DECLARED),
-    "loss": ("Losses", loss_check.DECLARED),
-    "loss_multiplier": ("Loss multipliers", loss_check.LOSS_MULTIPLIERS),
-    "grader": ("Graders: what is found out before rewards judge", ()),
-    "hint": ("Hints: what training's prompts show besides the task", ()),
-    "loss_aggregation": ("Loss aggregation", ()),
+ALGORITHMS = {
+    "reward": "Rewards",
+    "compose": "Composition of rewards",
+    "credit": "Credit",
+    "loss": "Losses",
+    "loss_multiplier": "Loss multipliers",
+    "grader": "Graders: what is found out before rewards judge",
+    "hint": "Hints: what training's prompts show besides the task",
+    "loss_aggregation": "Loss aggregation",
 }
-"""room -> its title in the catalogue, and what its kinds declare of the invariants."""
+"""room -> its title in the catalogue."""
 OTHERS = frozenset(
     {"env", "sandbox", "engine", "renderer", "parser", "demonstrator", "policy", "log_parser", "schedule", "tracker"}
 )
@@ -71,14 +72,17 @@ ELSEWHERE = (
     ("count: intrinsic rewards of counts", 'the reward `novelty` with `form = "count"`, within an episode'),
     (
         "implicit_prm (PRIME, OPRL)",
-        '`credit.kind = "implicit_step"` with `[implicit]`, learned in the same step: it is '
+        '`credit.kind = "implicit_step"` with `[credit.reward_model]`, learned in the same step: it is '
         "credit, which no gate withholds and `rescore` does not judge again",
     ),
-    ("progress_attribution as a reward (SPA-RL)", '`credit.kind = "progress_attribution"` with `[critic]`; likewise'),
+    (
+        "progress_attribution as a reward (SPA-RL)",
+        '`credit.kind = "progress_attribution"` with `[credit.critic]`; likewise',
+    ),
     ("ProRL's reference reset", "`train.reference_every`"),
     ("DPH-RL's stored samples", "`[rehearsal]` with the loss `forward_kl`"),
     ("SPEAR's replay buffer", '`[replay_buffer]` with `credit.kind = "recalibrated"`'),
-    ("SDPO's feedback", "`[feedback]` with the loss `self_distill`"),
+    ("SDPO's feedback", "`[loss.feedback]` of the loss `self_distill`"),
     ("RuscaRL", 'the reward and grader `rubric` with `hint.kind = "rubric"`'),
 )
 """What the literature calls otherwise, and where it is."""
@@ -138,16 +142,19 @@ def kinds() -> Iterator[str]:
         for kind in table:
             thing = resolve(room, kind)
             told = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            yield f"| `{kind}` | {knobs(room, thing)} | {told} |"
+            own = part_of(thing)
+            keys = [knobs(room, thing)]
+            keys += [knobs(room, load(own.path, kind), f"{own.section}.")] if own is not None else []
+            yield f"| `{kind}` | {', '.join(filter(None, keys))} | {told} |"
         yield ""
 
 
-def knobs(room: str, thing: Any) -> str:
-    """A kind's knobs with their defaults."""
+def knobs(room: str, thing: Any, table: str = "") -> str:
+    """The knobs of a kind, or of the part that has a `table` of it, with their defaults."""
     return ", ".join(
-        f"`{p.name}`" if p.default is p.empty else f"`{p.name} = {shown(p.default)}`"
+        f"`{table}{p.name}`" if p.default is p.empty else f"`{table}{p.name} = {shown(p.default)}`"
         for p in inspect.signature(thing).parameters.values()
-        if p.name not in GIVEN.get(room, ())
+        if p.name not in (OFFERED if table else GIVEN.get(room, ()))
         and not (room == "engine" and p.name == "model" and p.default is p.empty)  # a network, not its name
         and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
     )
@@ -157,7 +164,7 @@ def catalogue() -> Iterator[str]:
     """Every algorithm of a room with its whole docstring, knobs, file, and the invariants that do not hold for it."""
     if unplaced := set(KINDS) - set(ALGORITHMS) - OTHERS:
         raise SystemExit(f"docs/reference.py does not say whether {sorted(unplaced)} belongs in the catalogue")
-    for room, (title, declared) in ALGORITHMS.items():
+    for room, title in ALGORITHMS.items():
         yield f"## {title}\n"
         yield " · ".join(f"[{kind}](#{room}-{kind.replace('_', '-')})" for kind in KINDS[room]) + "\n"
         for kind, path in KINDS[room].items():
@@ -166,8 +173,28 @@ def catalogue() -> Iterator[str]:
             yield f'<a id="{room}-{kind.replace("_", "-")}"></a>\n\n### {kind}\n'
             yield f"[{file}](../src/{file})" + (f"; knobs: {found}" if (found := knobs(room, thing)) else "") + "\n"
             yield plain(inspect.getdoc(thing) or "") + "\n"
-            yield from exemptions([d for d in declared if d.kind == kind])
+            yield from part(room, thing)
+            yield from exemptions([each for each in declared(room) if each.kind == kind])
             yield from lab_figures(room, kind)
+
+
+def part(room: str, thing: Any) -> Iterator[str]:
+    """The keys of the table of a kind's part: key, type, default, what it is."""
+    if (found := part_of(thing)) is None:
+        return
+    made = load(found.path, f"{room} {found.section}")
+    source = textwrap.dedent(inspect.getsource(made.__init__))
+    notes = comments(source)
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    yield f"`[{room}.{found.section}]`, of `{made.__name__}`:\n"
+    yield "| key | type | default | |\n| --- | --- | --- | --- |"
+    for key, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        if key.lineno not in notes:
+            sys.exit(f"error: {found.path}: {key.arg} has no description; write it as a comment behind the parameter")
+        kind = ast.unparse(key.annotation or ast.Name("Any")).removeprefix("Annotated[").partition(", Field(")[0]
+        yield f"| `{key.arg}` | `{kind}` | `{default_of(default)}` | {notes[key.lineno]} |"
+    yield ""
 
 
 def lab_figures(room: str, kind: str) -> Iterator[str]:

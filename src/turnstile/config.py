@@ -259,35 +259,6 @@ class TrainConfig(Section):
     keep_best: str = ""  # also keep the best checkpoint by this metric, like reward/total or heldout/resolution
 
 
-class CriticConfig(Section):
-    """The value head that estimators like `gae` learn from, and the heads of `utterance_critic` and
-    `progress_attribution`; the others have none."""
-
-    lr: float = Field(1e-3, gt=0)  # learning rate of the heads
-    epochs: int = Field(8, ge=1)  # optimiser steps of the heads per training step
-    clip: float = Field(0.0, ge=0)  # value clipping range of the loss `value` (0: off)
-    tau: float = Field(0.1, gt=0, le=1)  # `utterance_critic`: Polyak averaging of its target heads, per optimiser step
-
-
-class ImplicitConfig(Section):
-    """The process reward that `implicit_step` learns; the others have none."""
-
-    objective: Literal["cross_entropy", "dpo"] = "cross_entropy"  # on outcomes in [0, 1], or on pairs of attempts
-    reference: Literal["start", "old"] = "start"  # policy that RL began with, or that of before the step
-    beta: float = Field(0.05, gt=0)  # reward = beta * log-ratio
-    lr: float = Field(1e-6, gt=0)  # learning rate of the reward model
-    epochs: int = Field(1, ge=1)  # optimiser steps of the reward model per training step
-
-
-class FeedbackConfig(Section):
-    """Feedback that the loss `self_distill` shows the policy before it scores the tokens of an attempt again."""
-
-    show: tuple[str, ...] = ()  # signals of the episode
-    last: bool = True  # the last observation
-    solution: bool = True  # the group's best attempt, if that earned more
-    chars: int = Field(4000, ge=200)  # characters in all
-
-
 class RehearsalConfig(Section):
     """Samples of the policy that RL begins with, kept and learned from again at every step, against forgetting. Without
     tasks there are none."""
@@ -344,9 +315,6 @@ class Recipe(Section):
     loss: Kind = Kind(kind="ppo")  # policy loss
     loss_multipliers: tuple[Kind, ...] = ()  # multiply each token's loss: off-policy corrections, token selection
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
-    critic: CriticConfig = CriticConfig()
-    implicit: ImplicitConfig = ImplicitConfig()
-    feedback: FeedbackConfig = FeedbackConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
     replay_buffer: ReplayBufferConfig = ReplayBufferConfig()
     loss_aggregation: Kind = Kind(kind="token")  # what a token's loss weighs: by token, turn, trajectory, or constant

@@ -20,6 +20,10 @@ class ConfigError(TurnstileError):
     exit_code = 2
 
 
+class ShapeError(ConfigError):
+    """A function is not called as its kind is, or returns something else."""
+
+
 class MissingExtraError(TurnstileError):
     """An optional dependency is not installed."""
 

@@ -140,6 +140,19 @@ _WORDS: tuple[tuple[str, str], ...] = (
         "it is AdamW, by train.lr, train.betas and train.weight_decay",
     ),
     (
+        "critic",
+        "it is a table of the credit that learns one: credit.critic, of gae, turn_gae, bilevel_gae, utterance_critic "
+        "and progress_attribution",
+    ),
+    (
+        "implicit",
+        "it is credit.reward_model, a table of the credit implicit_step",
+    ),
+    (
+        "feedback",
+        "it is loss.feedback, a table of the loss self_distill",
+    ),
+    (
         "scale_rewards",
         "it is credit.scale",
     ),

@@ -30,7 +30,8 @@ TABLE = pathlib.Path(__file__).with_name("knobs.json")
 
 @functools.cache
 def table() -> Mapping[str, Mapping[str, Any]]:
-    """room -> kind -> {"knobs": {name: {"type", "default"?, "least"?, "above"?, "most"?}}, "any"?, "extra"?}."""
+    """room -> kind -> {"knobs": {name: {"type", "default"?, "least"?, "above"?, "most"?}}, "part"?, "any"?, "needs"?};
+    "part" is {table's name: {key: as a knob}}."""
     found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
@@ -58,6 +59,8 @@ def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, al
     for name, value in knobs.items():
         if name in own["knobs"]:
             check_value(f"{section}.{name}", own["knobs"][name], value)
+        elif name in own.get("part", {}):
+            _check_table(f"{section}.{name}", own["part"][name], value)
         elif not own.get("any"):
             near = _near(room, name, own["knobs"], also)
             raise ConfigError(f"{section}: {room} kind {kind!r} has no knob {name!r}; {near}")
@@ -72,9 +75,21 @@ def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, al
     return None
 
 
+def _check_table(where: str, known: Mapping[str, Mapping[str, Any]], found: Any) -> None:
+    """Raises ConfigError for a key of a part's table that is not known, and for a value that its key does not take."""
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{where} = {found!r} is not a section; its keys are {', '.join(known)}")
+    for key, value in found.items():
+        if key not in known:
+            raise ConfigError(f"unknown key '{where}.{key}'; {hint(key, known)}")
+        check_value(f"{where}.{key}", known[key], value)
+
+
 def _near(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
     """Which kinds have a knob that this one lacks, or what is near it."""
-    having = sorted(other for other, entry in table()[room].items() if name in entry["knobs"])
+    having = sorted(
+        other for other, entry in table()[room].items() if name in entry["knobs"] or name in entry.get("part", {})
+    )
     if having:
         return f"kinds that have it: {', '.join(having)}"
     known = [*own, *also]

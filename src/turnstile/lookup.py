@@ -7,8 +7,10 @@ your own.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from turnstile.errors import ConfigError
@@ -124,8 +126,7 @@ KINDS: dict[str, dict[str, str]] = {
         "segments": "turnstile.credit.segments:segments",
         "role_baseline": "turnstile.credit.role_baseline:role_baseline",
         "per_agent": "turnstile.credit.per_agent:per_agent",
-        "accept": "turnstile.credit.accept:accept",
-        "signed": "turnstile.credit.signed:signed",
+        "threshold": "turnstile.credit.threshold:threshold",
         "gae": "turnstile.credit.gae:gae",
         "turn_gae": "turnstile.credit.gae:turn_gae",
         "bilevel_gae": "turnstile.credit.gae:bilevel_gae",
@@ -184,6 +185,26 @@ KINDS: dict[str, dict[str, str]] = {
     },
 }
 """room -> kind -> "module:attribute"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """An object that a kind has made for it: its class, `module:Class`, whose keyword arguments are the keys of the
+    table `section` in the kind's section of a recipe."""
+
+    section: str
+    path: str
+
+
+def part_of(function: Callable[..., Any]) -> Part | None:
+    """Return the part that a function declares (`credit.base.learned`, `losses.base.needs`), also one whose knobs are
+    bound; None where it declares none."""
+    return getattr(unbound(function), "part", None)
+
+
+def unbound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function below bound knobs."""
+    return function.func if isinstance(function, functools.partial) else function
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -21,7 +21,6 @@ from turnstile.conform.verdicts import (
     Subject,
     Verdict,
     conform,
-    declared,
     form_of,
     ours,
 )
@@ -88,9 +87,9 @@ def find(name: str, knobs: Sequence[str], form: str | None, exempted: Sequence[i
     if room in ROOMS and (kind in KINDS[room] or "." not in name):
         if form is not None:
             raise ConfigError(f"{name} is one of ours, whose form is known; leave --as {form} out")
-        own = ROOMS[room][0]
-        function = with_knobs(name, resolve(room, kind), given, given=GIVEN[own])
-        return Subject(name=name, form=own, function=function, exempt={**declared(room, kind, given), **by_hand})
+        own, function = ROOMS[room], resolve(room, kind)
+        exempt = {**exempt_of(function, given), **by_hand}
+        return Subject(name=name, form=own, function=with_knobs(name, function, given, given=GIVEN[own]), exempt=exempt)
     if ":" not in name:
         known = [f"{room}:{kind}" for room in ROOMS for kind in KINDS[room]]
         same = [each for each in known if each.endswith(f":{name}")]
@@ -103,7 +102,7 @@ def foreign(
     name: str, function: Any, knobs: Mapping[str, Any], form: str | None, by_hand: Mapping[int, str]
 ) -> Subject:
     """Any function, in the form that `form` names or makes of it, or that its parameters show."""
-    exempt = {**exempt_of(function), **by_hand}
+    exempt = {**exempt_of(function, knobs), **by_hand}
     if not callable(function):
         raise ConfigError(f"{name} is {type(function).__name__}, not something that can be called")
     if form is None or form in FORMS:

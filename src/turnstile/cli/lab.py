@@ -13,6 +13,7 @@ from rich.text import Text
 
 from turnstile.cli.bars import bars
 from turnstile.config import Kind, make_recipe
+from turnstile.credit.base import GIVEN
 from turnstile.errors import ConfigError
 from turnstile.lab.curves import Plan, race
 from turnstile.lab.figures import draw_study, to_png
@@ -35,7 +36,7 @@ from turnstile.lab.world import list_world
 from turnstile.wiring.kinds import bind
 
 _FEW = 6  # estimators of which every figure is shown
-_GIVEN = {"credit": ("groups", "scores", "aux", "state"), "loss": ("logprobs", "batch"), "loss_multiplier": ("batch",)}
+_GIVEN = {"credit": GIVEN, "loss": ("logprobs", "batch"), "loss_multiplier": ("batch",)}
 _One = TypeVar("_One")
 
 

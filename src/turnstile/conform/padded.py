@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.check import examine_estimator
 from turnstile.credit.invariants import DoesNotApply, Finding
 from turnstile.errors import ConfigError
@@ -109,9 +109,7 @@ class PaddedEstimator:
         self.lay_out = functools.partial(lay_out, pad=pad, fallen=fallen, dtype=dtype)
         self.part = part
 
-    def __call__(
-        self, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, **knobs: Any
-    ) -> tuple[Advantages, State]:
+    def __call__(self, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], **knobs: Any) -> Advantages:
         flat = [score for group_scores in scores for score in group_scores]
         if any(score.in_baseline and not score.in_gradient for score in flat):
             raise DoesNotApply("padded arrays cannot say that an attempt counts but is not learned from")
@@ -121,7 +119,7 @@ class PaddedEstimator:
         arrays, places = self.lay_out(groups, flat, aux)
         result = self.function(**{name: arrays[role] for name, role in self.roles.items()}, **knobs)
         values = self._array(result, arrays["mask"])
-        return [[values[row, begin:end] for begin, end in turns] for row, turns in enumerate(places)], state
+        return [[values[row, begin:end] for begin, end in turns] for row, turns in enumerate(places)]
 
     def _array(self, result: Any, mask: Tensor) -> F32:
         """The wanted array of the result, zero where masked, as a loss has it."""

@@ -14,37 +14,33 @@ import numpy as np
 
 from turnstile.conform.padded import NAMES, examine_padded
 from turnstile.conform.padded_losses import examine_padded_loss
-from turnstile.credit import check as credit_check
+from turnstile.credit.base import GIVEN as CREDIT_GIVEN
+from turnstile.credit.base import SHAPE
 from turnstile.credit.check import examine_estimator
-from turnstile.credit.invariants import Declaration, DoesNotApply, Finding
+from turnstile.credit.invariants import DoesNotApply, Finding, declared
 from turnstile.errors import ConfigError, TurnstileError
 from turnstile.lookup import resolve
-from turnstile.losses import check as losses_check
 from turnstile.losses.check import examine_loss
 from turnstile.losses.multipliers import weighted
 
 Form = Literal["estimator", "loss", "loss_multiplier", "padded"]
 FORMS: tuple[Form, ...] = get_args(Form)
 SHAPES: Mapping[Form, str] = {
-    "estimator": "(groups, scores, aux, state, **knobs) -> ([trajectory][turn] of f32[n], state)",
+    "estimator": SHAPE,
     "loss": "(logprobs f32[N], batch, **knobs) -> (loss f32[N], metrics)",
     "loss_multiplier": "(batch, **knobs) -> (factor f32[N], metrics)",
     "padded": "(token_level_rewards, response_mask, index, ...) -> advantages [B, L], or (old_log_prob, log_prob, "
     "advantages, response_mask, ...) -> a scalar",
 }
 GIVEN: Mapping[Form, tuple[str, ...]] = {
-    "estimator": ("groups", "scores", "aux", "state"),
+    "estimator": CREDIT_GIVEN,
     "loss": ("logprobs", "batch", "values"),
     "loss_multiplier": ("batch",),
     "padded": tuple(name for names in NAMES.values() for name in names),
 }
 """The parameters that are passed, and so are no knobs."""
-ROOMS: Mapping[str, tuple[Form, tuple[Declaration, ...]]] = {
-    "credit": ("estimator", credit_check.DECLARED),
-    "loss": ("loss", losses_check.DECLARED),
-    "loss_multiplier": ("loss_multiplier", losses_check.LOSS_MULTIPLIERS),
-}
-"""The rooms of our own kinds, with their form and what they declare."""
+ROOMS: Mapping[str, Form] = {"credit": "estimator", "loss": "loss", "loss_multiplier": "loss_multiplier"}
+"""The rooms of our own kinds, and their form."""
 
 Standing = Literal["holds", "broken", "declared", "does not apply"]
 
@@ -140,16 +136,6 @@ def _verdict(number: int, finding: Finding, reason: str | None) -> Verdict:
     return Verdict(number=number, standing="holds", note=note)
 
 
-def declared(room: str, kind: str, knobs: Mapping[str, Any]) -> Mapping[int, str]:
-    """What a kind of ours declares at these knobs; at knobs that it says nothing of, what it declares at any."""
-    own = [each for each in ROOMS[room][1] if each.kind == kind]
-    exact = [each.exempt for each in own if dict(each.knobs) == dict(knobs)]
-    found: dict[int, str] = {}
-    for exempt in exact or [each.exempt for each in own]:
-        found.update(exempt)
-    return found
-
-
 def ours() -> list[Subject]:
     """Every estimator, loss and factor of the tables, with each set of knobs that it declares."""
     return [
@@ -159,8 +145,8 @@ def ours() -> list[Subject]:
             function=functools.partial(resolve(room, each.kind), **each.knobs),
             exempt=each.exempt,
         )
-        for room, (form, declarations) in ROOMS.items()
-        for each in declarations
+        for room, form in ROOMS.items()
+        for each in declared(room)
     ]
 
 

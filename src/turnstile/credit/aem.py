@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import EQUAL, Advantages, Scores, State
+from turnstile.credit.base import EQUAL, Advantages, Scores
+from turnstile.credit.invariants import WHOLE_STEP, at, declare
 from turnstile.credit.stats import F64, Flags, Of, Scale, check_knob, check_range, normaliser, relative
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
 
 
+@declare(at(), at({3: WHOLE_STEP}, measure="surprisal", among="batch"))
 def aem(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     strength: float = 1.0,
     measure: Literal["entropy", "surprisal"] = "entropy",
@@ -27,7 +27,7 @@ def aem(
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = A_i w_{i,t}, w = exp(-strength U_t) / mean exp(-strength U) (AEM, arXiv 2605.00425).
 
     A_i is `grpo`'s. U_t says how unsure the policy was of the whole turn: the mean entropy of its tokens, or with
@@ -61,7 +61,7 @@ def aem(
 
     known = replace(step, counted=step.counted & step.valued)
     labels = step.group.tolist() if among == "group" else [0] * len(own)
-    return step.to_tokens(own * known.within(labels, unsure, weights)), state
+    return step.to_tokens(own * known.within(labels, unsure, weights))
 
 
 def _unsure(step: Turns, chosen: Flags, measure: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Who deserves it: the shape of an advantage estimator.
+"""The shape of an advantage estimator, and the one place that knows how estimators are called (`estimate`).
 
 An estimator sees every group of one step, because batch baselines need it, and returns arrays; it never
 changes what it was given. What it remembers between steps (moving baselines) is its `state`, which goes into
@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from turnstile.errors import ShapeError
+from turnstile.lookup import Part, unbound
 from turnstile.types import F32, Group, Score, Turn
 
 Advantages = list[list[F32]]
@@ -23,17 +25,41 @@ State = Mapping[str, Any]
 Scores = Sequence[Sequence[Score]]
 """[group][trajectory]"""
 
+Estimator = Callable[..., Any]
+"""(groups, scores, **knobs) -> advantages. One that names a parameter `aux` is given the arrays of its learned part by
+name (values, implicit rewards); one that names `state` what it returned last, and returns (advantages, state).
 
-class Estimator(Protocol):
-    """(groups, scores, aux, state, **knobs) -> (advantages, state).
+A trajectory whose score is out of the baseline takes no part in any statistic; one out of the gradient gets zeros.
+"""
+SHAPE = "(groups, scores, **knobs) -> [trajectory][turn] of f32[n], or with a parameter `state` (advantages, state)"
+GIVEN = ("groups", "scores", "aux", "state")
+"""The parameters that an estimator is given, and so are no knobs."""
 
-    `aux` holds arrays that learned parts computed (values, implicit rewards), by name. A trajectory whose
-    score is out of the baseline takes no part in any statistic; one out of the gradient gets zeros.
+
+def estimate(
+    estimator: Estimator, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State
+) -> tuple[Advantages, State]:
+    """Call an estimator with what it names, and return its advantages and the state for the next step.
+
+    Raises ShapeError where it cannot be called so, or returns something else.
     """
+    signature = inspect.signature(estimator)
+    given = {name: value for name, value in (("aux", aux), ("state", state)) if name in signature.parameters}
+    try:
+        signature.bind(groups, scores, **given)
+    except TypeError as error:
+        raise _misshapen(estimator, f"cannot be called: {error}") from None
+    found = estimator(groups, scores, **given)
+    if "state" not in given:
+        found = found, state
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], list):
+        raise _misshapen(estimator, f"returned {type(found if 'state' in given else found[0]).__name__}")
+    return found
 
-    def __call__(
-        self, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, **knobs: Any
-    ) -> tuple[Advantages, State]: ...
+
+def _misshapen(estimator: Estimator, what: str) -> ShapeError:
+    name = getattr(unbound(estimator), "__name__", type(estimator).__name__)
+    return ShapeError(f"credit {name!r} {what}; an estimator is {SHAPE}")
 
 
 Targets = Callable[..., Any]
@@ -43,30 +69,25 @@ Targets = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def learned(part: str, targets: Targets | None = None) -> Callable[[_Function], _Function]:
-    """Writes on an estimator which learned part it takes its `aux` from, and what that is to learn where the estimator
-    has a word in it: `values` (a critic at each token), `utterance` (a critic of turns), `implicit` (a process reward
-    learned from outcomes), `progress` (contributions of turns that add up to the outcome)."""
+def learned(section: str, path: str, targets: Targets | None = None) -> Callable[[_Function], _Function]:
+    """Declare the part that an estimator takes its `aux` from, which learns beside the policy.
+
+    `path` names its class, `module:Class`, an `AuxiliaryModel` (trainer/critic.py), as a text, since nothing here loads
+    torch; its keyword arguments are the keys of `[credit.SECTION]`. `targets` computes what it is to learn.
+    """
 
     def mark(function: _Function) -> _Function:
-        cast(Any, function).learned = part
+        cast(Any, function).part = Part(section=section, path=path)
         cast(Any, function).targets = targets
         return function
 
     return mark
 
 
-def learned_of(estimator: Callable[..., Any]) -> str | None:
-    """The learned part that an estimator needs, also one whose knobs are bound; None where it needs none."""
-    inner = estimator.func if isinstance(estimator, functools.partial) else estimator
-    part: str | None = getattr(inner, "learned", None)
-    return part
-
-
-def targets_of(estimator: Callable[..., Any]) -> Targets | None:
-    """What the critic of an estimator is to learn, its knobs bound as the estimator's are; None where it needs none."""
-    inner = estimator.func if isinstance(estimator, functools.partial) else estimator
-    targets: Targets | None = getattr(inner, "targets", None)
+def targets_of(estimator: Estimator) -> Targets | None:
+    """Return what the learned part of an estimator is to learn, with the estimator's knobs bound; None where the
+    estimator does not say."""
+    targets: Targets | None = getattr(unbound(estimator), "targets", None)
     if targets is not None and isinstance(estimator, functools.partial):
         return functools.partial(targets, **estimator.keywords)
     return targets
@@ -89,10 +110,10 @@ def named(turn: Turn, signal: str) -> str:
     return "" if value is None or value is False else str(value)
 
 
-def unread(estimator: Callable[..., Any], groups: Sequence[Group]) -> str | None:
+def unread(estimator: Estimator, groups: Sequence[Group]) -> str | None:
     """One line where an estimator compares turns by a signal that none of the turns of these groups has, so that this
     part of it does nothing; also of one whose knobs are bound. None where all is well."""
-    inner = estimator.func if isinstance(estimator, functools.partial) else estimator
+    inner = unbound(estimator)
     knob: str | None = getattr(inner, "reads", None)
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     if knob is None or not turns:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.lineage import common
 from turnstile.credit.stats import F64, Flags, Of, Scale, members, normaliser
 from turnstile.types import Group
@@ -16,14 +15,12 @@ from turnstile.types import Group
 def branch(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     of: Of = "total",
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """Group-relative advantages; a token that several branches share takes their mean (ARPO, arXiv 2507.19849).
 
     A_n = mean of A_j over the trajectories j that hold token n (`Trajectory.parent` says where a branch left), A_j
@@ -37,7 +34,7 @@ def branch(
     for group, group_scores in zip(groups, scores, strict=True):
         m = members(group, group_scores, of)
         advantages += _shared_means(group, normalise(m.values, m.counted), m.counted, m.learning)
-    return advantages, state
+    return advantages
 
 
 def _shared_means(group: Group, values: F64, counted: Flags, learning: Flags) -> Advantages:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.stats import Of, Scale, check_knob, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
 
+@declare(at(), at(of="total", over="turns"))
 def broadcast(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     over: Literal["trajectories", "turns"] = "trajectories",
     of: Of = "outcome",
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = (R_i - mean) / (std + eps): the outcome of the trajectory for each of its turns (AgentFlow's Flow-GRPO,
     arXiv 2510.05592).
 
@@ -39,9 +39,9 @@ def broadcast(
     normalise = normaliser("broadcast", scale, ddof=ddof, eps=eps)
     step = turns_of(groups, scores)
     if over == "trajectories":
-        return step.to_tokens(relative("broadcast", groups, scores, normalise, of=of)[step.trajectory]), state
+        return step.to_tokens(relative("broadcast", groups, scores, normalise, of=of)[step.trajectory])
     check_knob("broadcast", "of", of, ("total", "outcome"))
     values = step.outcomes
     if of == "total":
         values = values + np.bincount(step.trajectory, weights=step.rewards)[step.trajectory]
-    return step.to_tokens(step.within(step.group.tolist(), values, normalise)), state
+    return step.to_tokens(step.within(step.group.tolist(), values, normalise))

@@ -3,7 +3,7 @@
     broken = check_estimator(my_estimator, {"gamma": 0.9})
     assert not broken, broken
 
-`DECLARED` says for each built-in kind which invariants do not hold, and why they cannot.
+Each kind declares which invariants do not hold, and why they cannot (`credit.invariants.declare`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Estimator, Scores
-from turnstile.credit.invariants import Declaration, Finding, Part, broken, examine, goes
+from turnstile.credit.base import Advantages, Estimator, Scores, estimate
+from turnstile.credit.invariants import Finding, Part, broken, declared, examine, goes
 from turnstile.credit.samples import (
     sample_aux,
     sample_group,
@@ -27,84 +27,8 @@ from turnstile.credit.samples import (
 )
 from turnstile.types import F32, Group, Score, Stop, Trajectory
 
-_WHOLE_STEP = "statistics of the whole step: all its groups must be given in one call, as the trainer does"
-_LENGTHS = "a discounted return depends on how many turns lie ahead, also where all outcomes are equal"
-_NO_BASELINE = "there is no baseline to take off"
-_CRITIC = "the baseline is a critic's word, which need not be the mean of the rewards"
-_PROCESS = "the process reward is a model's word, which need not agree with the outcomes"
-_ALL_CRITIC = "rewards reach it through the critic alone, which has learned of earlier ones"
-_CONTRIBUTED = "contributions are a model's word, which differs at turns of one index also where outcomes are equal"
-_KEPT = "what is not kept is not learned from, whichever turn it is"
-_OUTCOME_EACH = "the outcome is in the reward of each turn, so attempts of more turns sum more of it"
-_SHARED = "what a continuation shares is credited in the attempt that it left"
-_BEHIND = "behind the last branching a turn adds nothing to the mean outcome below it"
-
-DECLARED: tuple[Declaration, ...] = (
-    Declaration(kind="grpo"),
-    Declaration(kind="grpo", knobs={"of": "outcome", "ddof": 0}),
-    Declaration(kind="grpo", knobs={"scale": "none"}),
-    Declaration(kind="grpo", knobs={"scale": "batch_std"}, exempt={3: _WHOLE_STEP}),
-    Declaration(kind="rloo"),
-    Declaration(kind="rloo", knobs={"of": "outcome"}),
-    Declaration(kind="turn_return"),
-    Declaration(kind="turn_return", knobs={"scale": "none"}),
-    Declaration(kind="turn_return", knobs={"gamma": 0.9}, exempt={7: _LENGTHS}),
-    Declaration(kind="turn_return", knobs={"among": "batch"}, exempt={3: _WHOLE_STEP}),
-    Declaration(kind="turn_return", knobs={"among": "mixed", "gamma": 0.9}, exempt={3: _WHOLE_STEP, 7: _LENGTHS}),
-    Declaration(kind="reinforce", exempt={3: _WHOLE_STEP}),
-    Declaration(kind="reinforce", knobs={"baseline": "none"}, exempt={7: _NO_BASELINE}),
-    Declaration(kind="reinforce_pp", exempt={3: _WHOLE_STEP}),
-    Declaration(kind="reinforce_pp", knobs={"baseline": "group"}, exempt={3: _WHOLE_STEP}),
-    Declaration(kind="reinforce_pp", knobs={"gamma": 0.9}, exempt={3: _WHOLE_STEP, 7: _LENGTHS}),
-    Declaration(kind="gigpo", exempt={7: _LENGTHS}),
-    Declaration(kind="gigpo", knobs={"gamma": 1.0}),
-    Declaration(kind="gigpo", knobs={"gamma": 1.0, "scale": "none"}),
-    Declaration(kind="random_step_group", knobs={"size": 4}),
-    Declaration(kind="random_step_group", knobs={"size": 4, "compare": "return"}),
-    Declaration(kind="salt"),
-    Declaration(kind="empg", exempt={3: _WHOLE_STEP, 7: "the second term praises what leads to sure turns"}),
-    Declaration(kind="empg", knobs={"zeta": 0.0}, exempt={3: _WHOLE_STEP}),
-    Declaration(kind="entropy_aware"),
-    Declaration(kind="igpo", exempt={7: "turns without a reward and the outcome are normalised together"}),
-    Declaration(kind="rlvmr"),
-    Declaration(kind="broadcast"),
-    Declaration(kind="broadcast", knobs={"of": "total", "over": "turns"}),
-    Declaration(kind="branch"),
-    Declaration(kind="tree"),
-    Declaration(kind="tree", knobs={"overall": 0.0}, exempt={5: _BEHIND, 6: _BEHIND}),
-    Declaration(kind="segments"),
-    Declaration(kind="segments", knobs={"process": 1.0, "low": -20.0, "high": 20.0}),
-    Declaration(kind="role_baseline", exempt={7: "the moving average has yet to reach the rewards"}),
-    Declaration(kind="per_agent"),
-    Declaration(kind="per_agent", knobs={"gamma": 0.9}, exempt={7: _LENGTHS}),
-    Declaration(kind="accept", exempt={6: _KEPT}),
-    Declaration(kind="signed", exempt={7: _NO_BASELINE}),
-    *(Declaration(kind=kind, exempt={7: _CRITIC}) for kind in ("gae", "turn_gae", "bilevel_gae")),
-    Declaration(kind="gae", knobs={"gamma": 0.9, "lam": 0.5, "scale": "std"}, exempt={3: _WHOLE_STEP, 7: _CRITIC}),
-    *(Declaration(kind=kind, knobs={"bootstrap": True}, exempt={7: _CRITIC}) for kind in ("gae", "turn_gae")),
-    Declaration(kind="bilevel_gae", knobs={"token_gamma": 0.9, "token_lam": 1.0}, exempt={7: _CRITIC}),
-    Declaration(kind="recalibrated", exempt={3: _WHOLE_STEP, 6: _KEPT}),
-    Declaration(kind="recalibrated", knobs={"over": "trajectories", "positive": False}, exempt={3: _WHOLE_STEP}),
-    Declaration(kind="normalised_process", exempt={7: _OUTCOME_EACH}),
-    Declaration(kind="normalised_process", knobs={"gamma": 0.0, "scale": "none"}),
-    Declaration(kind="normalised_process", knobs={"calibrate": "product"}),
-    Declaration(kind="normalised_process", knobs={"baseline": "none"}, exempt={7: _NO_BASELINE}),
-    Declaration(kind="subgoal"),
-    Declaration(kind="subgoal", knobs={"among": "name", "gamma": 0.9, "gamma_low": 0.9}, exempt={7: _LENGTHS}),
-    Declaration(kind="vine", exempt={6: _SHARED}),
-    Declaration(kind="vine", knobs={"train": "roots"}, exempt={6: _SHARED}),
-    Declaration(kind="implicit_step", exempt={7: _PROCESS}),
-    Declaration(kind="implicit_step", knobs={"omega": 0.5, "gamma": 0.0}, exempt={7: _PROCESS}),
-    Declaration(kind="utterance_critic", exempt={5: _ALL_CRITIC, 7: _CRITIC}),
-    Declaration(kind="progress_attribution", exempt={7: _CONTRIBUTED}),
-    Declaration(
-        kind="progress_attribution",
-        knobs={"rest": "none", "scale": "none"},
-        exempt={5: "the outcome is not added: the estimator has learned of earlier ones", 7: _CONTRIBUTED},
-    ),
-    Declaration(kind="aem"),
-    Declaration(kind="aem", knobs={"measure": "surprisal", "among": "batch"}, exempt={3: _WHOLE_STEP}),
-)
+DECLARED = declared("credit")
+"""Every kind of the table with the knobs that it declares, and the invariants that cannot hold then."""
 
 
 def check_estimator(
@@ -138,7 +62,7 @@ def examine_estimator(
     def bound(estimator: Estimator) -> Run:
         def run(groups: Sequence[Group], scores: Scores) -> Advantages:
             given = {**sample_aux(groups), **dict(aux or {})}
-            advantages, _ = estimator(groups, scores, given, {})
+            advantages, _ = estimate(estimator, groups, scores, given, {})
             return _well_formed(groups, advantages)
 
         return run

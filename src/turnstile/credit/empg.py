@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from turnstile.credit.base import EQUAL, Advantages, Scores, State
+from turnstile.credit.base import EQUAL, Advantages, Scores
+from turnstile.credit.invariants import WHOLE_STEP, at, declare
 from turnstile.credit.stats import F64, Of, Scale, centred, check_range, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
 
+@declare(
+    at({3: WHOLE_STEP, 7: "the second term praises what leads to sure turns"}),
+    at({3: WHOLE_STEP}, zeta=0.0),
+)
 def empg(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     k: float = 1.0,
     k_future: float = 1.0,
@@ -26,7 +28,7 @@ def empg(
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = A_i g(H_t) + zeta f(H_{t+1}), then centred over the step (EMPG, arXiv 2509.09265).
 
     A_i is `grpo`'s. H_t is the mean entropy of the turn's tokens, scaled to [0, 1] by the least and the greatest of the
@@ -43,11 +45,11 @@ def empg(
     takes_part = (step.counted | step.learning) & step.valued
     counted = step.counted & step.valued
     if not counted.any():
-        return step.to_tokens(np.zeros_like(own)), state
+        return step.to_tokens(np.zeros_like(own))
     entropies: F64 = np.zeros_like(own)
     entropies[takes_part] = [values.mean() for values in step.entropies("empg", takes_part)]
     low, high = entropies[counted].min(), entropies[counted].max()
     unsure = (entropies - low) / (high - low) if high - low >= EQUAL else np.zeros_like(entropies)
     weights = np.exp(-k * unsure)
     ahead = np.where(step.last, 0.0, np.exp(-k_future * np.roll(unsure, -1)))
-    return step.to_tokens(centred(own * weights / weights[counted].mean() + zeta * ahead, counted)), state
+    return step.to_tokens(centred(own * weights / weights[counted].mean() + zeta * ahead, counted))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.stats import Of, Scale, normaliser, relative, standardised
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
@@ -16,15 +15,13 @@ from turnstile.types import Group
 def entropy_aware(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     alpha: float = 0.3,
     of: Of = "total",
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_n = A_i (1 + alpha Z_n), Z_n = (H_n - mean) / (std + eps) over the sampled tokens of the group
     (AEPO, arXiv 2510.14545).
 
@@ -52,4 +49,4 @@ def entropy_aware(
         z = standardised(np.concatenate([entropies[t] for t in turns]), counted, ddof=ddof, eps=eps)
         for t, values in zip(turns, np.split(z, np.cumsum([len(entropies[t]) for t in turns])[:-1]), strict=True):
             result[t] = own[t] * (1.0 + alpha * values) * step.learning[t]
-    return step.split(result), state
+    return step.split(result)

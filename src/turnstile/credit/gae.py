@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, learned
+from turnstile.credit.base import Advantages, Scores, learned
+from turnstile.credit.invariants import CRITIC, WHOLE_STEP, at, declare
 from turnstile.credit.stats import F64, Scale, check_knob, check_range
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
@@ -28,19 +29,23 @@ def _gae_targets(
     return _targets(step, values, _by_token(step, values, gamma, lam, bootstrap))
 
 
-@learned("values", _gae_targets)
+@declare(
+    at({7: CRITIC}),
+    at({3: WHOLE_STEP, 7: CRITIC}, gamma=0.9, lam=0.5, scale="std"),
+    at({7: CRITIC}, bootstrap=True),
+)
+@learned("critic", "turnstile.trainer.critic:Critic", _gae_targets)
 def gae(
     groups: Sequence[Group],
     scores: Scores,
     aux: Mapping[str, Any],
-    state: State,
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
     bootstrap: bool = False,
     scale: Scale = "none",
     eps: float = 1e-8,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_n = sum_k (gamma lam)^k delta_{n+k}, delta_n = r_n + gamma V_{n+1} - V_n (GAE, arXiv 1506.02438).
 
     n runs over the sampled tokens of the whole trajectory: the token after the last of a turn is the first of the next
@@ -50,14 +55,14 @@ def gae(
     tokens or clock), as what would have come is not 0: at the value before its last token, the last that the critic
     was asked for. `scale = "std"` normalises over the tokens of the step, as PPO is often run.
 
-    Needs a critic, which the trainer brings (`[critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
+    Needs a critic, which the trainer brings (`[credit.critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
     `aux["values"]` is missing, TrainingError for a reward that is not finite.
     """
     check_range("gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
     raw = _by_token(step, step.learned("gae", aux, "values"), gamma, lam, bootstrap)
-    return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
+    return step.split(step.over_tokens(raw, scale, eps, among=step.valued))
 
 
 def _turn_gae_targets(
@@ -79,19 +84,19 @@ def _turn_gae_targets(
     return step.split(_of_counted(step, found), forced=np.nan)
 
 
-@learned("values", _turn_gae_targets)
+@declare(at({7: CRITIC}), at({7: CRITIC}, bootstrap=True))
+@learned("critic", "turnstile.trainer.critic:Critic", _turn_gae_targets)
 def turn_gae(
     groups: Sequence[Group],
     scores: Scores,
     aux: Mapping[str, Any],
-    state: State,
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
     bootstrap: bool = False,
     scale: Scale = "none",
     eps: float = 1e-8,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t over turns, given to every token of
     turn t (Turn-PPO, arXiv 2512.17008; VL-DAC, arXiv 2508.04280).
 
@@ -100,8 +105,8 @@ def turn_gae(
     V = 0; with `bootstrap` it goes on behind an episode that a limit stopped, at the value of its last turn.
     `scale = "std"` normalises over the tokens of the step.
 
-    Needs a critic, which the trainer brings (`[critic]`); it learns A_t + V_t at first tokens alone. Float64. Raises
-    ConfigError where `aux["values"]` is missing, TrainingError for a reward that is not finite.
+    Needs a critic, which the trainer brings (`[credit.critic]`); it learns A_t + V_t at first tokens alone. Float64.
+    Raises ConfigError where `aux["values"]` is missing, TrainingError for a reward that is not finite.
     """
     check_range("turn_gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("turn_gae", "scale", scale, ("std", "none"))
@@ -109,7 +114,7 @@ def turn_gae(
     values = step.learned("turn_gae", aux, "values")
     turns = _by_turn(step, _ends(values, 0), gamma, lam, bootstrap)
     raw = [np.full(len(own), value) for own, value in zip(values, turns, strict=True)]
-    return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
+    return step.split(step.over_tokens(raw, scale, eps, among=step.valued))
 
 
 def _bilevel_targets(
@@ -130,12 +135,12 @@ def _bilevel_targets(
     return _targets(step, values, _inside(step, values, turns, token_gamma, token_lam))
 
 
-@learned("values", _bilevel_targets)
+@declare(at({7: CRITIC}), at({7: CRITIC}, token_gamma=0.9, token_lam=1.0))
+@learned("critic", "turnstile.trainer.critic:Critic", _bilevel_targets)
 def bilevel_gae(
     groups: Sequence[Group],
     scores: Scores,
     aux: Mapping[str, Any],
-    state: State,
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
@@ -144,7 +149,7 @@ def bilevel_gae(
     bootstrap: bool = False,
     scale: Scale = "none",
     eps: float = 1e-8,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """GAE over turns with `gamma` and `lam`, then over the tokens of each turn (VAGEN's bi-level GAE, arXiv
     2510.16907): A_n = delta_n + token_gamma token_lam A_{n+1}, delta_n = token_gamma V_{n+1} - V_n, and at the last
     token of turn t the advantage of the turn, A_t.
@@ -154,7 +159,7 @@ def bilevel_gae(
     an episode that a limit stopped goes on at the value of its last turn. `scale = "std"` normalises over the tokens of
     the step.
 
-    Needs a critic, which the trainer brings (`[critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
+    Needs a critic, which the trainer brings (`[credit.critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
     `aux["values"]` is missing, TrainingError for a reward that is not finite.
     """
     check_range("bilevel_gae", 0.0, 1.0, gamma=gamma, lam=lam, token_gamma=token_gamma, token_lam=token_lam)
@@ -162,7 +167,7 @@ def bilevel_gae(
     step = turns_of(groups, scores)
     values = step.learned("bilevel_gae", aux, "values")
     raw = _inside(step, values, _by_turn(step, _ends(values, -1), gamma, lam, bootstrap), token_gamma, token_lam)
-    return step.split(step.over_tokens(raw, scale, eps, among=step.valued)), state
+    return step.split(step.over_tokens(raw, scale, eps, among=step.valued))
 
 
 def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float, bootstrap: bool = False) -> list[F64]:

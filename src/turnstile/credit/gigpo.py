@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import LENGTHS, at, declare
 from turnstile.credit.stats import Of, Scale, check_range, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
 
+@declare(at({7: LENGTHS}), at(gamma=1.0), at(gamma=1.0, scale="none"))
 def gigpo(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     omega: float = 1.0,
     gamma: float = 0.95,
@@ -23,7 +22,7 @@ def gigpo(
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = A_E(i) + omega A_S(i,t) (GiGPO, arXiv 2505.10978).
 
     A_E compares the reward of attempt i with its group, as `grpo` does. A_S compares the return G_{i,t}, discounted
@@ -39,4 +38,4 @@ def gigpo(
     step = turns_of(groups, scores)
     episode = relative("gigpo", groups, scores, normalise, of=of)[step.trajectory]
     anchored = step.within(step.states(), step.returns(gamma), normalise)
-    return step.to_tokens(episode + omega * anchored), state
+    return step.to_tokens(episode + omega * anchored)

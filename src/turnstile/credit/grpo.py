@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, to_tokens
+from turnstile.credit.base import Advantages, Scores, to_tokens
+from turnstile.credit.invariants import WHOLE_STEP, at, declare
 from turnstile.credit.stats import Of, centred, check_knob, check_scores, equal, members, standardised
 from turnstile.types import Group
 
 
+@declare(at(), at(of="outcome", ddof=0), at(scale="none"), at({3: WHOLE_STEP}, scale="batch_std"))
 def grpo(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     of: Of = "total",
     scale: Literal["group_std", "none", "batch_std"] = "group_std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_i = (S_i - mean) / (std + eps) within the group, given to every token of attempt i.
 
     `of`: the composed total S_i or the outcome R_i alone. `scale`: `group_std` is GRPO (arXiv 2402.03300);
@@ -49,4 +49,4 @@ def grpo(
         else:
             values = centred(m.values, m.counted) / divisor
         advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
-    return advantages, state
+    return advantages

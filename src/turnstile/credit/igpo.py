@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.stats import Scale, check_range, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
 
+@declare(at({7: "turns without a reward and the outcome are normalised together"}))
 def igpo(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     gamma: float = 1.0,
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = sum_{k >= t} gamma^(k-t) Z_{i,k}, Z the rewards of all turns of the group, normalised together
     (IGPO, arXiv 2510.14967).
 
@@ -39,4 +38,4 @@ def igpo(
     step = turns_of(groups, scores)
     rewards = step.rewards + np.where(step.last, step.outcomes, 0.0)
     normalise = normaliser("igpo", scale, ddof=ddof, eps=eps)
-    return step.to_tokens(step.sums_to_go(step.within(step.group.tolist(), rewards, normalise), gamma)), state
+    return step.to_tokens(step.sums_to_go(step.within(step.group.tolist(), rewards, normalise), gamma))

@@ -7,24 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, learned
+from turnstile.credit.base import Advantages, Scores, learned
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.rloo import rloo
 from turnstile.credit.stats import F64, Of, check_range
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
+_PROCESS = "the process reward is a model's word, which need not agree with the outcomes"
 
-@learned("implicit")
+
+@declare(at({7: _PROCESS}), at({7: _PROCESS}, omega=0.5, gamma=0.0))
+@learned("reward_model", "turnstile.trainer.implicit:ImplicitReward")
 def implicit_step(
     groups: Sequence[Group],
     scores: Scores,
     aux: Mapping[str, Any],
-    state: State,
     *,
     omega: float = 1.0,
     gamma: float = 1.0,
     of: Of = "outcome",
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = R_i - mean_{j != i} R_j + omega sum_{k >= t} gamma^(k-t) (rho_{i,k} - mean_{j != i} rho_j), rho_{i,k} =
     beta log(phi / reference) summed over the tokens of turn k, rho_j its mean over the turns of attempt j (PRIME, arXiv
     2502.01456, by turns instead of tokens). Turns that are not trained take no part.
@@ -34,15 +37,16 @@ def implicit_step(
     iStar (OPRL, arXiv 2509.19199), which divides by the group's deviation besides. That the leave-one-out means are of
     the attempts' mean rewards is PRIME as we remember it.
 
-    Needs phi, which the trainer brings and trains in the same step (`[implicit]`). What phi has not judged yet has a
-    reward near 0, which is more than most attempts get while most fail, so a large `implicit.beta` or `omega` drives
-    the policy away from what it can do; PRIME, as we remember it, has beta = 0.05 and drops what is nearly always
-    failed. Float64, over trajectories in the baseline; a group with fewer than two of them gets 0. Equal outcomes do
-    not give 0. Raises ConfigError where `aux["implicit"]` is missing, TrainingError for a reward that is not finite.
+    Needs phi, which the trainer brings and trains in the same step (`[credit.reward_model]`). What phi has not judged
+    yet has a reward near 0, which is more than most attempts get while most fail, so a large `reward_model.beta` or
+    `omega` drives the policy away from what it can do; PRIME, as we remember it, has beta = 0.05 and drops what is
+    nearly always failed. Float64, over trajectories in the baseline; a group with fewer than two of them gets 0. Equal
+    outcomes do not give 0. Raises ConfigError where `aux["implicit"]` is missing, TrainingError for a reward that is
+    not finite.
     """
     check_range("implicit_step", 0.0, 1.0, gamma=gamma)
     check_range("implicit_step", 0.0, np.inf, omega=omega)
-    whole, _ = rloo(groups, scores, {}, {}, of=of)
+    whole = rloo(groups, scores, of=of)
     step = turns_of(groups, scores)
     rewards = np.array([own.sum() for own in step.learned("implicit_step", aux, "implicit")], dtype=np.float64)
     result = np.zeros_like(rewards)
@@ -50,7 +54,7 @@ def implicit_step(
         turns = (step.group == group) & step.valued
         result[turns] = _above_others(rewards[turns], step.trajectory[turns], step.counted[turns])
     credit = step.to_tokens(omega * step.sums_to_go(result, gamma))
-    return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(whole, credit, strict=True)], state
+    return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(whole, credit, strict=True)]
 
 
 def _above_others(rewards: F64, trajectory: Any, counted: Any) -> F64:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
+
+from turnstile.lookup import KINDS, resolve
 
 INVARIANTS: Mapping[int, str] = {
     1: "inserting masked tokens between turns changes no action token's advantage, return or loss",
@@ -17,13 +19,26 @@ INVARIANTS: Mapping[int, str] = {
 }
 
 
+WHOLE_STEP = "statistics of the whole step: all its groups must be given in one call, as the trainer does"
+LENGTHS = "a discounted return depends on how many turns lie ahead, also where all outcomes are equal"
+NO_BASELINE = "there is no baseline to take off"
+CRITIC = "the baseline is a critic's word, which need not be the mean of the rewards"
+KEPT = "what is not kept is not learned from, whichever turn it is"
+"""Why an invariant cannot hold: reasons that several kinds have."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declaration:
-    """A kind with knobs, and the invariants that cannot hold for it: number -> why."""
+    """Knobs of a kind, and the invariants that cannot hold with them: number -> why."""
 
-    kind: str
+    kind: str = ""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     exempt: Mapping[int, str] = field(default_factory=dict)
+
+
+def at(exempt: Mapping[int, str] | None = None, /, **knobs: Any) -> Declaration:
+    """Return a declaration for a function with these knobs, which cannot keep the invariants `exempt`."""
+    return Declaration(knobs=knobs, exempt=exempt or {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,16 +96,32 @@ def goes(before: float, after: float) -> str:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def exempt(reasons: Mapping[int, str]) -> Callable[[_Function], _Function]:
-    """Writes on a function which invariants cannot hold for it, and why; `exempt_of` reads it."""
+def declare(*declarations: Declaration) -> Callable[[_Function], _Function]:
+    """Declare with which knobs a function is to be checked, and which invariants cannot hold then, and why.
+
+        @declare(at(), at({3: WHOLE_STEP}, scale="batch_std"))
+
+    A function that declares nothing is to keep all of them with its default knobs.
+    """
 
     def mark(function: _Function) -> _Function:
-        cast(Any, function).exempt = dict(reasons)
+        cast(Any, function).declarations = declarations
         return function
 
     return mark
 
 
-def exempt_of(function: Callable[..., Any]) -> Mapping[int, str]:
-    """What `exempt` wrote on a function; nothing where it did not."""
-    return cast(Mapping[int, str], getattr(function, "exempt", {}))
+def exempt_of(function: Callable[..., Any], knobs: Mapping[str, Any]) -> Mapping[int, str]:
+    """Return what a function declares with these knobs; with knobs of which it says nothing, all that it declares."""
+    own = _declared_by(function)
+    exact = [each.exempt for each in own if dict(each.knobs) == dict(knobs)]
+    return {number: why for exempt in exact or [each.exempt for each in own] for number, why in exempt.items()}
+
+
+def declared(room: str) -> tuple[Declaration, ...]:
+    """Return what every kind of a room declares, in the order of the table; each kind at least its defaults."""
+    return tuple(replace(each, kind=kind) for kind in KINDS[room] for each in _declared_by(resolve(room, kind)))
+
+
+def _declared_by(function: Callable[..., Any]) -> tuple[Declaration, ...]:
+    return getattr(function, "declarations", ()) or (Declaration(),)

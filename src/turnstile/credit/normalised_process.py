@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import NO_BASELINE, at, declare
 from turnstile.credit.stats import Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
 
+@declare(
+    at({7: "the outcome is in the reward of each turn, so attempts of more turns sum more of it"}),
+    at(gamma=0.0, scale="none"),
+    at(calibrate="product"),
+    at({7: NO_BASELINE}, baseline="none"),
+)
 def normalised_process(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     calibrate: Literal["sum", "product", "none"] = "sum",
     middle: float = 0.5,
@@ -26,7 +31,7 @@ def normalised_process(
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = normalised sum_{k >= t} gamma^(k-t) z_{i,k}, with z_{i,t} = (r_{i,t} - middle) + (R_i - middle): ReNorm
     (PPR, arXiv 2509.25598).
 
@@ -59,4 +64,4 @@ def normalised_process(
     if baseline == "index":
         at_index = list(zip(step.group.tolist(), step.index.tolist(), strict=True))
         result = step.within(at_index, result, normalise)
-    return step.to_tokens(result), state
+    return step.to_tokens(result)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import LENGTHS, at, declare
 from turnstile.credit.stats import Scale, check_range, normaliser
 from turnstile.credit.turns import seat_outcomes, turns_of
 from turnstile.types import Group
 
 
+@declare(at(), at({7: LENGTHS}, gamma=0.9))
 def per_agent(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     gamma: float = 1.0,
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = normalised G_{i,t}, among all turns of the group in which the same agent spoke
     (MARS, arXiv 2510.15414).
 
@@ -45,4 +44,4 @@ def per_agent(
         ahead[seat] = step.rewards[t] + (gamma * ahead[seat] if seat in ahead else outcomes[t])
         returns[t] = ahead[seat]
     labels = [(int(group), turn.agent) for group, turn in zip(step.group, step.turns, strict=True)]
-    return step.to_tokens(step.within(labels, returns, normalise)), state
+    return step.to_tokens(step.within(labels, returns, normalise))

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, learned
+from turnstile.credit.base import Advantages, Scores, learned
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.stats import F64, Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
@@ -22,12 +23,19 @@ def _outcomes(groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *
     )
 
 
-@learned("progress", _outcomes)
+_NOT_ADDED = "the outcome is not added: the estimator has learned of earlier ones"
+_CONTRIBUTED = "contributions are a model's word, which differs at turns of one index also where outcomes are equal"
+
+
+@declare(
+    at({7: _CONTRIBUTED}),
+    at({5: _NOT_ADDED, 7: _CONTRIBUTED}, rest="none", scale="none"),
+)
+@learned("critic", "turnstile.trainer.progress:ProgressEstimator", _outcomes)
 def progress_attribution(
     groups: Sequence[Group],
     scores: Scores,
     aux: Mapping[str, Any],
-    state: State,
     *,
     alpha: float = 1.0,
     rest: Literal["last", "none"] = "last",
@@ -35,7 +43,7 @@ def progress_attribution(
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = G_{i,t}, normalised among the turns of the group at the same index, with
     G_{i,t} = sum_{k >= t} gamma^(k-t) (alpha c_{i,k} + r_{i,k}): in the place of the outcome R_i each turn gets its
     contribution c_{i,k}, which is learned such that sum_k c_{i,k} is R_i (SPA-RL, arXiv 2505.20732).
@@ -50,9 +58,9 @@ def progress_attribution(
     no attempt's sum. `rest = "none"` is the paper's: it teaches nothing before the estimator says anything, and what
     that has wrong is a bias. Means of the group in the place of the paper's PPO critic are ours.
 
-    Needs the estimator, which the trainer brings and fits (`[critic]`). Float64, over trajectories in the baseline; a
-    turn with nobody to be compared with gets 0, equal outcomes do not. Raises ConfigError where `aux["progress"]` is
-    missing, TrainingError for a reward or a contribution that is not finite.
+    Needs the estimator, which the trainer brings and fits (`[credit.critic]`). Float64, over trajectories in the
+    baseline; a turn with nobody to be compared with gets 0, equal outcomes do not. Raises ConfigError where
+    `aux["progress"]` is missing, TrainingError for a reward or a contribution that is not finite.
     """
     check_knob("progress_attribution", "rest", rest, ("last", "none"))
     check_range("progress_attribution", 0.0, np.inf, alpha=alpha)
@@ -65,4 +73,4 @@ def progress_attribution(
         sums = np.bincount(step.trajectory, weights=given)[step.trajectory] if len(given) else given
         given = given + np.where(step.last, step.outcomes - sums, 0.0)
     at_index = list(zip(step.group.tolist(), step.index.tolist(), strict=True))
-    return step.to_tokens(step.within(at_index, step.sums_to_go(given + step.rewards, gamma), normalise)), state
+    return step.to_tokens(step.within(at_index, step.sums_to_go(given + step.rewards, gamma), normalise))

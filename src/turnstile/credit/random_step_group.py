@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Hashable, Sequence
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.stats import Of, Scale, check_knob, check_range, normaliser, relative
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
 
 
+@declare(at(size=4), at(size=4, compare="return"))
 def random_step_group(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     size: int = 16,
     omega: float = 1.0,
@@ -29,7 +29,7 @@ def random_step_group(
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = A_E(i) + omega A_S(i,t), where A_S compares turns of the group that chance put together.
 
     The step part of SRGPO (SeeNav-Agent, arXiv 2512.02631): step rewards that mean the same in every state can be
@@ -48,7 +48,7 @@ def random_step_group(
     step = turns_of(groups, scores)
     episode = relative("random_step_group", groups, scores, normalise, of=of)[step.trajectory]
     values = step.rewards if compare == "reward" else step.returns(gamma)
-    return step.to_tokens(episode + omega * step.within(_drawn(step, size, seed), values, normalise)), state
+    return step.to_tokens(episode + omega * step.within(_drawn(step, size, seed), values, normalise))
 
 
 def _drawn(step: Turns, size: int, seed: int) -> list[Hashable]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from turnstile.credit.base import EQUAL, Advantages, Scores, State, to_tokens
 from turnstile.credit.grpo import grpo
+from turnstile.credit.invariants import KEPT, WHOLE_STEP, at, declare
 from turnstile.credit.stats import Members, Of, check_knob, check_range, check_scores, members
 from turnstile.types import Group
 
 
+@declare(at({3: WHOLE_STEP, 6: KEPT}), at({3: WHOLE_STEP}, over="trajectories", positive=False))
 def recalibrated(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
     state: State,
     *,
     window: int = 10240,
@@ -54,7 +55,7 @@ def recalibrated(
         values = np.maximum(values, 0.0) if positive else values
         advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
     if fresh == "group":
-        compared, _ = grpo(groups, scores, aux, {}, of=of)
+        compared = grpo(groups, scores, of=of)
         counted = [bool(one) for m in found for one in m.counted]
         advantages = [own if now else old for own, old, now in zip(compared, advantages, counted, strict=True)]
     return advantages, {**state, "recent": recent}

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, to_tokens
+from turnstile.credit.base import Advantages, Scores, to_tokens
+from turnstile.credit.invariants import NO_BASELINE, WHOLE_STEP, at, declare
 from turnstile.credit.stats import Of, centred, check_knob, check_scores, members
 from turnstile.types import Group
 
 
+@declare(at({3: WHOLE_STEP}), at({7: NO_BASELINE}, baseline="none"))
 def reinforce(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     of: Of = "total",
     baseline: Literal["batch", "none"] = "batch",
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_i = S_i - b, given to every token of attempt i (Williams 1992).
 
     `baseline`: `batch`, the mean over all attempts of the step, whatever their task; `none`, b = 0, the plain score
@@ -40,4 +40,4 @@ def reinforce(
     for group, m in zip(groups, found, strict=True):
         own, values = values[: len(m.values)], values[len(m.values) :]
         advantages += to_tokens(group, np.where(m.learning, own, 0.0).tolist())
-    return advantages, state
+    return advantages

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import LENGTHS, WHOLE_STEP, at, declare
 from turnstile.credit.stats import F64, check_knob, check_range, members
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
 
 
+@declare(
+    at({3: WHOLE_STEP}),
+    at({3: WHOLE_STEP}, baseline="group"),
+    at({3: WHOLE_STEP, 7: LENGTHS}, gamma=0.9),
+)
 def reinforce_pp(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     gamma: float = 1.0,
     baseline: Literal["none", "group"] = "none",
     eps: float = 1e-8,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_n = (G_n - mean) / (std + eps) over all trained tokens n of the step (REINFORCE++, arXiv 2501.03262).
 
     G_n = r + gamma G_{n+1} along the trained tokens alone: a step reward falls on the last token of its turn, the
@@ -41,7 +45,7 @@ def reinforce_pp(
     if baseline == "group":
         step = replace(step, outcomes=step.outcomes - _means(groups, scores)[step.group])
     returns = token_returns(step, gamma)
-    return step.split(step.over_tokens(returns, "std", eps, among=step.valued)), state
+    return step.split(step.over_tokens(returns, "std", eps, among=step.valued))
 
 
 def token_returns(step: Turns, gamma: float) -> list[F64]:

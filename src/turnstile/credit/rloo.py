@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, to_tokens
+from turnstile.credit.base import Advantages, Scores, to_tokens
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.stats import Of, check_knob, check_scores, flat, members
 from turnstile.types import Group
 
 
-def rloo(
-    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, *, of: Of = "total"
-) -> tuple[Advantages, State]:
+@declare(at(), at(of="outcome"))
+def rloo(groups: Sequence[Group], scores: Scores, *, of: Of = "total") -> Advantages:
     """A_i = S_i - mean_{j != i} S_j within the group, given to every token of attempt i.
 
     RLOO (arXiv 2402.14740), used for multi-turn agents as LOOP (arXiv 2502.01600). `of`: the composed total S_i
@@ -35,4 +34,4 @@ def rloo(
             sums = m.values[m.counted].sum() - np.where(m.counted, m.values, 0.0)
             values = m.values - sums / others
         advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
-    return advantages, state
+    return advantages

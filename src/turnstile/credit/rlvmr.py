@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
-from turnstile.credit.base import Advantages, Scores, State, named, reads
+from turnstile.credit.base import Advantages, Scores, named, reads
 from turnstile.credit.stats import Of, Scale, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
@@ -15,8 +14,6 @@ from turnstile.types import Group
 def rlvmr(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     alpha: float = 1.0,
     tag: str = "tag",
@@ -24,7 +21,7 @@ def rlvmr(
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = A_R(i) + alpha A_tag(i,t) (RLVMR, arXiv 2507.22844).
 
     A_R compares the outcomes of the group's attempts. A_tag compares the step reward r_{i,t} among the group's turns of
@@ -41,4 +38,4 @@ def rlvmr(
         (int(group), name) if (name := named(turn, tag)) else place
         for place, (group, turn) in enumerate(zip(step.group, step.turns, strict=True))
     ]
-    return step.to_tokens(outcome + alpha * step.within(labels, step.rewards, normalise)), state
+    return step.to_tokens(outcome + alpha * step.within(labels, step.rewards, normalise))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.stats import check_range
 from turnstile.credit.turns import seat_outcomes, turns_of
 from turnstile.types import Group
 
 
+@declare(at({7: "the moving average has yet to reach the rewards"}))
 def role_baseline(
-    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, *, decay: float = 0.95
+    groups: Sequence[Group], scores: Scores, state: State, *, decay: float = 0.95
 ) -> tuple[Advantages, State]:
     """A_{i,role} = R_{i,role} - b[env, role], with b <- decay b + (1 - decay) R after each game (SPIRAL's
     role-conditioned advantage estimation, arXiv 2506.24119).

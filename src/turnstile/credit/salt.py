@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.stats import Of, Scale, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group, Turn
@@ -15,14 +14,12 @@ from turnstile.types import Group, Turn
 def salt(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     of: Of = "total",
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """Group-relative advantages, with those of equal steps averaged (SALT, arXiv 2510.20022).
 
     The attempts of a group form a graph: a turn is an edge out of its state (`state_key`), named by what was done
@@ -35,7 +32,7 @@ def salt(
     step = turns_of(groups, scores)
     own = relative("salt", groups, scores, normaliser("salt", scale, ddof=ddof, eps=eps), of=of)[step.trajectory]
     edges: list[Hashable] = [(place, action(turn)) for place, turn in zip(step.states(), step.turns, strict=True)]
-    return step.to_tokens(step.mean_within(edges, own)), state
+    return step.to_tokens(step.mean_within(edges, own))
 
 
 def action(turn: Turn) -> str:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.stats import check_range, equal, members, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
 
+@declare(at(), at(process=1.0, low=-20.0, high=20.0))
 def segments(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     process: float = 0.0,
     low: float = 0.0,
     high: float = 1.0,
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = (clip(R_i + process r_{i,t}, low, high) - mean_j R_j) / (std_j R_j + eps).
 
     A trajectory whose context was summarised or folded is several training rows, one for each segment; all share the
@@ -52,4 +51,4 @@ def segments(
                 result[turns] = values[turns] - step.outcomes[turns]  # exactly 0 but for process rewards
             else:
                 result[turns] = (values[turns] - outcomes.mean()) / (outcomes.std(ddof=ddof) + eps)
-    return step.to_tokens(result), state
+    return step.to_tokens(result)

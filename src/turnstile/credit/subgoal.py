@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Hashable, Sequence
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, named, reads
+from turnstile.credit.base import Advantages, Scores, named, reads
+from turnstile.credit.invariants import LENGTHS, at, declare
 from turnstile.credit.stats import F64, Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import I64, Turns, turns_of, within
 from turnstile.types import Group
 
 
+@declare(at(), at({7: LENGTHS}, among="name", gamma=0.9, gamma_low=0.9))
 @reads("key")
 def subgoal(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     key: str = "subgoal",
     reached: str = "subgoal_reached",
@@ -29,7 +29,7 @@ def subgoal(
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = A_high(segment of t) + omega A_low(t), as in hierarchies of a policy that sets subgoals and one that
     pursues them (VSC-RL, arXiv 2502.07949; GLIDER, arXiv 2505.19761).
 
@@ -64,7 +64,7 @@ def subgoal(
         (g, name) if name else place for place, (g, name) in enumerate(zip(step.group.tolist(), names, strict=True))
     ]
     low = step.within(pursued, _low(step, segment, reached, gamma_low), normalise)
-    return step.to_tokens(high[segment] + omega * low), state
+    return step.to_tokens(high[segment] + omega * low)
 
 
 def _high(step: Turns, segment: I64, trajectory: I64, gamma: float) -> F64:

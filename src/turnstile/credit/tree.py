@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.lineage import START, common
 from turnstile.credit.stats import F64, Flags, Of, check_knob, check_range, check_scores, flat, members
 from turnstile.types import Group
 
+_BEHIND = "behind the last branching a turn adds nothing to the mean outcome below it"
 
+
+@declare(at(), at({5: _BEHIND, 6: _BEHIND}, overall=0.0))
 def tree(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     local: float = 1.0,
     overall: float = 1.0,
     by_leaves: bool = True,
     of: Of = "outcome",
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = local (V(after t) - V(before t)) + overall (V(after t) - V(root)), over sqrt(leaves) (TreeRL,
     arXiv 2506.11902).
 
@@ -59,7 +60,7 @@ def tree(
                     for turn, one in zip(trajectory.turns, credit, strict=True)
                 ]
             )
-    return advantages, state
+    return advantages
 
 
 def _mean(values: F64, inside: Flags, alone: float) -> float:

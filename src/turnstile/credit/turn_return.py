@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import LENGTHS, WHOLE_STEP, at, declare
 from turnstile.credit.stats import Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
 
+@declare(
+    at(),
+    at(scale="none"),
+    at({7: LENGTHS}, gamma=0.9),
+    at({3: WHOLE_STEP}, among="batch"),
+    at({3: WHOLE_STEP, 7: LENGTHS}, among="mixed", gamma=0.9),
+)
 def turn_return(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     gamma: float = 1.0,
     among: Literal["index", "batch", "mixed"] = "index",
@@ -25,7 +31,7 @@ def turn_return(
     scale: Scale = "std",
     ddof: int = 1,
     eps: float = 1e-6,
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_{i,t} = normalised G_{i,t}, given to every token of turn t, where
     G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i.
 
@@ -49,4 +55,4 @@ def turn_return(
         result += share * step.within(at_index, returns, normalise)
     if share < 1.0:
         result += (1.0 - share) * step.within([0] * len(returns), returns, normalise)
-    return step.to_tokens(result), state
+    return step.to_tokens(result)

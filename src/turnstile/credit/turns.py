@@ -18,11 +18,11 @@ from turnstile.types import F32, Group, Score, Stop, Turn
 I64 = NDArray[np.int64]
 LIMITS = (Stop.TURNS, Stop.CONTEXT, Stop.TOKENS, Stop.TIMEOUT)
 _LEARNED = {
-    "values": ("the values of a critic", "critic"),
-    "implicit": ("the rewards of an implicit process reward", "implicit"),
-    "q": ("the values of a critic of turns", "critic"),
-    "v": ("the values of a critic of turns", "critic"),
-    "progress": ("the contributions of turns", "critic"),
+    "values": ("the values of a critic", "credit.critic"),
+    "implicit": ("the rewards of an implicit process reward", "credit.reward_model"),
+    "q": ("the values of a critic of turns", "credit.critic"),
+    "v": ("the values of a critic of turns", "credit.critic"),
+    "progress": ("the contributions of turns", "credit.critic"),
 }
 """What learned parts say of tokens or turns -> in words, and its section of a recipe."""
 

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State, learned
+from turnstile.credit.base import Advantages, Scores, learned
+from turnstile.credit.invariants import CRITIC, at, declare
 from turnstile.credit.stats import F64, check_range
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
@@ -35,10 +36,11 @@ def _bootstrapped(
     return np.split(found, np.cumsum([len(t.turns) for group in groups for t in group.trajectories])[:-1])
 
 
-@learned("utterance", _bootstrapped)
+@declare(at({5: "rewards reach it through the critic alone, which has learned of earlier ones", 7: CRITIC}))
+@learned("critic", "turnstile.trainer.utterance:UtteranceCritic", _bootstrapped)
 def utterance_critic(
-    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State, *, gamma: float = 1.0
-) -> tuple[Advantages, State]:
+    groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0
+) -> Advantages:
     """A_t = Q(s_t, a_t) - V(s_t), the smaller of two Q and of two V, given to every token of turn t (ArCHer, arXiv
     2402.19446): an actor-critic whose actions are whole utterances, with a policy of tokens below it.
 
@@ -46,10 +48,10 @@ def utterance_critic(
     an episode but single turns, whoever played them; `gamma` discounts turns. The outcome falls on the last turn.
     Nothing of the rewards is in A_t that is not in the critic.
 
-    Needs a critic, which the trainer brings and fits to the step before its word is taken (`[critic]`). Raises
+    Needs a critic, which the trainer brings and fits to the step before its word is taken (`[credit.critic]`). Raises
     ConfigError where `aux["q"]` or `aux["v"]` is missing, TrainingError for a reward or a value that is not finite.
     """
     check_range("utterance_critic", 0.0, 1.0, gamma=gamma)
     step = turns_of(groups, scores)
     q, v = (step.judged("utterance_critic", aux, name) for name in _SAID)
-    return step.to_tokens(q - v), state
+    return step.to_tokens(q - v)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, State
+from turnstile.credit.base import Advantages, Scores
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.lineage import Snapshots, snapshots
 from turnstile.credit.stats import F64, Flags, check_knob, check_range, equal
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
+_SHARED = "what a continuation shares is credited in the attempt that it left"
 
+
+@declare(at({6: _SHARED}), at({6: _SHARED}, train="roots"))
 def vine(
     groups: Sequence[Group],
     scores: Scores,
-    aux: Mapping[str, Any],
-    state: State,
     *,
     gamma: float = 1.0,
     train: Literal["all", "roots"] = "all",
-) -> tuple[Advantages, State]:
+) -> Advantages:
     """A_t = r_t + gamma V(s_{t+1}) - V(s_t), V(s_t) the mean return of M continuations out of a snapshot at turn t
     (VinePPO, arXiv 2410.01679, over turns instead of steps of reasoning; with another policy's continuations the
     process rewards of PAV, arXiv 2410.08146).
@@ -55,7 +57,7 @@ def vine(
         for place in range(len(own)):
             learns = train == "all" or found.begins[place] == 0
             credit.append(_stretches(place, own, counted, found, gamma) if learns else np.zeros(len(own[place])))
-    return step.to_tokens(np.concatenate(credit) if credit else np.zeros(0)), state
+    return step.to_tokens(np.concatenate(credit) if credit else np.zeros(0))
 
 
 def _stretches(place: int, returns: Sequence[F64], counted: Flags, found: Snapshots, gamma: float) -> F64:

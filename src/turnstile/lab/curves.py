@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from turnstile.credit.base import estimate
 from turnstile.errors import TurnstileError
 from turnstile.lab.measure import Subject
 from turnstile.lab.play import Player, deal, draw_paths, plain_score
@@ -85,7 +86,7 @@ def sampled(subject: Subject, plan: Plan, scores: Sequence[Score] | None = None)
         player = Player(world, pi, known)
         groups = max(plan.groups, len(world.process.starts))
         drawn = deal(player, draw_paths(world, world.probabilities(pi), rng, 1, groups, plan.size))
-        given, state = subject.estimator(drawn.steps[0], drawn.scores[0], drawn.aux(0), state, **subject.knobs)
+        given, state = estimate(subject.bound, drawn.steps[0], drawn.scores[0], drawn.aux(0), state)
         values = np.concatenate([each for turns in given for each in turns]).astype(np.float64)
         result: F64 = drawn.gradients(values)[0]
         return result

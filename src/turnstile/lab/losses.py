@@ -156,7 +156,7 @@ def loss_bench(
 
 def _batch(drawn: Drawn, n: int, weights: Weights) -> Batch:
     """One step as the trainer would plant it."""
-    advantages, _ = rloo(drawn.steps[n], drawn.scores[n], {}, {})
+    advantages = rloo(drawn.steps[n], drawn.scores[n])
     trajectories = [trajectory for group in drawn.steps[n] for trajectory in group.trajectories]
     rows = [row for one, turns in zip(trajectories, advantages, strict=True) for row in rows_of(one, turns)]
     (batch,) = pack_prefix_trees(rows, weights(rows), budget=_BUDGET)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from turnstile.credit.base import Estimator
+from turnstile.credit.base import Estimator, estimate
 from turnstile.lab.controls import Adjusted, Controls, controls
 from turnstile.lab.judge import Figures, judge
 from turnstile.lab.play import Drawn, Player, branch_paths, deal, draw_paths
@@ -31,6 +32,11 @@ class Subject:
     @property
     def label(self) -> str:
         return label(self.name, self.knobs)
+
+    @property
+    def bound(self) -> Estimator:
+        """The estimator with its knobs bound."""
+        return functools.partial(self.estimator, **self.knobs)
 
 
 def label(name: str, knobs: Mapping[str, Any]) -> str:
@@ -94,7 +100,7 @@ def credit(subject: Subject, drawn: Drawn) -> tuple[F64, bool]:
     state: Mapping[str, Any] = {}
     parts: list[Any] = []
     for n, (groups, scores) in enumerate(zip(drawn.steps, drawn.scores, strict=True)):
-        given, state = subject.estimator(groups, scores, drawn.aux(n), state, **subject.knobs)
+        given, state = estimate(subject.bound, groups, scores, drawn.aux(n), state)
         parts += [values for turns in given for values in turns]
     return np.concatenate(parts).astype(np.float64), bool(state)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from turnstile.credit.base import Estimator
+from turnstile.credit.base import SHAPE, Estimator
 from turnstile.credit.check import DECLARED, check_estimator
-from turnstile.errors import ConfigError, TurnstileError
+from turnstile.errors import ConfigError, ShapeError, TurnstileError
 from turnstile.lab.measure import Subject
 from turnstile.lookup import KINDS, resolve
 
@@ -21,13 +21,11 @@ def subject(kind: str, knobs: Mapping[str, Any] | None = None) -> Subject:
     given = dict(knobs or {})
     try:
         broken = check_estimator(estimator, given)
+    except (TypeError, AssertionError, ShapeError) as error:
+        shape = "" if isinstance(error, ShapeError) else f"; an estimator is {SHAPE}"
+        raise ConfigError(f"credit kind {kind!r} cannot be measured: {error}{shape}") from error
     except TurnstileError:
         broken = {}  # it wants what a made-up group does not have; the lab says what
-    except (TypeError, AssertionError) as error:
-        raise ConfigError(
-            f"credit kind {kind!r} cannot be measured: {error}; an estimator is (groups, scores, aux, state, **knobs) "
-            "-> ([trajectory][turn] of f32[n], state)"
-        ) from error
     return Subject(name=kind, estimator=estimator, knobs=given, broken=broken)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from turnstile.batching.batch import Batch
 from turnstile.errors import ConfigError
+from turnstile.lookup import Part
 
 Metrics = dict[str, Tensor]
 """Per-token diagnostics f32[N] (detached), averaged over the step with the tokens' weights by the trainer."""
@@ -35,6 +36,10 @@ class LossMultiplier(Protocol):
 
     def __call__(self, batch: Batch, **knobs: Any) -> tuple[Tensor, Metrics]: ...
 
+
+NO_REWARD = {7: "it does not depend on rewards"}
+CHOSEN = {3: "chosen over all tokens of a step: the trainer gives it them in one batch"}
+"""Invariants that cannot hold for several losses, and why: for `credit.invariants.at`."""
 
 Whole = Literal["", "trajectory", "group", "step"]
 SCOPES: tuple[Whole, ...] = ("", "trajectory", "group", "step")
@@ -66,15 +71,20 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def needs(
-    *extras: str, whole: Whole | Literal["unit"] = "", entropy_gradient: bool = False
+    *extras: str,
+    whole: Whole | Literal["unit"] = "",
+    entropy_gradient: bool = False,
+    provider: Part | None = None,
 ) -> Callable[[_Function], _Function]:
-    """Writes on a loss or factor what it needs; `needs_of` reads it. `whole = "unit"`: trajectories, where that is
-    what its knob `unit` says."""
+    """Declare what a loss or factor needs; `needs_of` reads it. `whole = "unit"`: trajectories, where that is what its
+    knob `unit` says. `provider`, a `LogprobProvider` (trainer/reference.py), gives those `extras` that no other part of
+    a recipe gives."""
 
     def mark(function: _Function) -> _Function:
         least: Whole = "" if whole == "unit" else whole
         cast(Any, function).needs = Needs(extras=extras, whole=least, entropy_gradient=entropy_gradient)
         cast(Any, function).by_unit = whole == "unit"
+        cast(Any, function).part = provider
         return function
 
     return mark

@@ -3,7 +3,7 @@
     broken = check_loss(my_loss, {"clip": 0.2})
     assert not broken, broken
 
-`DECLARED` and `LOSS_MULTIPLIERS` say for each built-in kind which invariants do not hold, and why they cannot.
+Each kind declares which invariants do not hold, and why they cannot (`credit.invariants.declare`).
 Invariants 5 and 6 speak of rewards, which a loss never sees.
 """
 
@@ -18,52 +18,12 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import PER_TOKEN, Batch
-from turnstile.credit.invariants import Declaration, DoesNotApply, Finding, broken, examine, goes
+from turnstile.credit.invariants import DoesNotApply, Finding, broken, declared, examine, goes
 from turnstile.losses.base import Metrics, TokenLoss, Whole, needs_of
 
-_NO_REWARD = {7: "it does not depend on rewards"}
-_STEP = {3: "chosen over all tokens of a step: the trainer gives it them in one batch"}
-
-DECLARED: tuple[Declaration, ...] = (
-    Declaration(kind="ppo"),
-    Declaration(kind="ppo", knobs={"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0}),
-    Declaration(kind="reinforce"),
-    Declaration(kind="sft"),
-    *(Declaration(kind="kl", knobs={"estimator": estimator}, exempt=_NO_REWARD) for estimator in ("k1", "k2", "k3")),
-    Declaration(kind="decoupled_ppo"),
-    Declaration(kind="decoupled_ppo", knobs={"cap": 1.1}),
-    Declaration(kind="gspo"),
-    Declaration(kind="gspo", knobs={"unit": "turn", "clip_low": 0.1, "clip_high": 0.1}),
-    Declaration(kind="gmpo"),
-    Declaration(kind="gmpo", knobs={"unit": "turn", "clip_low": 0.1, "clip_high": 0.1}),
-    Declaration(kind="cispo"),
-    Declaration(kind="clip_cov", knobs={"share": 0.2, "low": 0.05}, exempt=_STEP),
-    Declaration(kind="kl_cov", knobs={"share": 0.2}, exempt=_STEP),
-    Declaration(kind="entropy", exempt=_NO_REWARD),
-    Declaration(kind="entropy_band", exempt=_NO_REWARD),
-    Declaration(kind="entropy_balanced_clip"),
-    Declaration(kind="entropy_balanced_clip", knobs={"clip_low": 0.1, "clip_high": 0.1, "keep": "both"}),
-    Declaration(kind="forward_kl", exempt=_NO_REWARD),
-    Declaration(kind="forward_kl", knobs={"estimator": "k1"}, exempt=_NO_REWARD),
-    Declaration(kind="distill", exempt=_NO_REWARD),
-    Declaration(kind="self_distill", exempt=_NO_REWARD),
-    Declaration(kind="value", exempt=_NO_REWARD),
-    Declaration(kind="value", knobs={"clip": 0.05}, exempt=_NO_REWARD),
-    Declaration(kind="dpo"),
-    Declaration(kind="refuel"),
-    Declaration(kind="refuel", knobs={"turns": "all"}),
-    Declaration(kind="pacs"),
-)
-
-LOSS_MULTIPLIERS: tuple[Declaration, ...] = (
-    Declaration(kind="tis", knobs={"cap": 1.1}),
-    Declaration(kind="tis", knobs={"unit": "turn"}),
-    Declaration(kind="mis", knobs={"cap": 1.1}),
-    Declaration(kind="mis", knobs={"unit": "turn", "mean": True}),
-    Declaration(kind="icepop", knobs={"low": 0.9, "high": 1.2}),
-    Declaration(kind="high_entropy_only", exempt=_STEP),
-)
-"""The same for factors, each of them with any loss that keeps the invariants by itself."""
+DECLARED = declared("loss")
+LOSS_MULTIPLIERS = declared("loss_multiplier")
+"""What losses and factors declare of the invariants; of a factor with any loss that keeps them by itself."""
 
 
 _CUTS: Mapping[Whole, tuple[int, ...]] = {"": (3, 9, 12), "trajectory": (6, 18), "group": (12,), "step": (3, 12, 18)}

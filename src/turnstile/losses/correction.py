@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics, extra, needs
 from turnstile.losses.ratio import LIMIT
 from turnstile.losses.units import Unit, mean_within, sum_within, units
 
 
+@declare(at(cap=1.1), at(unit="turn"))
 @needs("proximal_logprobs", whole="unit")
 def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = False) -> tuple[Tensor, Metrics]:
     """min(rho, cap): truncated importance sampling (Yao and others 2025, "Your efficient RL framework secretly brings
@@ -31,6 +33,7 @@ def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = Fa
     return _finish(rho.clamp(max=cap), rho, metrics)
 
 
+@declare(at(cap=1.1), at(unit="turn", mean=True))
 @needs("proximal_logprobs", whole="unit")
 def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool = False) -> tuple[Tensor, Metrics]:
     """rho where rho <= cap, else 0: masked importance sampling (Liu and others 2025, "When speed kills stability").
@@ -42,6 +45,7 @@ def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool
     return _finish(torch.where(rho <= cap, rho, 0), rho, metrics)
 
 
+@declare(at(low=0.9, high=1.2))
 @needs("proximal_logprobs", whole="unit")
 def icepop(
     batch: Batch, *, low: float = 0.5, high: float = 5.0, unit: Unit = "token", mean: bool = False

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
-from turnstile.losses.base import Metrics, needs
+from turnstile.losses.base import CHOSEN, Metrics, needs
 from turnstile.losses.ratio import check_bounds, clipped_surrogate, log_ratio, ratio_metrics
 from turnstile.losses.units import mean_within
 
 
+@declare(at(CHOSEN, share=0.2, low=0.05))
 @needs(whole="step")
 def clip_cov(
     logprobs: Tensor,
@@ -47,6 +49,7 @@ def clip_cov(
     return torch.where(drawn, 0, loss), metrics
 
 
+@declare(at(CHOSEN, share=0.2))
 @needs(whole="step")
 def kl_cov(logprobs: Tensor, batch: Batch, *, share: float = 2e-4, coef: float = 1.0) -> tuple[Tensor, Metrics]:
     """-ratio * A, plus coef * |log pi - log behaviour| for the `share` of all tokens (one at least) with the largest c

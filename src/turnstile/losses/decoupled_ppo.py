@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics, extra, needs
 from turnstile.losses.ppo import ppo
 from turnstile.losses.ratio import LIMIT
 
 
+@declare(at(), at(cap=1.1))
 @needs("proximal_logprobs")
 def decoupled_ppo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 0.2, clip_high: float = 0.2, cap: float | None = None

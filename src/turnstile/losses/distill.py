@@ -5,10 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
-from turnstile.losses.base import Metrics, extra, needs
+from turnstile.credit.invariants import at, declare
+from turnstile.lookup import Part
+from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 from turnstile.losses.kl import Estimator, divergence
 
 
+@declare(at(NO_REWARD))
 @needs("teacher_logprobs")
 def distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> tuple[Tensor, Metrics]:
     """KL(pi || teacher) at each sampled token, from `batch.extras["teacher_logprobs"]` f32[N]: on-policy distillation
@@ -23,14 +26,15 @@ def distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> t
     return value, {"kl_teacher": value.detach()}
 
 
-@needs("feedback_logprobs")
+@declare(at(NO_REWARD))
+@needs("feedback_logprobs", provider=Part(section="feedback", path="turnstile.trainer.feedback:Feedback"))
 def self_distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> tuple[Tensor, Metrics]:
     """KL(pi || sg[pi given feedback]) at each sampled token, from `batch.extras["feedback_logprobs"]` f32[N]: what the
     policy itself finds of its tokens once it has read what came of them (SDPO, arXiv 2601.20802; RLTF).
 
     SDPO takes the divergence over the whole vocabulary; this is its estimate from the sampled token, which has the
     same expected gradient and needs one number a token. The feedback stands in the teacher's context alone;
-    what it tells is the recipe's `[feedback]`.
+    what it tells is the recipe's `[loss.feedback]`.
 
     logprobs f32[N] -> loss f32[N]; metric kl_feedback (nats). Raises ConfigError without feedback's numbers.
     """

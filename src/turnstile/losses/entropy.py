@@ -5,9 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
-from turnstile.losses.base import Metrics, extra, needs
+from turnstile.credit.invariants import at, declare
+from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 
 
+@declare(at(NO_REWARD))
 @needs(entropy_gradient=True)
 def entropy(logprobs: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
     """-H(pi) at each token, in nats, with the gradient of the exact entropy over the vocabulary: a regulariser with

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics
 from turnstile.losses.ratio import check_bounds, clipped_surrogate, log_ratio, ratio_metrics, with_gradient
 
 
+@declare(at(), at(clip_low=0.1, clip_high=0.1, keep="both"))
 def entropy_balanced_clip(
     logprobs: Tensor,
     batch: Batch,

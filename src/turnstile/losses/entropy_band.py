@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
-from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 
 
+@declare(at(NO_REWARD))
 @needs("entropy_past", entropy_gradient=True)
 def entropy_band(logprobs: Tensor, batch: Batch, *, low: float = 0.8, high: float = 1.2) -> tuple[Tensor, Metrics]:
     """How far, in nats, a token's entropy H lies outside [low * past, high * past], where past is the mean entropy of

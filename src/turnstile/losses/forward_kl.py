@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
-from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 from turnstile.losses.ratio import LIMIT
 
 
+@declare(at(NO_REWARD), at(NO_REWARD, estimator="k1"))
 @needs("ref_logprobs")
 def forward_kl(
     logprobs: Tensor, batch: Batch, *, estimator: Literal["k1", "k3"] = "k3", cap: float = 10.0

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics, needs
 from turnstile.losses.ratio import log_ratio, ratio_metrics, with_gradient
 from turnstile.losses.units import Unit, mean_within, units
 
 
+@declare(at(), at(unit="turn", clip_low=0.1, clip_high=0.1))
 @needs(whole="unit")
 def gmpo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 0.4, clip_high: float = 0.4, unit: Unit = "trajectory"

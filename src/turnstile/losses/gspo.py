@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.losses.base import Metrics, needs
 from turnstile.losses.ratio import check_bounds, clipped_surrogate, log_ratio, ratio_metrics, with_gradient
 from turnstile.losses.units import Unit, mean_within, units
 
 
+@declare(at(), at(unit="turn", clip_low=0.1, clip_high=0.1))
 @needs(whole="unit")
 def gspo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 3e-4, clip_high: float = 4e-4, unit: Unit = "trajectory"

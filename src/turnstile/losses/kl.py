@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
-from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 from turnstile.losses.ratio import LIMIT, log_ratio
 
 Estimator = Literal["k1", "k2", "k3"]
 
 
+@declare(*(at(NO_REWARD, estimator=estimator) for estimator in ("k1", "k2", "k3")))
 @needs("ref_logprobs")
 def kl(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k3") -> tuple[Tensor, Metrics]:
     """KL(pi || reference), estimated at each sampled token from `batch.extras["ref_logprobs"]` f32[N].

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics
 from turnstile.losses.ratio import check_bounds, clipped_surrogate, log_ratio, ratio_metrics
 
 
+@declare(at(), at(clip_low=0.1, clip_high=0.3, dual_clip=3.0))
 def ppo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
 ) -> tuple[Tensor, Metrics]:

@@ -7,12 +7,14 @@ from typing import Literal
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics, needs
 from turnstile.losses.pairs import mean_over_pairs, sides
 from turnstile.losses.ratio import log_ratio, ratio_metrics
 
 
+@declare(at(), at(turns="all"))
 @needs(whole="group")
 def refuel(
     logprobs: Tensor, batch: Batch, *, eta: float = 1.0, turns: Literal["first", "all"] = "first"

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
-from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.base import CHOSEN, Metrics, extra, needs
 
 
+@declare(at(CHOSEN))
 @needs(whole="step")
 def high_entropy_only(batch: Batch, *, share: float = 0.2) -> tuple[Tensor, Metrics]:
     """1 for the `share` of the step's tokens with the highest entropy, 0 for the others: only forks learn (arXiv

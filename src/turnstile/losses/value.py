@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch
+from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
-from turnstile.losses.base import Metrics, extra, needs
+from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 
 
+@declare(at(NO_REWARD), at(NO_REWARD, clip=0.05))
 @needs("values", "returns")
 def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Tensor, Metrics]:
     """max((v - R)^2, (v_old + clip(v - v_old, -clip, clip) - R)^2) / 2 at each token: the clipped squared error of a
     critic (PPO's code; GAE, arXiv 1506.02438, has it unclipped, `clip = None`). In a recipe a critic learns by it, with
-    the clip of `[critic]`, and it is no policy's loss.
+    the clip of `[credit.critic]`, and it is no policy's loss.
 
     Takes the critic's values f32[N] where a policy's loss takes log-probabilities; `batch.extras["values"]` are those
     of before the step, `batch.extras["returns"]` what they should have been, both f32[N].

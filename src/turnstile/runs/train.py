@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.config import Recipe
-from turnstile.credit.base import Estimator
+from turnstile.credit.base import GIVEN, Estimator
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.envs.base import Env
 from turnstile.errors import ConfigError, ReplayError
@@ -113,7 +113,7 @@ async def _train(
     scorer = make_scorer(recipe, reward)
     objective = make_objective(recipe)
     rehearsal_objective(recipe)
-    estimator = bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
+    estimator = bind("credit", recipe.credit, given=GIVEN)
     check_company(recipe, estimator)
     check_scripts(recipe)
     check_keep_best(recipe.train.keep_best)

@@ -7,10 +7,11 @@ with an optimiser of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from turnstile.batching.rows import by_turn, rows_of
@@ -51,7 +52,15 @@ class Critic:
     value further than that in one step of the run.
     """
 
-    def __init__(self, learner: Learner, targets: Targets, *, lr: float, epochs: int, clip: float = 0.0) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        targets: Targets,
+        *,
+        lr: Annotated[float, Field(gt=0)] = 1e-3,  # learning rate of the head
+        epochs: Annotated[int, Field(ge=1)] = 8,  # optimiser steps of the head per training step
+        clip: Annotated[float, Field(ge=0)] = 0.0,  # value clipping range of the loss `value` (0: off)
+    ) -> None:
         self._learner = learner
         self._targets = targets
         self._epochs = epochs

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import Annotated, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from turnstile.agents.base import Renderer
 from turnstile.agents.history import messages_before
@@ -23,42 +24,28 @@ NAME = "feedback_logprobs"
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FeedbackSettings:
-    """What feedback on an attempt consists of: signals of its episode by name, what was seen at its `last`, and the
-    attempt of its group that earned most, if that is more; at most about `chars` characters."""
-
-    show: tuple[str, ...] = ()
-    last: bool = True
-    solution: bool = True
-    chars: int = 4000
-
-    def text(self, group: Group, scores: Sequence[Score], place: int) -> str:
-        """Feedback on attempt `place` of a group; "" where there is nothing to tell."""
-        own = group.trajectories[place]
-        parts = [f"[{name}]\n{plain(own.signals[name])}" for name in self.show if own.signals.get(name) is not None]
-        if self.last and own.turns:
-            parts += [message.content for message in own.turns[-1].observation if message.content]
-        told = [
-            f"An attempt at this ended so:\n{middle(part, self.chars // 2)}" for part in ("\n\n".join(parts),) if part
-        ]
-        if self.solution and (better := _better(group, scores, place)) is not None:
-            shown = transcript(group.task, better, chars=self.chars // 2)
-            told.append(f"Another attempt did better:\n{shown}")
-        return "\n\n".join(told)
-
-
 class Feedback(LogprobProvider):
     """Gives each sampled token the log-probability that the policy of before the step has for it behind a prompt that
-    tells the feedback on the attempt (`FeedbackSettings`), for the loss `self_distill`.
+    tells the feedback on the attempt, for the loss `self_distill`: signals of its episode by name (`show`), what was
+    seen at its `last`, and the attempt of its group that earned most, if that is more (`solution`).
 
     The feedback stands at the end of what the conversation began with; everything sampled and seen since is the same
     tokens. Where there is nothing to tell, or no room for it in the model's window, it is the policy's own
     log-probability, and nothing is learned there; want of room is told once.
     """
 
-    def __init__(self, learner: Learner, renderer: Renderer, told: FeedbackSettings) -> None:
-        self._learner, self._renderer, self._told = learner, renderer, told
+    def __init__(
+        self,
+        learner: Learner,
+        renderer: Renderer,
+        *,
+        show: tuple[str, ...] = (),  # signals of the episode
+        last: bool = True,  # the last observation
+        solution: bool = True,  # the group's best attempt, if that earned more
+        chars: Annotated[int, Field(ge=200)] = 4000,  # characters in all
+    ) -> None:
+        self._learner, self._renderer = learner, renderer
+        self._show, self._last, self._solution, self._chars = show, last, solution, chars
         self._window = int(getattr(learner.model.config.get_text_config(), "max_position_embeddings", 0) or 0)
         self._said = False
         self._step: dict[tuple[str, int], tuple[Trajectory, str]] = {}
@@ -66,10 +53,24 @@ class Feedback(LogprobProvider):
     def on_step_start(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
         """Takes what there is to tell from the step."""
         self._step = {
-            trajectory.key: (trajectory, self._told.text(group, own, place))
+            trajectory.key: (trajectory, self.text(group, own, place))
             for group, own in zip(groups, scores, strict=True)
             for place, trajectory in enumerate(group.trajectories)
         }
+
+    def text(self, group: Group, scores: Sequence[Score], place: int) -> str:
+        """Return the feedback on attempt `place` of a group; "" where there is nothing to tell."""
+        own = group.trajectories[place]
+        parts = [f"[{name}]\n{plain(own.signals[name])}" for name in self._show if own.signals.get(name) is not None]
+        if self._last and own.turns:
+            parts += [message.content for message in own.turns[-1].observation if message.content]
+        told = [
+            f"An attempt at this ended so:\n{middle(part, self._chars // 2)}" for part in ("\n\n".join(parts),) if part
+        ]
+        if self._solution and (better := _better(group, scores, place)) is not None:
+            shown = transcript(group.task, better, chars=self._chars // 2)
+            told.append(f"Another attempt did better:\n{shown}")
+        return "\n\n".join(told)
 
     def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """The rows with `feedback_logprobs` f32[L] among their extras, 0 where masked."""
@@ -110,7 +111,7 @@ class Feedback(LogprobProvider):
         if not self._said:
             _log.warning(
                 "feedback makes a row of %d tokens, the model's window holds %d: nothing is learned from it there; "
-                "lower feedback.chars or episode.context",
+                "lower loss.feedback.chars or episode.context",
                 length,
                 self._window,
             )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import PreTrainedModel
@@ -47,30 +48,33 @@ def outcome_cross_entropy(logprobs: Tensor, batch: Batch, *, beta: float) -> tup
     return side.spread(loss, slope, logprobs), {"accuracy": right[side.index]}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImplicitRewardSettings:
-    """How phi learns. `objective`: `cross_entropy` of outcomes within [0, 1] (PRIME), or `dpo` between attempts of a
-    group with different outcomes (OPRL). `reference`: the policy that RL began with (PRIME), or the one of before the
-    step (iStar's). `epochs` steps of AdamW at `lr` for each step of the run."""
-
-    objective: Literal["cross_entropy", "dpo"] = "cross_entropy"
-    reference: Literal["start", "old"] = "start"
-    beta: float = 0.05
-    lr: float = 1e-6
-    epochs: int = 1
-
-
 class ImplicitReward:
     """`predict` tells beta * (log phi - log reference) at each token, `update` moves phi. Both read `learner`'s network
-    as it is then; the rewards of a step are those of phi before it learned from that step."""
+    as it is then; the rewards of a step are those of phi before it learned from that step.
 
-    def __init__(self, learner: Learner, manner: ImplicitRewardSettings, sampling: Sampling) -> None:
-        self._policy, self._manner, self._sampling = learner, manner, sampling
+    phi learns by `epochs` steps of AdamW at `lr` for each step of the run. `objective`: `cross_entropy` of outcomes
+    within [0, 1] (PRIME), or `dpo` between attempts of a group with different outcomes (OPRL). `reference`: the policy
+    that RL began with (PRIME), or the one of before the step (iStar's).
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        sampling: Sampling,
+        *,
+        objective: Literal["cross_entropy", "dpo"] = "cross_entropy",  # on outcomes in [0, 1], or on pairs of attempts
+        reference: Literal["start", "old"] = "start",  # policy that RL began with, or that of before the step
+        beta: Annotated[float, Field(gt=0)] = 0.05,  # reward = beta * log-ratio
+        lr: Annotated[float, Field(gt=0)] = 1e-6,  # learning rate of the reward model
+        epochs: Annotated[int, Field(ge=1)] = 1,  # optimiser steps of the reward model per training step
+    ) -> None:
+        self._policy, self._sampling = learner, sampling
+        self._objective, self._reference, self._beta, self._epochs = objective, reference, beta, epochs
         model = _twin(learner.model)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        plan = replace(learner.plan, lr=manner.lr, schedule=no_schedule, warmup=0, weight_decay=0.0)
+        plan = replace(learner.plan, lr=lr, schedule=no_schedule, warmup=0, weight_decay=0.0)
         self._phi = Learner(model, parameters, plan)
-        self._start = [parameter.detach().clone() for parameter in parameters] if manner.reference == "start" else []
+        self._start = [parameter.detach().clone() for parameter in parameters] if reference == "start" else []
         self._rows: list[list[Row]] = []  # of each trajectory, with the reference's numbers, from `predict` to `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
@@ -81,18 +85,17 @@ class ImplicitReward:
         told = iter(annotated(self._phi.model, self._phi.plan.budget, rows, self._sampling, "phi"))
         known = iter(rows)
         self._rows = [[next(known) for _ in own] for own in owned]
-        beta = self._manner.beta
         ratios: list[list[F32]] = []
         for own in owned:
             found = [next(told).extras for _ in own]
-            ratios.append([np.float32(beta) * (extras["phi"] - extras["ref_logprobs"]) for extras in found])
+            ratios.append([np.float32(self._beta) * (extras["phi"] - extras["ref_logprobs"]) for extras in found])
         return {"implicit": [by_turn(*each) for each in zip(everyone, owned, ratios, strict=True)]}
 
     def _against(self, rows: list[Row]) -> list[Row]:
         """The rows with the reference's log-probabilities among their extras."""
         if not rows:
             return []
-        if self._manner.reference == "old":
+        if self._reference == "old":
             return annotated(self._policy.model, self._policy.plan.budget, rows, self._sampling, "ref_logprobs")
         with holding(self._phi.parameters, self._start):
             return annotated(self._phi.model, self._phi.plan.budget, rows, self._sampling, "ref_logprobs")
@@ -107,11 +110,11 @@ class ImplicitReward:
         if not rows:
             return {}
         own = len({row.origin for row in rows})
-        loss = dpo if self._manner.objective == "dpo" else outcome_cross_entropy
+        loss = dpo if self._objective == "dpo" else outcome_cross_entropy
         objective = Objective(
-            loss=partial(loss, beta=self._manner.beta), weigh=partial(constant, divisor=own), sampling=self._sampling
+            loss=partial(loss, beta=self._beta), weigh=partial(constant, divisor=own), sampling=self._sampling
         )
-        reports = [self._phi.update(rows, objective)[0] for _ in range(self._manner.epochs)]
+        reports = [self._phi.update(rows, objective)[0] for _ in range(self._epochs)]
         turns = [float(values.sum()) for trajectory in aux["implicit"] for values in trajectory]
         return {
             "implicit/loss": reports[0]["loss/total"] * own / reports[0]["tokens/trained"],
@@ -129,10 +132,10 @@ class ImplicitReward:
                 if not score.in_baseline or score.outcome is None:
                     continue
                 outcome = float(sum(score.outcome.values()))
-                if self._manner.objective == "cross_entropy" and not 0 <= outcome <= 1:
+                if self._objective == "cross_entropy" and not 0 <= outcome <= 1:
                     raise TrainingError(
                         f"task {group.task.id!r}, attempt {trajectory.attempt}: an outcome of {outcome:g} is no label; "
-                        "implicit.objective = 'cross_entropy' needs outcomes within [0, 1], 'dpo' takes any"
+                        "credit.reward_model.objective = 'cross_entropy' needs outcomes within [0, 1], 'dpo' takes any"
                     )
                 found += [replace(row, advantages=np.where(row.loss_mask, np.float32(outcome), 0)) for row in own]
         return found

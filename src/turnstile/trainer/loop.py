@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turnstile.credit.base import Estimator, State, unread
+from turnstile.credit.base import Estimator, State, estimate, unread
 from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
 from turnstile.records.record import AGAIN, Recorder
@@ -99,7 +99,7 @@ async def train(parts: TrainingParts, settings: Settings, progress: Progress) ->
         groups = [*fresh, *again]
         scores = [*parts.scorer(fresh), *outside(parts.scorer(again))]
         aux = {} if parts.auxiliary is None else parts.auxiliary.predict(groups, scores)
-        advantages, progress.credit = parts.estimator(groups, scores, aux, progress.credit)
+        advantages, progress.credit = estimate(parts.estimator, groups, scores, aux, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_zero_advantage=settings.drop_zero_advantage)
         _tell_flat(parts, step, prepared.flat, len(groups))
         for annotator in parts.logprob_providers:

@@ -7,10 +7,11 @@ turns does; it does not move the policy (SPA-RL, arXiv 2505.20732, gives its pro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from turnstile.credit.base import Targets
@@ -27,7 +28,14 @@ class ProgressEstimator:
     learned. `epochs` steps of Adam at `lr` on the mean square over attempts. All contributions begin at 0.
     """
 
-    def __init__(self, learner: Learner, targets: Targets, *, lr: float, epochs: int) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        targets: Targets,
+        *,
+        lr: Annotated[float, Field(gt=0)] = 1e-3,  # learning rate of the head
+        epochs: Annotated[int, Field(ge=1)] = 8,  # optimiser steps of the head per training step
+    ) -> None:
         self._learner = learner
         self._targets = targets
         self._epochs = epochs

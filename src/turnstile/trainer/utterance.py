@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -31,7 +32,15 @@ class UtteranceCritic:
     paper's it keeps no turns of earlier steps, whose hidden states would be of another network by now.
     """
 
-    def __init__(self, learner: Learner, targets: Targets, *, lr: float, epochs: int, tau: float) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        targets: Targets,
+        *,
+        lr: Annotated[float, Field(gt=0)] = 1e-3,  # learning rate of the heads
+        epochs: Annotated[int, Field(ge=1)] = 8,  # optimiser steps of the heads per training step
+        tau: Annotated[float, Field(gt=0, le=1)] = 0.1,  # Polyak averaging of the slow copies, per optimiser step
+    ) -> None:
         self._learner = learner
         self._targets = targets
         self._epochs = epochs

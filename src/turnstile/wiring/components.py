@@ -16,12 +16,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from turnstile.agents.base import Renderer, Scaffold
 from turnstile.agents.renderer_messages import MessagesRenderer
 from turnstile.config import Kind, Recipe, TermConfig
-from turnstile.credit.base import Estimator, learned_of, targets_of
+from turnstile.credit.base import Estimator, targets_of
 from turnstile.engines.base import Engine
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.envs.base import Env
 from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
+from turnstile.lookup import resolve
 from turnstile.losses.base import TokenLoss, needs_of
 from turnstile.losses.multipliers import PROXIMAL, weighted
 from turnstile.models.adapt import choose_trainable
@@ -39,16 +40,12 @@ from turnstile.tasks.base import load_tasks
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.board import StatusBoard
 from turnstile.tracking.fanout import Trackers
-from turnstile.trainer.critic import AuxiliaryModel, Critic
-from turnstile.trainer.feedback import Feedback, FeedbackSettings
-from turnstile.trainer.implicit import ImplicitReward, ImplicitRewardSettings
+from turnstile.trainer.critic import AuxiliaryModel
 from turnstile.trainer.learner import Learner, Objective, Plan
-from turnstile.trainer.progress import ProgressEstimator
 from turnstile.trainer.reference import LogprobProvider, Past, Proximal, Reference, Teacher
-from turnstile.trainer.utterance import UtteranceCritic
 from turnstile.types import Sampling, Task
 from turnstile.wiring.hints import make_hint
-from turnstile.wiring.kinds import bind, takes
+from turnstile.wiring.kinds import bind, bind_part, make_part, takes
 from turnstile.wiring.sandboxes import make_sandboxes
 from turnstile.wiring.servers import check_servers
 
@@ -308,20 +305,20 @@ def make_objective(recipe: Recipe) -> Objective:
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),
     )
-    if unknown := [name for name in objective.needs.extras if name not in ANNOTATORS]:
+    given = {*ANNOTATORS, *_declared_providers(recipe)}
+    if unknown := [name for name in objective.needs.extras if name not in given]:
         raise ConfigError(f"nothing in a recipe gives the array {unknown[0]!r} that its losses need")
     return objective
 
 
-ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int, Renderer], LogprobProvider]] = {
-    "ref_logprobs": lambda recipe, learner, folder, step, _: _reference(recipe, learner, folder, step),
+ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int], LogprobProvider]] = {
+    "ref_logprobs": lambda recipe, learner, folder, step: _reference(recipe, learner, folder, step),
     "proximal_logprobs": lambda _, learner, *__: Proximal(learner),
     "teacher_logprobs": lambda recipe, learner, *_: _teacher(recipe, learner),
-    "feedback_logprobs": lambda recipe, learner, _, __, renderer: _feedback(recipe, learner, renderer),
     "entropy_past": lambda _, learner, *__: Past(learner),
 }
-"""Array that losses may need -> what gives it, from the recipe, the learner, the run's folder, the last step and how
-conversations are laid out."""
+"""Array that losses may need -> what gives it, from the recipe, the learner, the run's folder and the last step. What a
+loss needs besides it has a provider for, which it declares (`losses.base.needs`)."""
 
 
 def _reference(recipe: Recipe, learner: Learner, folder: Path, step: int) -> Reference:
@@ -332,8 +329,20 @@ def _teacher(recipe: Recipe, learner: Learner) -> Teacher:
     return Teacher(load_model(recipe.train.teacher, device=recipe.model.device, dtype=recipe.model.dtype), learner)
 
 
-def _feedback(recipe: Recipe, learner: Learner, renderer: Renderer) -> Feedback:
-    return Feedback(learner, renderer, FeedbackSettings(**recipe.feedback.model_dump()))
+def _declared_providers(recipe: Recipe) -> dict[str, functools.partial[LogprobProvider]]:
+    """Array -> its provider with its knobs, of those that the losses of a recipe declare. Raises ConfigError for two
+    that differ."""
+    kinds = [("loss", kind) for kind in (recipe.loss, *recipe.regularizers)]
+    kinds += [("loss_multiplier", kind) for kind in recipe.loss_multipliers]
+    found: dict[str, functools.partial[LogprobProvider]] = {}
+    for room, kind in kinds:
+        if (bound := bind_part(room, kind)) is None:
+            continue
+        for name in set(needs_of(resolve(room, kind.kind)).extras) - set(ANNOTATORS):
+            first = found.setdefault(name, bound)
+            if (first.func, first.keywords) != (bound.func, bound.keywords):
+                raise ConfigError(f"two losses want the array {name!r} in different ways; give them the same knobs")
+    return found
 
 
 def make_logprob_providers(
@@ -341,24 +350,23 @@ def make_logprob_providers(
 ) -> tuple[LogprobProvider, ...]:
     """What gives the rows of a step the arrays that the losses of a recipe need. `step` is the last that was done."""
     asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
-    return tuple(ANNOTATORS[name](recipe, learner, folder, step, renderer) for name in asked)
+    declared = _declared_providers(recipe)
+    return tuple(
+        ANNOTATORS[name](recipe, learner, folder, step)
+        if name in ANNOTATORS
+        else make_part(declared[name], learner=learner, renderer=renderer, sampling=objective.sampling)
+        for name in asked
+    )
 
 
 def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> AuxiliaryModel | None:
     """What learns beside the policy because the recipe's credit needs it."""
-    part, targets = learned_of(estimator), targets_of(estimator)
-    if part is None:
+    if (bound := bind_part("credit", recipe.credit)) is None:
         return None
-    critic = recipe.critic
-    if part == "implicit":
-        return ImplicitReward(learner, ImplicitRewardSettings(**recipe.implicit.model_dump()), make_sampling(recipe))
-    if part == "values" and targets is not None:
-        return Critic(learner, targets, lr=critic.lr, epochs=critic.epochs, clip=critic.clip)
-    if part == "utterance" and targets is not None:
-        return UtteranceCritic(learner, targets, lr=critic.lr, epochs=critic.epochs, tau=critic.tau)
-    if part == "progress" and targets is not None:
-        return ProgressEstimator(learner, targets, lr=critic.lr, epochs=critic.epochs)
-    raise ConfigError(f"credit {recipe.credit.kind!r} asks for {part!r}, which the trainer has not")
+    part: AuxiliaryModel = make_part(
+        bound, learner=learner, targets=targets_of(estimator), sampling=make_sampling(recipe)
+    )
+    return part
 
 
 def make_trackers(recipe: Recipe, run: Path, *, board: StatusBoard | None = None, plain: bool = False) -> Tracker:

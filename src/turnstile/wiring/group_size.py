@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from turnstile.config import Recipe
-from turnstile.credit.base import Advantages, Estimator, State, learned_of
+from turnstile.credit.base import Advantages, Estimator, State, estimate
 from turnstile.credit.samples import sample_aux, sample_group, sample_score
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS
@@ -17,8 +18,6 @@ from turnstile.types import F32, Group, Trajectory
 MOST = 4  # groups that are made up
 OUTCOMES = (0.0, 1.0, 0.5, -1.0, 0.25, 1e3, 0.75, -1e3)
 """What they came to, in turns: on both sides of any threshold that is likely."""
-CRITICS = ("values", "utterance")
-"""Learned parts that rewards reach: what an attempt is compared with is their word."""
 _REWARDLESS = {declared.kind for declared in DECLARED if 7 in declared.exempt}
 """Losses that learn without any advantage."""
 
@@ -31,7 +30,7 @@ def check_company(recipe: Recipe, estimator: Estimator) -> None:
     is trusted. So is a recipe that trains groups without advantages by a loss that needs none.
     """
     train, rollout, kind = recipe.train, recipe.rollout, recipe.credit.kind
-    if rollout.group_size > 1 or kind not in KINDS["credit"] or learned_of(estimator) in CRITICS:
+    if rollout.group_size > 1 or kind not in KINDS["credit"]:
         return
     losses = {recipe.loss.kind, *(regularizer.kind for regularizer in recipe.regularizers)}
     if not train.drop_zero_advantage_groups and losses & _REWARDLESS:
@@ -58,7 +57,8 @@ def _wandering(trajectory: Trajectory) -> Trajectory:
 
 
 def _steps(estimator: Estimator, groups: list[Group]) -> list[Advantages]:
-    """The advantages of steps that differ in their rewards alone, each with the state that the one before left."""
+    """The advantages of steps that differ in their rewards, and in what a learned part has made of earlier ones, each
+    with the state that the one before left."""
     rng = np.random.default_rng(0)
     found: list[Advantages] = []
     state: State = {}
@@ -67,9 +67,14 @@ def _steps(estimator: Estimator, groups: list[Group]) -> list[Advantages]:
             [sample_score(OUTCOMES[(step + place) % len(OUTCOMES)], _rewards(rng, one)) for one in group.trajectories]
             for place, group in enumerate(groups)
         ]
-        advantages, state = estimator(groups, scores, sample_aux(groups), state)
+        aux = {name: _times(step + 1, values) for name, values in sample_aux(groups).items()}
+        advantages, state = estimate(estimator, groups, scores, aux, state)
         found.append(advantages)
     return found
+
+
+def _times(factor: int, values: Any) -> Any:
+    return [_times(factor, each) for each in values] if isinstance(values, list) else factor * values
 
 
 def _rewards(rng: np.random.Generator, trajectory: Trajectory) -> F32:

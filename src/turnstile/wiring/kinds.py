@@ -9,17 +9,44 @@ from typing import Any
 
 from turnstile.config import Kind
 from turnstile.errors import ConfigError
-from turnstile.lookup import nearest, resolve
+from turnstile.lookup import load, nearest, part_of, resolve, unbound
 from turnstile.validation import check_types
 
 
 def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[..., Any]:
-    """The function or class that `kind` names in `room` with its knobs as keyword arguments.
+    """The function or class that `kind` names in `room` with its knobs as keyword arguments, without the table of its
+    part (`bind_part`), which is checked too.
 
     `given` names the parameters that will be passed at the call. Raises ConfigError for an unknown kind, for a knob
     that the function does not take, naming the nearest it does, and for a value that is not of the knob's type.
     """
-    return with_knobs(f"{room} kind {kind.kind!r}", resolve(room, kind.kind), kind.knobs, given=given)
+    function, knobs = resolve(room, kind.kind), kind.knobs
+    if (part := part_of(function)) is not None and knobs.pop(part.section, None) is not None:
+        bind_part(room, kind)
+    return with_knobs(f"{room} kind {kind.kind!r}", function, knobs, given=given)
+
+
+OFFERED = ("learner", "targets", "sampling", "renderer")
+"""What the class of a part is given of the run, by the names of its parameters."""
+
+
+def bind_part(room: str, kind: Kind) -> functools.partial[Any] | None:
+    """The class of the part that a kind declares, with the keys of its table bound; None where it declares none.
+
+    Raises ConfigError as `bind` does.
+    """
+    if (part := part_of(resolve(room, kind.kind))) is None:
+        return None
+    where, table = f"{room}.{part.section}", kind.knobs.get(part.section, {})
+    made = load(part.path, f"{where} of {kind.kind!r}")
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} = {table!r} is not a table, {{ key = value }}")
+    return with_knobs(where, made, table, given=OFFERED)
+
+
+def make_part(bound: Callable[..., Any], **offered: Any) -> Any:
+    """The part that `bind_part` bound, made with what its class names of what is offered."""
+    return bound(**{name: value for name, value in offered.items() if takes(bound, name)})
 
 
 def with_knobs(
@@ -42,5 +69,4 @@ def with_knobs(
 
 def takes(function: Callable[..., Any], name: str) -> bool:
     """Whether `function` has a parameter of that name."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    return name in inspect.signature(inner).parameters
+    return name in inspect.signature(unbound(function)).parameters

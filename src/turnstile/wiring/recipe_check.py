@@ -263,7 +263,7 @@ def _of_training(recipe: Recipe, env: bool) -> Iterator[str]:
     if "value" in losses:
         yield (
             "the loss `value` is a critic's, and no policy's: take a credit that learns one, like gae, and set "
-            "critic.clip"
+            "credit.critic.clip"
         )
     if "distill" in losses and not train.teacher:
         yield "a loss of this recipe learns from a teacher; name its model in train.teacher"
