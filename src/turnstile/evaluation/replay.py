@@ -56,15 +56,14 @@ def _task(pair: Sequence[Shown | None], names: tuple[str, str], *, is_open: bool
 
 
 def _verdict(shown: Shown) -> str:
-    """What came of it in a word, green only for a solved task."""
-    signals = shown.trajectory.signals
+    """The last rate that it reached, green only for the last one that there is."""
     if shown.score.outcome is None:
         return chip("infrastructure error", "down")
-    if signals.get("submitted") and signals.get("resolved"):
-        return chip("resolved", "up")
-    if not signals.get("submitted"):
-        return chip("not submitted", "down")
-    return chip("submitted a wrong change" if signals.get("modified") else "submitted no change", "unclear")
+    rates = shown.trajectory.rates
+    reached = [name for name, holds in rates.items() if holds]
+    if not reached:
+        return chip(f"no {next(iter(rates))}", "down") if rates else ""
+    return chip(reached[-1], "up" if reached[-1] == list(rates)[-1] else "unclear")
 
 
 def _episode(shown: Shown, name: str) -> str:

@@ -10,11 +10,10 @@ from typing import Any
 
 from turnstile.evaluation.gains import Division, TopKinds, paired_breakdown, prior_share, split
 from turnstile.evaluation.markup import FEW, bars, duration, paragraph, table, text, tone, whisker
-from turnstile.evaluation.metrics import EpisodeResult, RateName, paired_difference, rate
+from turnstile.evaluation.metrics import EpisodeResult, compared, paired_difference, rate
 from turnstile.evaluation.plots import Rows
 from turnstile.evaluation.table import Stages, bounds, number
 
-HEADLINE: tuple[RateName, ...] = ("completion", "modification", "resolution")
 Pairs = Sequence[tuple[str, str]]
 LISTED = 20
 """Alarms and warnings that a report lists."""
@@ -40,16 +39,16 @@ def alerts(found: Sequence[Alert]) -> list[str]:
 
 
 def cards(stages: Stages, pairs: Pairs) -> str:
-    """The three rates of the first pair, each with what it came from and how sure the change is."""
+    """The rates of the first pair, each with what it came from and how sure the change is."""
     if not pairs:
         return ""
     before, after = (stages[name] for name in pairs[0])
     reading = {"up": "higher", "down": "lower", "unclear": "no clear change"}
     found = []
-    for name in HEADLINE:
+    for name in compared((*before, *after)):
         gain = paired_difference(before, after, name)
         found.append(
-            f"<div class='card {tone(gain)}'><h3>{name}</h3>"
+            f"<div class='card {tone(gain)}'><h3>{text(name)}</h3>"
             f"<p class='big'><span class='from'>{number(rate(before, name).mean, digits=2)}</span> &rarr; "
             f"{number(rate(after, name).mean, digits=2)}</p>"
             f"{whisker(gain, max(0.1, abs(gain.low), abs(gain.high)))}"
@@ -60,11 +59,12 @@ def cards(stages: Stages, pairs: Pairs) -> str:
 
 
 def gains(stages: Stages, pairs: Pairs, training: Mapping[str, float]) -> list[str]:
-    """Resolution by kind and by package for the first pair, and how much of the gain a prior could be."""
+    """The last rate by kind and by package for the first pair, and how much of the gain a prior could be."""
     if not pairs:
         return []
     before, after = (stages[name] for name in pairs[0])
-    parts = [_division(training, before, after, by) for by in ("kind", "package") if any(getattr(r, by) for r in after)]
+    of = compared((*before, *after))[-1]
+    parts = [_division(training, before, after, by, of) for by in ("kind", "package") if any(getattr(r, by) for r in after)]
     parts.append(
         paragraph(
             f"Each row has its own 95 % interval, so one row in twenty misses by chance; with fewer than {FEW} tasks "
@@ -73,14 +73,18 @@ def gains(stages: Stages, pairs: Pairs, training: Mapping[str, float]) -> list[s
         )
     )
     if any(result.kind for result in after) and training:
-        parts.append(_prior(before, after, training))
+        parts.append(_prior(before, after, training, of))
     return parts
 
 
 def _division(
-    training: Mapping[str, float], before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], by: Division
+    training: Mapping[str, float],
+    before: Sequence[EpisodeResult],
+    after: Sequence[EpisodeResult],
+    by: Division,
+    of: str,
 ) -> str:
-    found = paired_breakdown(before, after, by)
+    found = paired_breakdown(before, after, by, of)
     old, new = split(before, by), split(after, by)
     reach = max((abs(end) for gain in found.values() for end in (gain.low, gain.high) if not isnan(end)), default=1.0)
     total = sum(training.values())
@@ -90,22 +94,24 @@ def _division(
             text(name or "(none)"),
             str(gain.n_tasks),
             *((f"{100 * training.get(name, 0.0) / total:.0f} %",) if shares else ()),
-            number(rate(old[name]).mean),
-            number(rate(new[name]).mean),
+            number(rate(old[name], of).mean),
+            number(rate(new[name], of).mean),
             f"<span class='{tone(gain)}'>{number(gain.mean, signed=True)}</span>",
             whisker(gain, reach or 1.0),
         )
         for name, gain in found.items()
     ]
     head = (by, "tasks", *(("of training",) if shares else ()), "before", "after", "difference", "95 % interval")
-    return f"<h3>Resolution by {'bug kind' if by == 'kind' else by}</h3>" + table(head, rows, "gains")
+    return f"<h3>{text(of.capitalize())} by {'bug kind' if by == 'kind' else by}</h3>" + table(head, rows, "gains")
 
 
-def _prior(before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], training: Mapping[str, float]) -> str:
-    found = prior_share(before, after, training)
+def _prior(
+    before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], training: Mapping[str, float], of: str
+) -> str:
+    found = prior_share(before, after, training, of)
     title = "<h3>How much of it could be a sharper prior over common mutations?</h3>"
     if not found.gain.mean > 0:
-        return title + paragraph("Resolution did not rise, so there is no gain to divide.")
+        return title + paragraph(f"{of.capitalize()} did not rise, so there is no gain to divide.")
 
     def holds(top: TopKinds) -> str:
         return (
