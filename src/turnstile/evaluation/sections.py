@@ -64,7 +64,9 @@ def gains(stages: Stages, pairs: Pairs, training: Mapping[str, float]) -> list[s
         return []
     before, after = (stages[name] for name in pairs[0])
     of = compared((*before, *after))[-1]
-    parts = [_division(training, before, after, by, of) for by in ("kind", "package") if any(getattr(r, by) for r in after)]
+    parts = [
+        _division(training, before, after, by, of) for by in ("kind", "package") if any(getattr(r, by) for r in after)
+    ]
     parts.append(
         paragraph(
             f"Each row has its own 95 % interval, so one row in twenty misses by chance; with fewer than {FEW} tasks "

@@ -30,9 +30,7 @@ def command_succeeded(task: Task, trajectory: Trajectory, *, but: Sequence[str] 
     return where(trajectory, earned)
 
 
-def where(
-    trajectory: Trajectory, earned: Callable[[Turn], bool], *, once: bool = False, otherwise: float = 0.0
-) -> F32:
+def where(trajectory: Trajectory, earned: Callable[[Turn], bool], *, once: bool = False, otherwise: float = 0.0) -> F32:
     """Return 1 for each turn that `earned` holds of (with `once` the first of them alone), else `otherwise`, f32[K]."""
     hits = np.array([earned(turn) for turn in trajectory.turns], dtype=np.bool_)
     if once and hits.any():

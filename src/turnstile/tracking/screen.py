@@ -219,7 +219,10 @@ def _of_steps(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[s
     logged = dict.fromkeys(name for _, metrics in steps for name in metrics)
     for name in [*(name for name in logged if name.startswith("rate/")), OUTCOME]:
         if name in logged:
-            yield name.rpartition("/")[2], Text("".join(f"{m[name]:7.2f}" if name in m else f"{'-':>7}" for _, m in steps))
+            yield (
+                name.rpartition("/")[2],
+                Text("".join(f"{m[name]:7.2f}" if name in m else f"{'-':>7}" for _, m in steps)),
+            )
 
 
 def shares(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
