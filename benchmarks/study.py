@@ -71,7 +71,7 @@ class Study:
                 f"error: {kept(name)} is of another recipe ({was}); give the options it was made with, or delete it to "
                 "run it again"
             )
-        found = {key: [EpisodeResult(**one) for one in many] for key, many in body["evaluations"].items()}
+        found = {key: [EpisodeResult.read(one) for one in many] for key, many in body["evaluations"].items()}
         return {**body, "evaluations": found}
 
     def _keep(self, name: str) -> None:

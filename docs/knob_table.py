@@ -22,7 +22,7 @@ from turnstile.credit.samples import sample_aux, sample_group, sample_score
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS, load, part_of, resolve
 from turnstile.losses.check import sample_batch
-from turnstile.rewards.outcome import outcome_class
+from turnstile.swe.rewards import outcome_class
 from turnstile.types import Task
 
 TINY, HUGE = 1e-6, 1e6

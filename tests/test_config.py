@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +144,101 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "is not TOML" in fails(broken)
     broken.write_bytes(b"\xff\xfe")
     assert "is not TOML" in fails(broken)
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name}.toml").write_text(text)
+
+
+def test_a_base_gives_what_a_recipe_does_not_say(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    write(
+        tmp_path / "below",
+        first='name = "first"\nseed = 1\n[tasks]\ntrain = "t.jsonl"\n[train]\nsteps = 3\nlr=0.5\nbetas = [0.1, 0.2]\n',
+        second='base = "first.toml"\nname = "second"\n[train]\nsteps = 4\n',
+    )
+    write(tmp_path, third='base = "below/second.toml"\n[train]\nbetas = [0.3, 0.4]\n[tasks]\nheldout = "h.jsonl"\n')
+    found = load_recipe(tmp_path / "third.toml", ["train.steps=5"])
+    assert (found.name, found.seed) == ("second", 1)
+    assert (found.train.steps, found.train.lr, found.train.betas) == (5, 0.5, (0.3, 0.4))  # a list is replaced whole
+    assert found.tasks.train == str(tmp_path / "below" / "t.jsonl")
+    assert found.tasks.heldout == str(tmp_path / "h.jsonl")
+    assert make_recipe({"base": "third.toml", "name": "fourth"}, folder=tmp_path).train.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "kind", "knobs"),
+    [
+        ('{ kind = "gae", lam = 0.5 }', '{ kind = "gae", gamma = 0.9 }', "gae", {"lam": 0.5, "gamma": 0.9}),
+        ('{ kind = "gae", lam = 0.5 }', "{ gamma = 0.9 }", "gae", {"lam": 0.5, "gamma": 0.9}),
+        ('{ kind = "gae", lam = 0.5 }', '{ kind = "rloo" }', "rloo", {}),
+        ('{ kind = "gae", lam = 0.5 }', '"rloo"', "rloo", {}),
+        ('{ kind = "gae", lam = 0.5 }', '"gae"', "gae", {"lam": 0.5}),
+        ('"gae"', "{ gamma = 0.9 }", "gae", {"gamma": 0.9}),
+        ('{ scale = "none" }', '{ kind = "grpo", eps = 0.1 }', "grpo", {"scale": "none", "eps": 0.1}),
+        ('{ scale = "none" }', '{ kind = "rloo" }', "rloo", {}),
+    ],
+)
+def test_a_table_of_another_kind_replaces_the_whole(
+    tmp_path: Path, below: str, above: str, kind: str, knobs: dict[str, Any]
+) -> None:
+    write(tmp_path, low=f"credit = {below}\n", high=f'base = "low.toml"\ncredit = {above}\n')
+    found = load_recipe(tmp_path / "high.toml").credit
+    assert (found.kind, found.knobs) == (kind, knobs)
+
+
+def test_an_error_names_the_file_in_which_the_wrong_key_is(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        low="[train]\nsteps = 3\nepocs = 2\n",
+        high='base = "low.toml"\n[train]\nlr = -1.0\n',
+        fine='base = "low.toml"\n',
+    )
+    assert fails(tmp_path / "fine.toml") == f"{tmp_path}/low.toml: unknown key 'train.epocs'; did you mean 'epochs'?"
+    assert fails(tmp_path / "high.toml").startswith(f"{tmp_path}/high.toml: train.lr = -1.0 must be above 0")
+
+
+def test_a_base_that_cannot_be_had(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        a='base = "b.toml"\n',
+        b='base = "a.toml"\n',
+        c='base = "none.toml"\n',
+        d="base = 3\n",
+        e="base = 'f.toml'",
+        f="[train",
+    )
+    circle = " -> ".join(f"{tmp_path}/{name}.toml" for name in "aba")
+    assert fails(tmp_path / "a.toml") == f"{tmp_path}/b.toml: base = 'a.toml' closes a circle: {circle}"
+    missing = f"recipe '{tmp_path}/none.toml' does not exist"
+    assert fails(tmp_path / "c.toml") == f"{tmp_path}/c.toml: base = 'none.toml': {missing}"
+    assert fails(tmp_path / "d.toml") == f"{tmp_path}/d.toml: base = 3 is not the path of a recipe"
+    assert "f.toml' is not TOML" in fails(tmp_path / "e.toml")
+
+
+class Rewarded:
+    default_terms = ({"kind": "exact", "level": 2},)
+
+
+def kinds(recipe: Recipe) -> list[str]:
+    return [term.kind for term in recipe.rewards.terms]
+
+
+def test_a_recipe_without_reward_terms_has_those_of_its_environment(recipe: Path) -> None:
+    swe = ["outcome_class", "command_succeeded"]
+    assert kinds(make_recipe({})) == kinds(make_recipe({"rewards": {"compose": "direct"}})) == swe
+    assert kinds(make_recipe({"env": "guess"})) == ["signal"]
+    assert kinds(make_recipe({"env": f"{__name__}:Rewarded"})) == ["exact"]
+    assert kinds(make_recipe({}, env=Rewarded)) == kinds(make_recipe({}, env=functools.partial(Rewarded))) == ["exact"]
+    assert make_recipe({}, env=object).rewards == Recipe().rewards
+    assert make_recipe({"env": "none.such:Env"}).rewards == Recipe().rewards
+    assert kinds(load_recipe(recipe)) == ["signal"]  # its own replace them all
+    changed = make_recipe({}, ["rewards.terms.1.weight=0.3", "rewards.compose=direct"])
+    assert (changed.rewards.compose, [term.weight for term in changed.rewards.terms]) == ("direct", [1.0, 0.3])
+    assert kinds(make_recipe({}, ["rewards.terms.0.level=3", "env=guess"])) == ["signal"]
+    assert kinds(make_recipe({}, ["rewards.terms=[{ kind = 'exact' }]"])) == ["exact"]
+    assert Rewarded.default_terms == ({"kind": "exact", "level": 2},)
 
 
 def test_several_problems_are_counted_in_one_line(recipe: Path) -> None:

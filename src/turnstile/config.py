@@ -7,6 +7,7 @@ arguments, so an algorithm adds no configuration class. Nothing here imports tor
 from __future__ import annotations
 
 import copy
+import functools
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from turnstile.errors import ConfigError
 from turnstile.hints import hint
+from turnstile.lookup import resolve
 from turnstile.validation import first_problem, spelled, wrong
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -193,7 +195,7 @@ class RewardsConfig(Section):
     """Reward terms and how they add up."""
 
     compose: Literal["gated", "direct"] = "gated"  # "gated" (G-RA) or "direct" accumulation (D-RA)
-    terms: tuple[TermConfig, ...] = (TermConfig(kind="signal", name="outcome", level=1),)  # [[rewards.terms]]
+    terms: tuple[TermConfig, ...] = (TermConfig(kind="signal", name="outcome", level=1),)  # default: the environment's
 
 
 class JudgeConfig(Section):
@@ -293,7 +295,10 @@ class EvalConfig(Section):
 
 
 class Recipe(Section):
-    """Everything a run needs. See `recipes/` for examples and docs/configuration.md for the whole list."""
+    """Everything a run needs. See `recipes/` for examples and docs/configuration.md for the whole list.
+
+    A recipe file may begin with `base = "other.toml"`: it has what that recipe has, but for what it says itself.
+    """
 
     name: str = "run"  # the run's folder is runs/NAME
     seed: int = Field(0, ge=0)  # of everything random
@@ -324,37 +329,124 @@ class Recipe(Section):
     trackers: tuple[Kind, ...] = (Kind(kind="jsonl"), Kind(kind="console"))  # where metrics go
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, env: object = None) -> Recipe:
     """The recipe in a TOML file, with `a.b=value` overrides applied. Relative paths start where they are
-    written: those in the file at its folder, those in overrides at the current folder.
+    written: those in a file at its folder, those in overrides at the current folder. See `make_recipe`.
 
     Raises ConfigError with one line that says which key of which file is wrong and names the nearest known.
     """
-    path = Path(path)
+    return make_recipe(_read(Path(path)), overrides, where=str(path), folder=Path(path).parent, env=env)
+
+
+def make_recipe(
+    data: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    where: str = "recipe",
+    folder: str | Path = ".",
+    env: object = None,
+) -> Recipe:
+    """A recipe from plain data, whose relative paths start at `folder`; overrides and errors as in `load_recipe`.
+
+    `base` names a recipe file, from which everything is taken that the data does not say; so on with the `base` of that
+    file. Tables are merged key by key, but one with another `kind` replaces the whole table, as any list does. Without
+    `rewards.terms` the recipe has the `default_terms` of its environment, or of `env` in its place.
+    """
+    written = _with_bases(data, where, Path(folder))
+    changed: dict[str, Any] = functools.reduce(_merged, (part for _, part in reversed(written)), {})
+    for override in sorted(overrides, key=lambda text: not text.lstrip().startswith("env")):  # it may bring terms
+        if override.lstrip().startswith("rewards."):
+            _take_default_terms(changed, env)
+        keys = _apply(changed, override)
+        _anchor(changed, Path(), [path for path in PATHS if path[: len(keys)] == keys])  # those it has set
+    _take_default_terms(changed, env)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Recipe.model_validate(changed)
+    except ValidationError as error:
+        place = error.errors()[0]["loc"]
+        file, _ = max(written, key=lambda part: _depth(part[1], place))  # of equals the first, which is the recipe
+        raise ConfigError(f"{file}: {_explain(error, changed)}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {str(path)!r} is not TOML: {error}") from None
     except FileNotFoundError:
         raise ConfigError(f"recipe {str(path)!r} does not exist") from None
     except OSError as error:
         raise ConfigError(f"recipe {str(path)!r} cannot be read: {error.strerror}") from None
-    return make_recipe(data, overrides, where=str(path), folder=path.parent)
 
 
-def make_recipe(
-    data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "recipe", folder: str | Path = "."
-) -> Recipe:
-    """A recipe from plain data, whose relative paths start at `folder`; overrides and errors as in `load_recipe`."""
-    changed = copy.deepcopy(dict(data))
-    _anchor(changed, Path(folder), PATHS)
-    for override in overrides:
-        keys = _apply(changed, override)
-        _anchor(changed, Path(), [path for path in PATHS if path[: len(keys)] == keys])  # those it has set
+def _with_bases(data: Mapping[str, Any], where: str, folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The data, then that of its base, and so on: (the file that says it, what it says with absolute paths)."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    while True:
+        said = copy.deepcopy(dict(data))
+        base = said.pop("base", None)
+        _anchor(said, folder, PATHS)
+        found.append((where, said))
+        if base is None:
+            return found
+        if not isinstance(base, str):
+            raise ConfigError(f"{where}: base = {base!r} is not the path of a recipe")
+        path = folder / Path(base).expanduser()
+        files = [file for file, _ in found]
+        if path.resolve() in [Path(file).resolve() for file in files]:
+            raise ConfigError(f"{where}: base = {base!r} closes a circle: {' -> '.join([*files, str(path)])}")
+        try:
+            data, where, folder = _read(path), str(path), path.parent
+        except ConfigError as error:
+            raise ConfigError(f"{where}: base = {base!r}: {error}") from None
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any], place: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What `below` says, and above it what `above` says, key by key; `place` is that of the tables in the recipe."""
+    result = dict(below)
+    for key, value in above.items():
+        under, here = below.get(key), (*place, key)
+        if isinstance(under, dict) and isinstance(value, str):
+            value = {"kind": value}  # the name alone stands for a table
+        elif isinstance(under, str) and isinstance(value, dict):
+            under = {"kind": under}
+        result[key] = value
+        if isinstance(under, dict) and isinstance(value, dict):
+            kind = under.get("kind", _default_kind(here))
+            if value.get("kind", kind) == kind:  # else the knobs below are another function's
+                result[key] = _merged(under, value, here)
+    return result
+
+
+def _default_kind(place: Sequence[str]) -> str | None:
+    """The kind of a table that says none."""
+    section = _section(place[:-1])
+    field = None if section is None else section.model_fields.get(place[-1])
+    return getattr(field and field.default, "kind", None)
+
+
+def _depth(data: Any, place: Sequence[Any]) -> int:
+    """How many keys of a place in a recipe the data has."""
+    for depth, key in enumerate(place):
+        inside = isinstance(data, list) and isinstance(key, int) and key < len(data)
+        if not inside and not (isinstance(data, dict) and key in data):
+            return depth
+        data = data[key]
+    return len(place)
+
+
+def _take_default_terms(data: dict[str, Any], env: object) -> None:
+    """Gives a recipe without reward terms those of its environment, where that has some and can be found."""
+    rewards, kind = data.get("rewards", {}), data.get("env", {})
+    kind = kind.get("kind", _default_kind(("env",))) if isinstance(kind, dict) else kind
+    if not isinstance(rewards, dict) or "terms" in rewards:
+        return
     try:
-        return Recipe.model_validate(changed)
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(error, changed)}") from None
+        found = resolve("env", str(kind)) if env is None else getattr(env, "func", env)  # of a partial: its class
+    except ConfigError:
+        return  # which is told when the recipe is checked
+    if terms := getattr(found, "default_terms", ()):
+        data["rewards"] = {**rewards, "terms": copy.deepcopy(list(terms))}
 
 
 PATHS = (

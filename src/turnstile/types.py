@@ -167,7 +167,8 @@ class Turn:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
     """One attempt at a task. `opening` and `tools` are what the environment began with, `hint` what the prompt showed
-    behind it, `signals` what `Env.measure` found at the end and graders added; `error` says what broke."""
+    behind it, `signals` what `Env.measure` found at the end and graders added, `rates` what of `Env.rates` it reached;
+    `error` says what broke."""
 
     task_id: str
     group: str
@@ -175,6 +176,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     stop: Stop
     signals: Mapping[str, JSON] = field(default_factory=dict)
+    rates: Mapping[str, bool] = field(default_factory=dict)
     opening: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     hint: str = ""

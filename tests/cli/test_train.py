@@ -29,7 +29,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def train(recipe: Any, **how: Any) -> dict[str, Any]:
         seen.update(how, recipe=recipe)
         result = EpisodeResult(
-            task_id="t", sample=0, completion=True, modification=True, resolution=False, turns=3, outcome=0.0, total=0.1
+            task_id="t",
+            sample=0,
+            rates={"completion": True, "modification": True, "resolution": False},
+            turns=3,
+            outcome=0.0,
+            total=0.1,
         )
         return {"results": {"warmstart": [result], "trained": [result]}}
 
@@ -122,7 +127,7 @@ def test_eval_asks_for_what_was_said_and_prints_the_table(
 
     def evaluate(recipe: Any, **how: Any) -> dict[str, list[EpisodeResult]]:
         seen.update(how, name=recipe.name)
-        return {"oracle": [EpisodeResult(task_id="t", sample=0, completion=True, modification=True, resolution=True)]}
+        return {"oracle": [EpisodeResult(task_id="t", sample=0, rates={"completion": True, "resolution": True})]}
 
     monkeypatch.setattr(eval_module, "evaluate_policy", evaluate)
     done = cli("eval", recipe, "--policy", "oracle", "--samples", "2", "--limit", "5")

@@ -6,13 +6,13 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from turnstile.config import Recipe
 from turnstile.envs import threads as threads_module
-from turnstile.envs.base import Start, Step
+from turnstile.envs.base import Rates, Start, Step, rates_of
 from turnstile.envs.check import check_env
 from turnstile.envs.guess import GuessEnv
 from turnstile.envs.threads import Threads
@@ -27,6 +27,8 @@ SAY = Message(role="assistant", content="go")
 
 class Plain:
     """Counts its steps, and calls `during` in each."""
+
+    rates: ClassVar[Rates] = {"stepped": lambda played: bool(played.turns)}
 
     def __init__(self, during: Any = lambda: None) -> None:
         self.during = during
@@ -62,6 +64,7 @@ async def test_plain_methods_are_awaited_like_any() -> None:
     assert (await env.reset(TASK)).messages[0].content == "t"
     assert (await env.step(SAY)).signals == {"steps": 1}
     assert (await env.measure(), env.state_key()) == ({"steps": 1}, "1")
+    assert rates_of(env) is Plain.rates
     await env.close()
     await world.close()
 

@@ -12,9 +12,7 @@ def result(task: str, kind: str, solved: int, package: str = "p") -> EpisodeResu
     return EpisodeResult(
         task_id=task,
         sample=0,
-        completion=True,
-        modification=bool(solved),
-        resolution=bool(solved),
+        rates={"completion": True, "modification": bool(solved), "resolution": bool(solved)},
         kind=kind,
         package=package,
         outcome=float(solved),

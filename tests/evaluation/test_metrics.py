@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from numpy.typing import NDArray
 
 from turnstile.evaluation.metrics import (
     EpisodeResult,
+    compared,
     counted,
     errors,
     from_group,
@@ -25,9 +28,7 @@ def episode(task: str, sample: int = 0, *, solved: bool = False, broken: bool = 
     return EpisodeResult(
         task_id=task,
         sample=sample,
-        completion=True,
-        modification=solved,
-        resolution=solved,
+        rates={"completion": True, "modification": solved, "resolution": solved},
         turns=turns,
         stop="submitted",
         outcome=outcome,
@@ -54,16 +55,16 @@ def turn() -> Turn:
     )
 
 
-def test_from_group_reads_signals_task_data_and_scores() -> None:
+def test_from_group_reads_rates_task_data_and_scores() -> None:
     task = Task(id="t1", env="swe", data={"kind": "compare", "package": "toolz", "line": 3})
-    signals = [{"submitted": True, "modified": True, "resolved": True}, {"submitted": False, "modified": True}, {}]
+    rates = [{"completion": True, "resolution": True}, {"completion": False, "resolution": False}, {}]
     stops = [Stop.SUBMITTED, Stop.TURNS, Stop.ERROR]
     group = Group(
         id="g",
         task=task,
         trajectories=tuple(
-            Trajectory(task_id="t1", group="g", attempt=i, turns=(turn(),) * (i + 1), stop=stop, signals=signal)
-            for i, (stop, signal) in enumerate(zip(stops, signals, strict=True))
+            Trajectory(task_id="t1", group="g", attempt=i, turns=(turn(),) * (i + 1), stop=stop, rates=reached)
+            for i, (stop, reached) in enumerate(zip(stops, rates, strict=True))
         ),
     )
     outcomes = [{"agent": 1.0}, {"agent": -0.5}, None]
@@ -74,10 +75,7 @@ def test_from_group_reads_signals_task_data_and_scores() -> None:
     assert first == EpisodeResult(
         task_id="t1",
         sample=0,
-        completion=True,
-        modification=True,
-        resolution=True,
-        changed=True,
+        rates={"completion": True, "resolution": True},
         kind="compare",
         package="toolz",
         turns=1,
@@ -85,11 +83,28 @@ def test_from_group_reads_signals_task_data_and_scores() -> None:
         outcome=1.0,
         total=0.25,
     )
-    assert (second.completion, second.modification, second.resolution, second.changed) == (False, False, False, True)
+    assert (second.rates, third.rates) == ({"completion": False, "resolution": False}, {})
     assert (second.turns, second.stop, second.outcome, second.total) == (2, "turns", -0.5, 1.25)
     assert (third.stop, third.outcome, third.total) == ("error", None, None)
     with pytest.raises(ValueError):
         from_group(group, scores[:2])
+
+
+def test_older_results_have_their_rates_beside_the_fields() -> None:
+    older = {"task_id": "t", "sample": 0, "completion": True, "resolution": False, "changed": True, "turns": 2}
+    assert EpisodeResult.read(older) == EpisodeResult(
+        task_id="t", sample=0, rates={"completion": True, "resolution": False}, turns=2
+    )
+    result = episode("t", solved=True)
+    assert EpisodeResult.read(json.loads(json.dumps(asdict(result)))) == result
+
+
+def test_what_is_compared_are_the_rates_in_their_order_or_else_the_outcome() -> None:
+    assert compared([episode("a"), episode("b", broken=True)]) == ("completion", "modification", "resolution")
+    bare = EpisodeResult(task_id="t", sample=0, outcome=0.25, total=0.5)
+    assert compared([bare]) == ("outcome",)
+    assert rate([bare], "outcome").mean == 0.25
+    assert (rate([bare], "solved").n_tasks, bare.value("turns")) == (0, 0.0)
 
 
 def test_rate_weighs_tasks_the_same_and_leaves_errors_out() -> None:

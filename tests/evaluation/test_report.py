@@ -22,9 +22,7 @@ def policy(solved: list[int]) -> list[EpisodeResult]:
         EpisodeResult(
             task_id=f"t{i}",
             sample=0,
-            completion=True,
-            modification=bool(s),
-            resolution=bool(s),
+            rates={"completion": True, "modification": bool(s), "resolution": bool(s)},
             kind="compare" if i % 2 else "int",
             package="toolz",
             turns=4,
@@ -35,7 +33,10 @@ def policy(solved: list[int]) -> list[EpisodeResult]:
     ]
 
 
-def shown(task: str, actions: list[Message], *, signals: dict[str, bool], closed: bool = False) -> Shown:
+RATES = dict.fromkeys(("completion", "modification", "resolution"), False)
+
+
+def shown(task: str, actions: list[Message], *, rates: dict[str, bool], closed: bool = False) -> Shown:
     """An episode whose first turn earned .1 for `looked`; with a closed gate it was withheld."""
     turns = tuple(
         Turn(
@@ -68,8 +69,8 @@ def shown(task: str, actions: list[Message], *, signals: dict[str, bool], closed
         group="g",
         attempt=0,
         turns=turns,
-        stop=Stop.SUBMITTED if signals.get("submitted") else Stop.TURNS,
-        signals=signals,
+        stop=Stop.SUBMITTED if rates.get("completion") else Stop.TURNS,
+        rates=RATES | rates,
     )
     advantages = [np.array([0.5, 1.0], np.float32)] * len(turns)
     return Shown(
@@ -84,10 +85,10 @@ def said(content: str) -> Message:
     return Message(role="assistant", content=content)
 
 
-BEFORE = [shown("t1", [said("view"), said(EVIL)], signals={}, closed=True)]
+BEFORE = [shown("t1", [said("view"), said(EVIL)], rates={}, closed=True)]
 AFTER = [
-    shown("t2", [said("submit")], signals={"submitted": True}),
-    shown("t1", [said("fix a -> b")], signals={"submitted": True, "modified": True, "resolved": True}),
+    shown("t2", [said("submit")], rates={"completion": True}),
+    shown("t1", [said("fix a -> b")], rates=dict.fromkeys(RATES, True)),
 ]
 SECONDS = {"seconds/generate": 30.0, "seconds/update": 20.0, "seconds/step": 40.0}
 DATA = ReportData(
@@ -247,9 +248,9 @@ def test_episodes_stand_side_by_side() -> None:
     first, second = html.split("<details class='task'")[1:]
     assert first.startswith(" open><summary><code>t1</code>")
     assert second.startswith("><summary><code>t2</code>")
-    assert "not submitted" in first
-    assert "resolved" in first
-    assert "submitted no change" in second
+    assert "<span class='chip down'>no completion</span>" in first
+    assert "<span class='chip up'>resolution</span>" in first
+    assert "<span class='chip unclear'>completion</span>" in second
     before, after = first.split("<div class='episode'>")[1:]
     assert "gate outcome closed" in before
     assert "Closed gates withheld .10 of step rewards." in before
@@ -274,7 +275,7 @@ def test_episodes_stand_side_by_side() -> None:
     ],
 )
 def test_what_the_agent_said(message: Message, expected: str) -> None:
-    assert expected in episodes([], [shown("t", [message], signals={})], ("a", "b"))
+    assert expected in episodes([], [shown("t", [message], rates={})], ("a", "b"))
 
 
 def test_an_episode_that_broke_says_so() -> None:

@@ -18,9 +18,7 @@ def policy(solved: list[list[int]], *, turns: int = 4, broken: int = 0) -> list[
         EpisodeResult(
             task_id=f"t{task}",
             sample=sample,
-            completion=True,
-            modification=bool(s),
-            resolution=bool(s),
+            rates={"completion": True, "modification": bool(s), "resolution": bool(s)},
             turns=turns,
             outcome=float(s),
             total=float(s),
@@ -28,10 +26,7 @@ def policy(solved: list[list[int]], *, turns: int = 4, broken: int = 0) -> list[
         for task, samples in enumerate(solved)
         for sample, s in enumerate(samples)
     ]
-    lost = [
-        EpisodeResult(task_id="t0", sample=9 + i, completion=False, modification=False, resolution=False)
-        for i in range(broken)
-    ]
+    lost = [EpisodeResult(task_id="t0", sample=9 + i) for i in range(broken)]
     return results + lost
 
 
@@ -83,8 +78,17 @@ def test_pass_at_k_columns_follow_the_samples() -> None:
 
 def test_a_stage_without_episodes_shows_dashes() -> None:
     row = make_table({"nothing yet": []}).rows[0]
-    assert [cell.text for cell in row.cells] == ["-", "-", "-", "-", "0"]
+    assert [cell.text for cell in row.cells] == ["-", "-", "0"]
     assert all(not cell.detail for cell in row.cells)
+
+
+def test_the_columns_are_the_rates_that_the_environment_names() -> None:
+    won = [EpisodeResult(task_id="t", sample=i, rates={"solved": bool(i)}, outcome=1.0, total=1.0) for i in range(2)]
+    assert make_table({"a": won}).columns == ("solved", "pass@2", "turns", "episodes")
+    bare = [EpisodeResult(task_id="t", sample=i, outcome=0.5, total=0.5) for i in range(2)]
+    table = make_table({"a": bare})
+    assert table.columns == ("outcome", "turns", "episodes")
+    assert table.rows[0].cells[0].text == ".500"
 
 
 def test_a_pair_must_name_stages() -> None:

@@ -81,6 +81,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "tags": {"rewards": {}},
     "reward_machine": {"states": {}},
     "tool_bonus": {"steps": 1},
+    "self_correction": {"signal": "right"},
 }
 """The knobs that have no default."""
 

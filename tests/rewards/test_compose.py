@@ -150,7 +150,7 @@ def test_a_turn_that_the_environment_did_not_answer_has_no_step_reward() -> None
     two = gated([shaped, length], TASK, replace(played, turns=played.turns[:2]))
     assert score.outcome == {"agent": 3.0}
     assert score.turn.tolist() == [*two.turn.tolist(), 0.0]
-    assert self_correction(TASK, played) == 1.0
+    assert self_correction(TASK, played, signal="tests_passed") == 1.0
     first = replace(played, turns=played.turns[2:])
     assert gated([shaped, length], TASK, first).turn.tolist() == [0.0]
 

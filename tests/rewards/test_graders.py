@@ -10,7 +10,8 @@ import pytest
 from plays import FakeEnv, player, tasks
 from turnstile.credit.samples import sample_trajectory
 from turnstile.errors import ConfigError
-from turnstile.rewards.graders import Clock, TestRates
+from turnstile.rewards.graders import Clock
+from turnstile.swe.rewards import TestRates
 from turnstile.types import Group, Stop, Task, Trajectory
 
 

@@ -9,15 +9,9 @@ import pytest
 
 from turnstile.credit.samples import sample_trajectory
 from turnstile.errors import ConfigError
-from turnstile.rewards.outcome import outcome_class
 from turnstile.rewards.signal import env_reward, of_turns, signal
-from turnstile.rewards.steps import (
-    command_succeeded,
-    looked_at_failing_code,
-    modified_code,
-    ran_tests,
-    valid_format,
-)
+from turnstile.rewards.steps import command_succeeded, valid_format
+from turnstile.swe.rewards import looked_at_failing_code, modified_code, outcome_class, ran_tests
 from turnstile.types import Stop, Task, Trajectory
 
 TASK = Task(id="t", env="swe")

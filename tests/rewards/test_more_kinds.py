@@ -18,7 +18,7 @@ from turnstile.rewards.events import novelty, reward_machine, tags
 from turnstile.rewards.length import efficiency, long_trajectory, overlong
 from turnstile.rewards.penalties import multiplicative, tool_bonus
 from turnstile.rewards.shaping import bounded, centred, information_gain, potential, self_correction
-from turnstile.rewards.tested import share_of_tests, weighted_tests
+from turnstile.swe.rewards import share_of_tests, weighted_tests
 from turnstile.types import Message, Stop, Task, ToolCall, Trajectory
 
 TASK = Task(id="t", env="e", data={"answer": 42})
@@ -181,7 +181,8 @@ def test_centred() -> None:
     [([False, None, True], 2.0), ([True, False], -2.0), ([True, False, True], 0.0), ([None, None], 0.0), ([], 0.0)],
 )
 def test_self_correction(verdicts: Sequence[bool | None], expected: float) -> None:
-    assert self_correction(TASK, recorded([{"tests_passed": v} for v in verdicts]), bonus=2.0) == expected
+    played = recorded([{"tests_passed": verdict} for verdict in verdicts])
+    assert self_correction(TASK, played, signal="tests_passed", bonus=2.0) == expected
 
 
 def test_tags() -> None:
@@ -215,7 +216,7 @@ def test_reward_machine() -> None:
         (potential, {"signal": "phi"}, "needs the signal 'phi', which a turn did not record"),
         (bounded, {"form": "clp"}, "form = 'clp' is not known"),
         (centred, {}, "needs the signal 'outcome', which the episode did not record"),
-        (self_correction, {}, "needs the signal 'tests_passed'"),
+        (self_correction, {"signal": "tests_passed"}, "needs the signal 'tests_passed'"),
         (tags, {"rewards": {}}, "needs the signal 'tag'"),
         (novelty, {"form": "frist"}, "did you mean 'first'"),
         (reward_machine, {"states": {"start": {"x": ["y"]}}}, "start.x = ['y'] is not [next state, reward]"),

@@ -7,7 +7,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,10 +16,10 @@ from plays import SCAFFOLD, TASK, FakeEnv, hang, once_then, says, scripted
 from turnstile.agents.base import Context, Scaffold
 from turnstile.agents.renderer import LinesRenderer
 from turnstile.batching.rows import rows_of
-from turnstile.envs.base import Step
+from turnstile.envs.base import Rates, Step
 from turnstile.errors import EngineError, SandboxError, VerifierError
 from turnstile.rollout.episode import Attempt, Limits, Seeds, play
-from turnstile.types import I32, Completion, Message, Sampling, Stage, Stop, Task, Trajectory, Turn
+from turnstile.types import I32, JSON, Completion, Message, Sampling, Stage, Stop, Task, Trajectory, Turn
 
 ATTEMPT = Attempt(group="train/1/0/t", number=2, seed=7)
 LOOK = [*b"look\n"]
@@ -66,6 +66,27 @@ async def test_an_episode_and_its_tokens() -> None:
     assert found.times.keys() == {"generate", "environment", "measure", "total"}
     (row,) = rows_of(found, [np.ones(5, np.float32), np.ones(7, np.float32)])
     assert read(row.token_ids) == "Go.\nCommands: look | submit\nlook\nok\nsubmit\n"
+
+
+class Rated(FakeEnv):
+    rates: ClassVar[Rates] = {
+        "looked": lambda played: bool(played.turns),
+        "won": lambda played: played.signals["steps"] > 2,
+    }
+
+
+class Solved(FakeEnv):
+    async def measure(self) -> dict[str, JSON]:
+        return {"resolved": True}
+
+
+async def test_an_episode_says_which_rates_of_its_environment_it_reached() -> None:
+    assert (await played(Rated(), "look", "submit")).rates == {"looked": True, "won": False}
+    assert (await played(Rated(), "look")).rates == {"looked": True, "won": True}
+    assert (await played(Rated({"step": SandboxError("it died")}))).rates == {}
+    assert (await played(FakeEnv())).rates == {}
+    assert (await played(Solved(), "submit")).rates == {"resolution": True}
+    assert (await played(Solved(), "look")).rates == {"resolution": False}  # it came to no end of its own
 
 
 async def test_the_environment_is_measured_once_and_not_closed() -> None:

@@ -98,7 +98,7 @@ def test_what_a_run_evaluated_itself_stays(finished: Path, tmp_path: Path) -> No
 def test_a_policy_is_no_model(finished: Path) -> None:
     recipe = read_recipe(finished, [f"eval.policies.{name}={kind}" for name, kind in POLICIES.items()])
     (oracle,) = evaluate(recipe, run=finished, policy="oracle").values()
-    assert [result.resolution for result in oracle] == [True, True]
+    assert [result.rates for result in oracle] == [{"resolution": True}] * 2
     assert [entry.step for entry in read_record(finished, label="oracle")] == [0, 0]
     (chance,) = evaluate(recipe, policy="random").values()
     assert len(chance) == 2

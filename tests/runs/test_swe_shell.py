@@ -36,7 +36,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 def test_the_oracle_repairs_through_the_shell(recipe: Recipe, tmp_path: Path) -> None:
     found = evaluate(recipe, policy="oracle", predictions=tmp_path / "predictions.jsonl")
     (result,) = found["oracle"]
-    assert (result.task_id, result.resolution, result.turns) == ("tinyrange/clamp", True, 5)
+    assert (result.task_id, result.rates["resolution"], result.turns) == ("tinyrange/clamp", True, 5)
     (line,) = (tmp_path / "predictions.jsonl").read_text().splitlines()
     prediction = json.loads(line)
     assert (prediction["instance_id"], prediction["model_name_or_path"]) == ("tinyrange/clamp", "oracle")

@@ -26,6 +26,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "long_trajectory": {"threshold": 1, "most": 4},
     "multiplicative": {"penalties": {"training_step": 0.5}},
     "tool_bonus": {"steps": 4},
+    "self_correction": {"signal": "tests_passed"},
     "tags": {"rewards": {"plan": 0.5}},
     "reward_machine": {"states": {"start": {"fix": ["start", 0.25]}}},
 }

@@ -101,7 +101,7 @@ def test_a_server_of_messages_plays_without_a_tokenizer(
     with in_thread(lambda: bare_server({"/v1/models": MODELS, "/v1/chat/completions": halves})) as url:
         wanted = ["engine.kind=openai", f'engine.url="{url}"', "engine.mode=text", "engine.model=m", "model.id=none"]
         found = evaluate(changed(recipe, *wanted, "sampling.top_k=0"), run=run, samples=2)
-    assert [result.resolution for result in found["m"]] == [True] * 4
+    assert [result.rates for result in found["m"]] == [{"resolution": True}] * 4
     assert run_command(["rollout", "show", str(run), "--label", "m"]) == 0
     shown = capsys.readouterr().out
     assert "[user]\nFind the number from 1 to 15.\n\nCommands: guess NUMBER\n[assistant]" in shown

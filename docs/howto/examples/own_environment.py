@@ -64,5 +64,5 @@ RECIPE = {
 if __name__ == "__main__":
     done = turnstile.train(RECIPE, env=Walk, tasks=TASKS[::2], heldout=TASKS[1::2])
     for name, episodes in done["results"].items():
-        print(name, sum(episode.resolution for episode in episodes), "of", len(episodes), "solved")
+        print(name, sum(episode.rates["resolution"] for episode in episodes), "of", len(episodes), "solved")
     print("read the report:", done["report"])

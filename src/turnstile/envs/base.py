@@ -7,11 +7,14 @@ judge, later, from what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from turnstile.types import JSON, Message, Task, ToolSpec
+from turnstile.types import JSON, Message, Stop, Task, ToolSpec, Trajectory
+
+Rates = Mapping[str, Callable[[Trajectory], bool]]
+"""Name -> whether an episode reached it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +44,15 @@ class Step:
 
 @runtime_checkable
 class Env(Protocol):
-    """One episode's world. All methods may raise InfrastructureError; nothing else is caught for them."""
+    """One episode's world. All methods may raise InfrastructureError; nothing else is caught for them.
+
+    Its class may say two things more, as attributes:
+
+    - `rates: Rates`, the shares of episodes that its runs log (as rate/NAME) and its evaluations compare, in the order
+      in which an episode reaches them; the last one is what a task is about. They judge an episode once, after
+      `measure`. Without them there is `resolution`, where `measure` records the signal `resolved`.
+    - `default_terms`, the [[rewards.terms]] of a recipe that has none, as tables.
+    """
 
     async def reset(self, task: Task) -> Start: ...
 
@@ -56,3 +67,25 @@ class Env(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def resolved(trajectory: Trajectory) -> bool:
+    """Tell whether the task came to its own end and was solved, by the signal `resolved`."""
+    return trajectory.stop in (Stop.SUBMITTED, Stop.DONE) and bool(trajectory.signals.get("resolved", False))
+
+
+DEFAULT_RATES: Rates = {"resolution": resolved}
+
+
+def rates_of(env: object) -> Rates:
+    """Return the rates of an environment or of its class, `DEFAULT_RATES` where it names none."""
+    found: Rates | None = getattr(env, "rates", None)
+    return DEFAULT_RATES if found is None else found
+
+
+def reached(env: object, trajectory: Trajectory) -> dict[str, bool]:
+    """Return which rates of its environment an episode reached, by name."""
+    rates = rates_of(env)
+    if rates is DEFAULT_RATES and "resolved" not in trajectory.signals:
+        return {}
+    return {name: bool(holds(trajectory)) for name, holds in rates.items()}

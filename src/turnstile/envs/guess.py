@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
-from turnstile.envs.base import Start, Step
+from turnstile.envs.base import Rates, Start, Step, resolved
 from turnstile.errors import ConfigError
 from turnstile.tasks.demonstration import Agent, DemoStep, call
 from turnstile.types import JSON, Message, Task, ToolSpec
@@ -64,6 +65,9 @@ class GuessEnv:
     the range), consistent (one that the answers so far allow), answer. Episode signals: resolved and submitted
     (the secret was found), modified (something was guessed), rounds.
     """
+
+    rates: ClassVar[Rates] = {"resolution": resolved}
+    default_terms: ClassVar[Sequence[Mapping[str, Any]]] = ({"kind": "signal", "name": "resolved", "level": 1},)
 
     def __init__(self, *, low: int = 1, high: int = 15, rounds: PositiveInt = 5) -> None:
         if low > high or rounds < 1:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from turnstile.envs.base import Env, Start, Step
+from turnstile.envs.base import Env, Rates, Start, Step
 from turnstile.errors import SandboxError
 from turnstile.types import JSON, Message, Task
 
@@ -46,6 +46,7 @@ class _Threaded:
     def __init__(self, env: Any, pool: ThreadPoolExecutor) -> None:
         self._env = env
         self._pool = pool
+        self.rates: Rates | None = getattr(env, "rates", None)
         self._last: asyncio.Future[Any] | None = None
 
     async def reset(self, task: Task) -> Start:

@@ -13,9 +13,7 @@ from turnstile.evaluation.metrics import (
     LEVEL,
     RESAMPLES,
     EpisodeResult,
-    FieldName,
     Interval,
-    RateName,
     interval_of,
     paired_difference,
     paired_values,
@@ -34,24 +32,24 @@ def split(results: Iterable[EpisodeResult], by: Division) -> dict[str, list[Epis
 
 
 def breakdown(
-    results: Sequence[EpisodeResult], by: Division, field: FieldName = "resolution", *, seed: int = 0
+    results: Sequence[EpisodeResult], by: Division, of: str = "resolution", *, seed: int = 0
 ) -> dict[str, Interval]:
     """A rate for each bug kind or each package."""
-    return {name: rate(part, field, seed=seed) for name, part in split(results, by).items()}
+    return {name: rate(part, of, seed=seed) for name, part in split(results, by).items()}
 
 
 def paired_breakdown(
     before: Sequence[EpisodeResult],
     after: Sequence[EpisodeResult],
     by: Division,
-    field: FieldName = "resolution",
+    of: str = "resolution",
     *,
     seed: int = 0,
 ) -> dict[str, Interval]:
     """A paired difference for each bug kind or each package that both sides have."""
     old = split(before, by)
     return {
-        name: paired_difference(old[name], part, field, seed=seed)
+        name: paired_difference(old[name], part, of, seed=seed)
         for name, part in split(after, by).items()
         if name in old
     }
@@ -98,7 +96,7 @@ def prior_share(
     before: Sequence[EpisodeResult],
     after: Sequence[EpisodeResult],
     training: Mapping[str, float],
-    field: RateName = "resolution",
+    of: str = "resolution",
     *,
     level: float = LEVEL,
     resamples: int = RESAMPLES,
@@ -120,7 +118,7 @@ def prior_share(
     a kind as well. Kinds that training does not have get p_k = 0; kinds that were not evaluated are left out of
     both averages (p_k is rescaled over the rest).
     """
-    pairs = paired_values(before, after, field)
+    pairs = paired_values(before, after, of)
     kind_of = {result.task_id: result.kind for result in after}
     n = len(pairs)
     per_kind: dict[str, list[float]] = {}
@@ -138,7 +136,7 @@ def prior_share(
         for kind, values in per_kind.items()
     ]
     kinds.sort(key=lambda part: (-part.train_share, -part.task_share, part.kind))
-    gain = paired_difference(before, after, field, level=level, resamples=resamples, seed=seed)
+    gain = paired_difference(before, after, of, level=level, resamples=resamples, seed=seed)
 
     def top(count: int) -> TopKinds:
         names = tuple(part.kind for part in kinds[:count])

@@ -8,21 +8,19 @@ stay together; they speak about new tasks for these policies, not about new trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from math import comb, isfinite, isnan, nan
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turnstile.rewards.rates import completed, modified, resolved
 from turnstile.types import Group, Score
 
 F64 = NDArray[np.float64]
-RateName = Literal["completion", "modification", "resolution", "changed"]
-FieldName = Literal[RateName, "turns", "outcome", "total"]
-RATES: tuple[RateName, ...] = ("completion", "modification", "resolution", "changed")
+NUMBERS = ("outcome", "total", "turns")
+"""What every result has; every other field that can be averaged is a rate, by the environment's name for it."""
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -33,24 +31,32 @@ _CHUNK = 1 << 21  # indices drawn at once, to bound memory
 class EpisodeResult:
     """What one evaluation episode came to.
 
-    `completion`, `modification` (submitted a change) and `resolution` (submitted a change that solves the task)
-    are nested and defined by `rewards.rates`, so they are the rates that training logs. `changed`: the work
-    differs from the start when the episode ends, submitted or not. `kind` and `package` come from the task's
-    data ("" where it has none); `outcome` and `total` are None where infrastructure failed.
+    `rates` says which of the environment's rates it reached (`envs.base.Env`), so they are those that training logs.
+    `kind` and `package` come from the task's data ("" where it has none); `outcome` and `total` are None where
+    infrastructure failed.
     """
 
     task_id: str
     sample: int
-    completion: bool
-    modification: bool
-    resolution: bool
-    changed: bool = False
+    rates: Mapping[str, bool] = field(default_factory=dict)
     kind: str = ""
     package: str = ""
     turns: int = 0
     stop: str = ""
     outcome: float | None = None
     total: float | None = None
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> EpisodeResult:
+        """Return the result that a line of evaluations/NAME.jsonl holds; older lines have rates beside the fields."""
+        own = {each.name for each in fields(cls)}
+        beside = {name: value for name, value in row.items() if name not in own and name != "changed"}
+        return cls(**{"rates": beside} | {name: value for name, value in row.items() if name in own})
+
+    def value(self, name: str) -> float:
+        """Return a number, or 1 or 0 of a rate; NaN for what the episode does not have."""
+        found = self.rates.get(name) if name not in NUMBERS else getattr(self, name)
+        return nan if found is None else float(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,19 +75,13 @@ class Interval:
 
 
 def from_group(group: Group, scores: Sequence[Score]) -> list[EpisodeResult]:
-    """One result for each trajectory, from its signals `submitted`, `modified`, `resolved` and its task's data.
-
-    For environments that do not record all three see `rewards.rates`.
-    """
+    """Return one result for each trajectory."""
     data = group.task.data
     return [
         EpisodeResult(
             task_id=group.task.id,
             sample=trajectory.attempt,
-            completion=completed(trajectory),
-            modification=modified(trajectory),
-            resolution=resolved(trajectory),
-            changed=bool(trajectory.signals.get("modified", False)),
+            rates=dict(trajectory.rates),
             kind=str(data.get("kind", "")),
             package=str(data.get("package", "")),
             turns=len(trajectory.turns),
@@ -98,6 +98,14 @@ def counted(results: Iterable[EpisodeResult]) -> list[EpisodeResult]:
     return [result for result in results if result.outcome is not None]
 
 
+def compared(results: Iterable[EpisodeResult]) -> tuple[str, ...]:
+    """Return the rates that the episodes have, in their order; the mean outcome stands in for them where none has any.
+
+    The last is what a gain is measured by.
+    """
+    return tuple(dict.fromkeys(name for result in counted(results) for name in result.rates)) or ("outcome",)
+
+
 def errors(results: Iterable[EpisodeResult]) -> int:
     """How many episodes infrastructure broke."""
     return sum(result.outcome is None for result in results)
@@ -105,23 +113,23 @@ def errors(results: Iterable[EpisodeResult]) -> int:
 
 def rate(
     results: Sequence[EpisodeResult],
-    field: FieldName = "resolution",
+    name: str = "resolution",
     *,
     level: float = LEVEL,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The mean of a field over tasks, with a bootstrap interval clustered by task."""
-    tasks = by_task(results, lambda result: float(getattr(result, field)))
+    """The mean of a rate or a number over tasks, with a bootstrap interval clustered by task."""
+    tasks = by_task(results, name)
     values = np.array([np.mean(samples) for samples in tasks.values()], dtype=np.float64)
     episodes = sum(len(samples) for samples in tasks.values())
-    return interval_of(values, episodes, _bounds(field), level, resamples, seed)
+    return interval_of(values, episodes, _bounds(name), level, resamples, seed)
 
 
 def paired_difference(
     before: Sequence[EpisodeResult],
     after: Sequence[EpisodeResult],
-    field: FieldName = "resolution",
+    name: str = "resolution",
     *,
     level: float = LEVEL,
     resamples: int = RESAMPLES,
@@ -131,17 +139,17 @@ def paired_difference(
 
     Results of several seeds may be joined on either side: all of a task's episodes make one mean.
     """
-    pairs = paired_values(before, after, field)
+    pairs = paired_values(before, after, name)
     values = np.array([difference for difference, _ in pairs.values()], dtype=np.float64)
     episodes = sum(count for _, count in pairs.values())
-    low, high = _bounds(field)
+    low, high = _bounds(name)
     return interval_of(values, episodes, (low - high, high - low), level, resamples, seed)
 
 
 def pass_at_k(
     results: Sequence[EpisodeResult],
     k: int,
-    field: RateName = "resolution",
+    name: str = "resolution",
     *,
     level: float = LEVEL,
     resamples: int = RESAMPLES,
@@ -154,7 +162,7 @@ def pass_at_k(
     """
     if k < 1:
         raise ValueError(f"pass@k needs k >= 1, got {k}")
-    tasks = by_task(results, lambda result: float(getattr(result, field)))
+    tasks = by_task(results, name)
     enough = [samples for samples in tasks.values() if len(samples) >= k]
     values = [1.0 - comb(len(s) - round(sum(s)), k) / comb(len(s), k) for s in enough]
     return interval_of(np.array(values, dtype=np.float64), sum(map(len, enough)), (0.0, 1.0), level, resamples, seed)
@@ -162,23 +170,23 @@ def pass_at_k(
 
 def max_samples(results: Sequence[EpisodeResult]) -> int:
     """The most counted episodes that one task has; 0 without any."""
-    return max((len(samples) for samples in by_task(results, lambda _: 0.0).values()), default=0)
+    return max((len(samples) for samples in by_task(results, "turns").values()), default=0)
 
 
-def by_task(results: Sequence[EpisodeResult], value: Callable[[EpisodeResult], float]) -> dict[str, list[float]]:
-    """The values of the counted episodes by task, in order of first appearance."""
+def by_task(results: Sequence[EpisodeResult], name: str) -> dict[str, list[float]]:
+    """The values of the counted episodes that have them, by task, in order of first appearance."""
     tasks: dict[str, list[float]] = {}
     for result in counted(results):
-        tasks.setdefault(result.task_id, []).append(value(result))
+        if not isnan(value := result.value(name)):
+            tasks.setdefault(result.task_id, []).append(value)
     return tasks
 
 
 def paired_values(
-    before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], field: FieldName
+    before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], name: str
 ) -> dict[str, tuple[float, int]]:
     """For each task that both have: the difference of its means, and how many episodes went into it."""
-    old = by_task(before, lambda result: float(getattr(result, field)))
-    new = by_task(after, lambda result: float(getattr(result, field)))
+    old, new = by_task(before, name), by_task(after, name)
     return {
         task: (float(np.mean(new[task]) - np.mean(old[task])), len(old[task]) + len(new[task]))
         for task in old
@@ -186,15 +194,15 @@ def paired_values(
     }
 
 
-def _bounds(field: FieldName) -> tuple[float, float]:
-    """The least and the largest value a field can have."""
-    return (0.0, 1.0) if field in RATES else (-np.inf, np.inf)
+def _bounds(name: str) -> tuple[float, float]:
+    """The least and the largest value that a rate or a number can have."""
+    return (-np.inf, np.inf) if name in NUMBERS else (0.0, 1.0)
 
 
 def to_metrics(results: Sequence[EpisodeResult], prefix: str = "eval/") -> dict[str, float]:
     """What to log of an evaluation while training: the names that training logs, after `prefix`, with the ends of
     each rate's interval as `_low` and `_high`; nothing for what no episode has."""
-    logged = {f"rate/{field}": rate(results, field) for field in RATES[:3]}
+    logged = {f"rate/{name}": rate(results, name) for name in compared(results) if name not in NUMBERS}
     found = {f"{prefix}count/errors": float(errors(results)), f"{prefix}count/trajectories": float(len(results))}
     for name, part in logged.items():
         found |= {f"{prefix}{name}": part.mean, f"{prefix}{name}_low": part.low, f"{prefix}{name}_high": part.high}
@@ -211,7 +219,7 @@ def interval_of(
 
     Where all tasks agree (0 of 48, or 48 of 48) resampling has nothing to vary and would claim certainty. There
     the exact binomial bound on the unseen other tasks is used: with confidence 1 - (1 - level) / 2 at most a
-    share u = 1 - ((1 - level) / 2)^(1 / n) of all tasks differs, by no more than the field's bounds allow.
+    share u = 1 - ((1 - level) / 2)^(1 / n) of all tasks differs, by no more than the bounds allow.
     """
     n = len(values)
     if n == 0:

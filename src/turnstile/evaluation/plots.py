@@ -58,9 +58,6 @@ def _panel(title: str, *names: str, share: bool = False) -> Panel:
 
 
 PANELS: tuple[Panel, ...] = (
-    _panel("Completion", "rate/completion", share=True),
-    _panel("Modification", "rate/modification", share=True),
-    _panel("Resolution", "rate/resolution", share=True),
     _panel("Total reward", "reward/total"),
     _panel("Outcome reward", "reward/outcome"),
     Panel(
@@ -113,13 +110,14 @@ def curves(runs: Runs, *, theme: Theme = "light", dpi: int = 144) -> bytes:
     return out.getvalue()
 
 
-def draw(runs: Runs, *, panels: Sequence[Panel] = PANELS, theme: Theme = "light", columns: int = 3) -> Figure:
-    """A figure with a panel for each metric that some run has, coloured by run.
+def draw(runs: Runs, *, panels: Sequence[Panel] | None = None, theme: Theme = "light", columns: int = 3) -> Figure:
+    """A figure with a panel for each metric that some run has, coloured by run; by default its rates and `PANELS`.
 
     Dots are steps and lines are means over four steps; with several seeds the line is their mean and the band
     reaches from the lowest to the highest. Diamonds are held-out evaluations with their intervals, or, with
     several seeds, the seeds' mean with a bar from the lowest to the highest.
     """
+    panels = (*_rates(runs), *PANELS) if panels is None else panels
     panels = [panel for panel in panels if any(_has(rows, panel) for seeds in runs.values() for rows in seeds)]
     ink = INK[theme]
     height = max(1, -(-len(panels) // columns))
@@ -149,6 +147,11 @@ def draw(runs: Runs, *, panels: Sequence[Panel] = PANELS, theme: Theme = "light"
     if panels:
         _legend(figure, runs, theme)
     return figure
+
+
+def _rates(runs: Runs) -> list[Panel]:
+    names = dict.fromkeys(key for seeds in runs.values() for rows in seeds for row in rows for key in row)
+    return [_panel(name[5:].capitalize(), name, share=True) for name in names if name.startswith("rate/")]
 
 
 def _has(rows: Rows, panel: Panel) -> bool:

@@ -85,15 +85,14 @@ def _task(pair: Sequence[Shown | None], names: tuple[str, str]) -> ShownTask:
 
 
 def _verdict(shown: Shown) -> Chip:
-    """Return what came of it in a word, green only for a solved task."""
-    signals = shown.trajectory.signals
+    """Return the last rate that the attempt reached, green only for the last one that there is."""
     if shown.score.outcome is None:
         return Chip("infrastructure error", "down")
-    if signals.get("submitted") and signals.get("resolved"):
-        return Chip("resolved", "up")
-    if not signals.get("submitted"):
-        return Chip("not submitted", "down")
-    return Chip("submitted a wrong change" if signals.get("modified") else "submitted no change", "unclear")
+    rates = shown.trajectory.rates
+    reached = [name for name, holds in rates.items() if holds]
+    if not reached:
+        return Chip(f"no {next(iter(rates))}", "down") if rates else Chip(Stop(shown.trajectory.stop).value)
+    return Chip(reached[-1], "up" if reached[-1] == list(rates)[-1] else "unclear")
 
 
 def _side(shown: Shown, name: str) -> Side:

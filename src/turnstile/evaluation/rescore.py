@@ -13,7 +13,7 @@ from turnstile.credit.base import EQUAL
 from turnstile.credit.stats import equal
 from turnstile.records.record import AGAIN, Entry
 from turnstile.rewards.build import Scorer
-from turnstile.rewards.rates import rates
+from turnstile.rewards.metrics import step_metrics
 from turnstile.tracking.alarms import CollapseAlarm
 from turnstile.types import Score
 
@@ -28,7 +28,7 @@ class Rescored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Means over episodes by name (`rewards.rates`), as recorded and as judged now. Of groups of two attempts or more
+    """Means over episodes by name (`rewards.metrics`), as recorded and as judged now. Of groups of two attempts or more
     with a verdict: how many there are, how many teach nothing since their rewards are equal, before and now, and in how
     many another attempt is the best."""
 
@@ -55,8 +55,8 @@ def compare(rescored: Sequence[Rescored]) -> Comparison:
     sides = [(_totals(item.entry.scores), _totals(item.scores)) for item in rescored]
     sides = [(before, after) for before, after in sides if len(before) > 1 and len(after) > 1]
     return Comparison(
-        before=rates(groups, [item.entry.scores for item in rescored]),
-        after=rates(groups, [item.scores for item in rescored]),
+        before=step_metrics(groups, [item.entry.scores for item in rescored]),
+        after=step_metrics(groups, [item.scores for item in rescored]),
         groups=len(sides),
         flat_before=sum(equal(np.array(list(before.values()))) for before, _ in sides),
         flat_after=sum(equal(np.array(list(after.values()))) for _, after in sides),
@@ -70,7 +70,7 @@ def collapses(rescored: Sequence[Rescored]) -> Iterator[str]:
     training = sorted((item for item in rescored if item.entry.phase == "train"), key=lambda item: item.entry.step)
     for step, items in groupby(training, key=lambda item: item.entry.step):
         of_step = list(items)
-        metrics = rates([item.entry.group for item in of_step], [item.scores for item in of_step])
+        metrics = step_metrics([item.entry.group for item in of_step], [item.scores for item in of_step])
         if line := alarm.update(step, metrics):
             yield line
 

@@ -12,11 +12,10 @@ from markupsafe import Markup
 
 from turnstile.evaluation.gains import Division, paired_breakdown, prior_share, split
 from turnstile.evaluation.markup import FEW, render
-from turnstile.evaluation.metrics import EpisodeResult, Interval, RateName, paired_difference, rate
+from turnstile.evaluation.metrics import EpisodeResult, Interval, compared, paired_difference, rate
 from turnstile.evaluation.plots import Rows
 from turnstile.evaluation.table import Stages, make_table
 
-HEADLINE: tuple[RateName, ...] = ("completion", "modification", "resolution")
 Pairs = Sequence[tuple[str, str]]
 LISTED = 20
 """Alarms and warnings that a report lists."""
@@ -79,7 +78,7 @@ def results(stages: Stages, pairs: Pairs, lines: Sequence[str]) -> Markup:
                 after=rate(after, name),
                 gain=paired_difference(before, after, name),
             )
-            for name in HEADLINE
+            for name in compared((*before, *after))
         ]
     pair = pairs[0] if pairs else None
     return render("results.html", changes=changes, pair=pair, table=make_table(stages, pairs), lines=lines)
@@ -91,24 +90,29 @@ def gains(stages: Stages, pairs: Pairs, training: Mapping[str, float]) -> Markup
         return Markup()
     before, after = (stages[name] for name in pairs[0])
     divisions: tuple[Division, ...] = ("kind", "package")
-    found = [_divided(training, before, after, by) for by in divisions if any(getattr(r, by) for r in after)]
+    of = compared((*before, *after))[-1]
+    found = [_divided(training, before, after, by, of) for by in divisions if any(getattr(r, by) for r in after)]
     has_prior = any(result.kind for result in after) and training
-    prior = prior_share(before, after, training) if has_prior else None
-    return render("gains.html", divisions=found, few=FEW, prior=prior)
+    prior = prior_share(before, after, training, of) if has_prior else None
+    return render("gains.html", divisions=found, few=FEW, prior=prior, of=of)
 
 
 def _divided(
-    training: Mapping[str, float], before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], by: Division
+    training: Mapping[str, float],
+    before: Sequence[EpisodeResult],
+    after: Sequence[EpisodeResult],
+    by: Division,
+    of: str,
 ) -> DividedGain:
-    found = paired_breakdown(before, after, by)
+    found = paired_breakdown(before, after, by, of)
     old, new = split(before, by), split(after, by)
     reach = max((abs(end) for gain in found.values() for end in (gain.low, gain.high) if not isnan(end)), default=1.0)
     total = sum(training.values())
     return DividedGain(
         by=by,
         gains=found,
-        before={name: rate(old[name]) for name in found},
-        after={name: rate(new[name]) for name in found},
+        before={name: rate(old[name], of) for name in found},
+        after={name: rate(new[name], of) for name in found},
         shares={name: training[name] / total for name in training} if by == "kind" and total > 0 else {},
         reach=reach or 1.0,
     )

@@ -12,9 +12,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from turnstile.evaluation.metrics import (
+    NUMBERS,
     EpisodeResult,
-    FieldName,
     Interval,
+    compared,
     counted,
     errors,
     max_samples,
@@ -26,7 +27,6 @@ from turnstile.evaluation.metrics import (
 Stages = Mapping[str, Sequence[EpisodeResult]]
 """Results by the policy's name, in the order they are shown."""
 
-COLUMNS: tuple[FieldName, ...] = ("completion", "modification", "resolution")
 NOTE = "Brackets: 95 % interval, bootstrap over tasks. A vs B: A - B paired by task, bold where it excludes zero."
 NOTHING = "-"
 
@@ -61,19 +61,21 @@ class Table:
 def make_table(stages: Stages, pairs: Sequence[tuple[str, str]] = (), *, ks: Sequence[int] | None = None) -> Table:
     """The table of all stages, then a row (after vs before) for each pair of stage names.
 
-    `ks`: the k of the pass@k columns; by default the most samples any task has, without a column if that is one
-    (pass@1 is the resolution rate). Raises KeyError for a pair that names no stage.
+    `ks`: the k of the pass@k columns, of the last rate; by default the most samples any task has, without a column if
+    that is one (pass@1 is the rate itself). Raises KeyError for a pair that names no stage.
     """
-    if ks is None:
+    names = compared(result for results in stages.values() for result in results)
+    if names[-1] in NUMBERS:
+        ks = ()
+    elif ks is None:
         most = max((max_samples(results) for results in stages.values()), default=0)
         ks = (most,) if most > 1 else ()
-    rows = [Row(name=name, cells=_policy(results, ks)) for name, results in stages.items()]
+    rows = [Row(name=name, cells=_policy(results, names, ks)) for name, results in stages.items()]
     for before, after in pairs:
-        cells = _difference(stages[before], stages[after], ks)
+        cells = _difference(stages[before], stages[after], names, ks)
         rows.append(Row(name=f"{after} vs {before}", cells=cells, difference=True))
-    return Table(
-        columns=(*COLUMNS, *(f"pass@{k}" for k in ks), "turns", "episodes"), rows=tuple(rows), note=_note(stages)
-    )
+    columns = (*names, *(f"pass@{k}" for k in ks), "turns", "episodes")
+    return Table(columns=columns, rows=tuple(rows), note=_note(stages))
 
 
 def number(value: float, *, signed: bool = False, digits: int = 3) -> str:
@@ -130,9 +132,10 @@ def _note(stages: Stages) -> str:
     return f"{NOTE} Episodes lost to infrastructure, counted nowhere: {', '.join(lost)}." if lost else NOTE
 
 
-def _policy(results: Sequence[EpisodeResult], ks: Sequence[int]) -> tuple[Cell, ...]:
-    found = [rate(results, field) for field in COLUMNS] + [pass_at_k(results, k) for k in ks]
-    turns, tasks = rate(results, "turns"), found[0].n_tasks
+def _policy(results: Sequence[EpisodeResult], names: Sequence[str], ks: Sequence[int]) -> tuple[Cell, ...]:
+    found = [rate(results, name) for name in names] + [pass_at_k(results, k, names[-1]) for k in ks]
+    turns = rate(results, "turns")
+    tasks = turns.n_tasks
     return (
         *(Cell(text=number(part.mean), detail=bounds(part, digits=2)) for part in found),
         Cell(text=number(turns.mean, digits=1)),
@@ -140,8 +143,10 @@ def _policy(results: Sequence[EpisodeResult], ks: Sequence[int]) -> tuple[Cell, 
     )
 
 
-def _difference(before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], ks: Sequence[int]) -> tuple[Cell, ...]:
-    found = [paired_difference(before, after, field) for field in COLUMNS]
+def _difference(
+    before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], names: Sequence[str], ks: Sequence[int]
+) -> tuple[Cell, ...]:
+    found = [paired_difference(before, after, name) for name in names]
     turns = paired_difference(before, after, "turns")
     pairs = f"({turns.n_tasks} pair{'s' * (turns.n_tasks != 1)})" if turns.n_tasks else ""
     return (

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
-import numpy as np
-from pydantic import Field, NonNegativeFloat
-
-from turnstile.errors import ConfigError
 from turnstile.types import JSON, Group, Trajectory
 
 
@@ -64,52 +60,3 @@ class Clock(Stateless):
             replace(group, trajectories=tuple(told(one, training_step=step) for one in group.trajectories))
             for group in groups
         ]
-
-
-class TestRates(Stateless):
-    """Writes test_weights, (1 - rate)^`power` for each test of the signal f2p_tests: what attempts rarely pass weighs
-    more.
-
-    The rate of a task's test is the share of its attempts that passed it, a moving average over the training steps:
-    each step's share counts `pace`, all of it the first time. The step's own attempts count too, so a test is weighed
-    by what is known when the step is judged. Attempts without a verdict count nowhere; outside of training nothing is
-    learned, and a task that was not trained on is weighed by its attempts there. Raises ConfigError for `power` below
-    0 and `pace` outside (0, 1].
-    """
-
-    __test__ = False  # no test case, whatever its name begins with
-
-    def __init__(self, *, power: NonNegativeFloat = 1.0, pace: Annotated[float, Field(gt=0, le=1)] = 0.5) -> None:
-        if power < 0.0 or not 0.0 < pace <= 1.0:
-            raise ConfigError(f"grader 'test_rates' wants power >= 0 and 0 < pace <= 1, got {power} and {pace}")
-        self._power, self._pace = power, pace
-        self._rates: dict[str, dict[str, float]] = {}
-
-    async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
-        return [self._weighed(group, learn=step is not None) for group in groups]
-
-    def state(self) -> dict[str, Any]:
-        return {"rates": {task: dict(rates) for task, rates in self._rates.items()}}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._rates = {task: dict(rates) for task, rates in state["rates"].items()}
-
-    def _weighed(self, group: Group, *, learn: bool) -> Group:
-        verdicts = [one.signals["f2p_tests"] for one in group.trajectories if one.signals.get("f2p_tests") is not None]
-        known = self._rates.get(group.task.id, {})
-        rates = dict(known)
-        for test in dict.fromkeys(test for verdict in verdicts for test in verdict):
-            share = float(np.mean([bool(verdict[test]) for verdict in verdicts if test in verdict]))
-            if test not in known:
-                rates[test] = share
-            elif learn:
-                rates[test] = known[test] + self._pace * (share - known[test])
-        if learn and verdicts:
-            self._rates[group.task.id] = rates
-        weights = {test: (1.0 - rate) ** self._power for test, rate in rates.items()}
-        return replace(
-            group,
-            trajectories=tuple(
-                told(one, test_weights=weights) if "f2p_tests" in one.signals else one for one in group.trajectories
-            ),
-        )

@@ -108,7 +108,7 @@ def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) 
     return gained.astype(np.float32)
 
 
-def self_correction(task: Task, trajectory: Trajectory, *, signal: str = "tests_passed", bonus: float = 1.0) -> float:
+def self_correction(task: Task, trajectory: Trajectory, *, signal: str, bonus: float = 1.0) -> float:
     """`bonus` where the agent's first verdict in the episode was wrong and its last one right, -`bonus` where it was
     the reverse, else 0 (SCoRe, arXiv 2409.12917).
 

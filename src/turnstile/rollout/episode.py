@@ -17,7 +17,7 @@ from turnstile.agents.base import Scaffold
 from turnstile.agents.history import hinted
 from turnstile.engines.base import Engine, Remote
 from turnstile.engines.remote.downtime import Away, hearing
-from turnstile.envs.base import Env, Step
+from turnstile.envs.base import Env, Step, reached
 from turnstile.errors import EngineError, InfrastructureError, SandboxError, VerifierError
 from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import I32, JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
@@ -34,7 +34,7 @@ class Limits:
     tokens: int = 0  # sampled in the whole episode
     context: int = 0  # held at once: prompt, observations and sampled tokens
     seconds: float = 300.0  # wall clock, of the turns; not of measuring at the end, nor while the engine is away
-    measure_seconds: float = 3600.0  # of measuring; twice what the longest suite of tests here may take (1800 s)
+    measure_seconds: float = 3600.0  # of measuring; twice what grading may take in the environments here (1800 s)
     away: float = AWAY  # of all that the engine is away, by which the clock is put forward at most
     unparsed: int = 0  # turns in a row in which no action could be read
 
@@ -93,9 +93,6 @@ async def play(
     `turned` and `forgives` says that it is to be taken in the same way.
     """
     episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, turned, moved)
-    started = time.monotonic()
-    signals: Mapping[str, JSON] = {}
-    error = None
     try:
         clock = asyncio.timeout(limits.seconds or None)
         try:
@@ -109,26 +106,15 @@ async def play(
             await episode.check_engine()
             stop = Stop.TIMEOUT
         moved(EpisodeStatus.GRADING)
-        signals = await episode.measure()
+        played = episode.played(stop, await episode.measure())
+        return replace(played, rates=reached(env, played))
     except InfrastructureError as failure:
-        stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
+        error = f"{type(failure).__name__}: {failure}"
     except Exception as fault:
         if episode.away is not None or episode.telling or not forgives(fault):
             raise  # one in the engine, or in the books, which other episodes share
-        stop, error = Stop.ERROR, f"{type(fault).__name__}: {fault}"
-    return Trajectory(
-        task_id=task.id,
-        group=attempt.group,
-        attempt=attempt.number,
-        turns=tuple(episode.turns),
-        stop=stop,
-        signals=signals,
-        opening=episode.opening,
-        tools=episode.tools,
-        hint=attempt.hint,
-        error=error,
-        times={**episode.times, "total": time.monotonic() - started},
-    )
+        error = f"{type(fault).__name__}: {fault}"
+    return replace(episode.played(Stop.ERROR, {}), error=error)
 
 
 class _Episode:
@@ -151,6 +137,7 @@ class _Episode:
         self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.seeds = Seeds(task, attempt)
+        self.started = time.monotonic()
         self.opened = False
         self.away: Away | None = None  # of the request that is being made
         self.telling = False  # a turn is being written down
@@ -233,6 +220,21 @@ class _Episode:
             ) from None
         finally:
             self.times["measure"] = time.monotonic() - began
+
+    def played(self, stop: Stop, signals: Mapping[str, JSON]) -> Trajectory:
+        """What was played, and how it ended."""
+        return Trajectory(
+            task_id=self.task.id,
+            group=self.attempt.group,
+            attempt=self.attempt.number,
+            turns=tuple(self.turns),
+            stop=stop,
+            signals=signals,
+            opening=self.opening,
+            tools=self.tools,
+            hint=self.attempt.hint,
+            times={**self.times, "total": time.monotonic() - self.started},
+        )
 
     async def check_engine(self) -> None:
         """Raises EngineError where the clock ended a request that the engine was not answering, or ended the episode

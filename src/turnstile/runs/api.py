@@ -32,9 +32,9 @@ def train(
     from inside a running event loop; in a notebook use `await asyncio.to_thread(turnstile.train, ...)`.
     """
     if isinstance(recipe, Mapping):
-        recipe = make_recipe(recipe)
+        recipe = make_recipe(recipe, env=env)
     elif not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe)
+        recipe = load_recipe(recipe, env=env)
     folder = Path(run) if run is not None else Path("runs") / recipe.name
     return train_recipe(
         recipe, run=folder, fresh=fresh, overfit=overfit, env=env, reward=reward, tasks=tasks, heldout=heldout

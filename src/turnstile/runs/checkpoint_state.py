@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from turnstile.config import Recipe
 from turnstile.credit.base import Estimator
+from turnstile.envs.base import Env, rates_of
 from turnstile.errors import ConfigError, LedgerError
 from turnstile.evaluation.metrics import EpisodeResult, counted
-from turnstile.lookup import nearest
+from turnstile.lookup import nearest, resolve
 from turnstile.records.ledger import FILE
 from turnstile.rollout.replay_buffer import ReplayBuffer
 from turnstile.rollout.run_records import RunRecords
@@ -30,7 +32,6 @@ from turnstile.wiring.components import make_learned
 
 HELDOUT = "heldout/"
 """train.keep_best of an evaluation's mean instead of a metric of the steps."""
-FIELDS = ("completion", "modification", "resolution", "outcome", "total")
 
 
 def open_books(run: Path) -> RunRecords:
@@ -154,17 +155,21 @@ def _is_later(evaluation: str, step: int, steps: int) -> bool:
     return step < (int(numbered[1]) if numbered else steps if evaluation == FINAL else 0)
 
 
-def check_keep_best(name: str) -> None:
-    """Raises ConfigError for a field that evaluations do not have."""
-    field = name.removeprefix(HELDOUT)
-    if name.startswith(HELDOUT) and field not in FIELDS:
-        raise ConfigError(f"train.keep_best = {name!r}: evaluations have no {field!r}; {nearest(field, FIELDS)}")
+def check_keep_best(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
+    """Raises ConfigError for what evaluations do not have; of a function that makes environments that is not known."""
+    name, env = recipe.train.keep_best, env or resolve("env", recipe.env.kind)
+    if not name.startswith(HELDOUT) or not isinstance(env, type):
+        return
+    wanted, known = name.removeprefix(HELDOUT), (*rates_of(env), "outcome", "total")
+    if wanted not in known:
+        raise ConfigError(f"train.keep_best = {name!r}: evaluations have no {wanted!r}; {nearest(wanted, known)}")
 
 
-def _heldout(results: Mapping[str, Sequence[EpisodeResult]], field: str) -> dict[int, float]:
-    """The mean of a field in each evaluation in between, by its step."""
-    return {
-        int(name.removeprefix("step-")): float(np.mean([getattr(result, field) for result in counted(found)]))
+def _heldout(results: Mapping[str, Sequence[EpisodeResult]], of: str) -> dict[int, float]:
+    """The mean of a rate or a number in each evaluation in between that has it, by its step."""
+    means = {
+        int(name.removeprefix("step-")): float(np.mean([result.value(of) for result in counted(found)]))
         for name, found in results.items()
         if name.startswith("step-") and counted(found)
     }
+    return {step: mean for step, mean in means.items() if not np.isnan(mean)}

@@ -11,13 +11,13 @@ from pathlib import Path
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
 from turnstile.evaluation.metrics import EpisodeResult, from_group
-from turnstile.evaluation.predictions import write_predictions
 from turnstile.lookup import nearest
 from turnstile.models.load import load_tokenizer
 from turnstile.records.record import Recorder, label_of
 from turnstile.runs.run_folder import read_results
 from turnstile.runs.scripted import MODEL, check_policies, play_policy
 from turnstile.runs.session import counter
+from turnstile.swe.formats.predictions import write_predictions
 from turnstile.tracking.base import Tracker
 from turnstile.tracking.board import StatusBoard
 from turnstile.trainer import checkpoint

@@ -226,7 +226,7 @@ def read_results(run: Path) -> dict[str, list[EpisodeResult]]:
     """Every finished evaluation of a run by name, oldest first."""
     files = sorted((run / "evaluations").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
     return {
-        file.stem: [EpisodeResult(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+        file.stem: [EpisodeResult.read(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
         for file in files
     }
 

@@ -16,7 +16,7 @@ import numpy as np
 from turnstile.config import Kind, Recipe
 from turnstile.engines.base import Engine
 from turnstile.engines.local.transformers import TransformersEngine
-from turnstile.evaluation.metrics import EpisodeResult, from_group
+from turnstile.evaluation.metrics import EpisodeResult, compared, counted, from_group
 from turnstile.records.record import Recorder, label_of
 from turnstile.rewards.build import Scorer
 from turnstile.rollout.group import Player
@@ -114,14 +114,11 @@ def counter(tracker: Tracker, label: str, total: int) -> Callable[[Trajectory], 
 
 
 def _rates(results: Sequence[EpisodeResult]) -> str:
-    counted = [result for result in results if result.outcome is not None]
-    if not counted:
+    found = counted(results)
+    if not found:
         return f"{len(results)} episodes, none with a verdict"
-    shares = (
-        f"{name} {float(np.mean([getattr(result, name) for result in counted])):.3f}"
-        for name in ("completion", "modification", "resolution")
-    )
-    return f"{', '.join(shares)} ({len(counted)} episodes)"
+    means = (f"{name} {np.mean([result.value(name) for result in found]):.3f}" for name in compared(found))
+    return f"{', '.join(means)} ({len(found)} episodes)"
 
 
 def read_costs(folder: Path) -> dict[str, dict[str, float]]:

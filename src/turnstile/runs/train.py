@@ -116,7 +116,7 @@ async def _train(
     estimator = bind("credit", recipe.credit, given=GIVEN)
     check_company(recipe, estimator)
     check_scripts(recipe)
-    check_keep_best(recipe.train.keep_best)
+    check_keep_best(recipe, env)
     talks = read_talks(recipe)
     check_models(recipe)
     async with AsyncExitStack() as stack:

@@ -19,15 +19,13 @@ from turnstile.tracking.pace import Phase, duration, left_text
 from turnstile.tracking.screen import Screen, SharedConsole
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("rate/completion", "compl", ".2f"),
-    ("rate/modification", "modif", ".2f"),
-    ("rate/resolution", "resol", ".2f"),
     ("reward/total", "reward", "+.3f"),
     ("reward/outcome", "outcome", "+.3f"),
     ("turns", "turns", ".1f"),
     ("tokens/per_second", "tok/s", ".0f"),
 )
 """(metric, how a step's line calls it, format); metrics that a step did not log are left out of its line."""
+SHORT = 5  # letters of a rate's name in a step's line
 
 STYLES = {"info": "", "warning": "yellow", "alarm": "bold red"}
 
@@ -103,9 +101,10 @@ class ConsoleTracker:
 
 
 def step_line(step: int, metrics: Scalars, columns: Sequence[tuple[str, str, str]] = COLUMNS) -> str:
-    """One step in one line: the chosen metrics, the share of open gates by reward term (`gate/*`), then the
-    seconds of each phase (`seconds/*`)."""
+    """One step in one line: the rates (`rate/*`, their names cut short), the chosen metrics, the share of open gates by
+    reward term (`gate/*`), then the seconds of each phase (`seconds/*`)."""
     parts = [f"step {step:>3}"]
+    parts += [f"{name[:SHORT]} {value:.2f}" for name, value in _under("rate/", metrics).items()]
     for name, label, form in columns:
         value = metrics.get(name)
         if isinstance(value, int | float):

@@ -31,7 +31,7 @@ A_SECOND = 2  # how often it is drawn
 WINDOW = 60.0  # seconds over which tokens are counted
 LOW = 20  # lines of a terminal that may have no room for all of it
 STEPS = 6  # that are looked back on
-RATES = (("rate/completion", "completion"), ("rate/resolution", "resolution"), ("reward/outcome", "outcome"))
+OUTCOME = "reward/outcome"
 SHARES = ("generate", "environment", "train", "other")
 
 
@@ -216,9 +216,13 @@ def _of_steps(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[s
     if gates:
         yield "gates open", Text(", ".join(f"{name} {100 * value:.0f} %" for name, value in gates.items()))
     yield "steps", Text("".join(f"{step:>7}" for step, _ in steps))
-    for name, shown in RATES:
-        if any(name in metrics for _, metrics in steps):
-            yield shown, Text("".join(f"{m[name]:7.2f}" if name in m else f"{'-':>7}" for _, m in steps))
+    logged = dict.fromkeys(name for _, metrics in steps for name in metrics)
+    for name in [*(name for name in logged if name.startswith("rate/")), OUTCOME]:
+        if name in logged:
+            yield (
+                name.rpartition("/")[2],
+                Text("".join(f"{m[name]:7.2f}" if name in m else f"{'-':>7}" for _, m in steps)),
+            )
 
 
 def shares(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

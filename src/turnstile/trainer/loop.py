@@ -16,7 +16,7 @@ from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
 from turnstile.records.record import AGAIN, Recorder
 from turnstile.rewards.build import Scorer
-from turnstile.rewards.rates import rates
+from turnstile.rewards.metrics import step_metrics
 from turnstile.rollout.replay_buffer import ReplayBuffer, outside
 from turnstile.rollout.run_records import RunRecords
 from turnstile.rollout.source import GroupSource, SyncSource, Tell, staleness
@@ -206,7 +206,7 @@ def _metrics(
     sampled, computed = engine["tokens_sampled"], engine["tokens_computed"]
     asked = engine["tokens_asked"] + sampled
     return {
-        **rates(groups, scores),
+        **step_metrics(groups, scores),
         **trained.metrics,
         "credit/states_shared": states_shared(groups),
         "tokens/sampled": sampled,

@@ -18,6 +18,8 @@ from turnstile.swe.envs.turns import Done, done, failed, merged, signals
 from turnstile.swe.problems.base import Problem, graded_patch
 from turnstile.swe.problems.copy import ChangeError, Copy, Manifest
 from turnstile.swe.problems.problems import Problems
+from turnstile.swe.rates import RATES
+from turnstile.swe.rewards import DEFAULT_TERMS
 from turnstile.types import JSON, Message, Task, ToolCall, ToolSpec
 
 _PATH = {"type": "string", "description": "relative to the repository's root"}
@@ -72,6 +74,9 @@ class ShellEnv:
     each of them passed), p2p_passed, p2p_total, patch (a git diff of what is graded), ignored (the number of changed
     files that are not: tests and their settings), problem (why no test could pass, "" otherwise).
     """
+
+    rates = RATES
+    default_terms = DEFAULT_TERMS
 
     def __init__(
         self,

@@ -13,6 +13,8 @@ from turnstile.swe.envs.code import Code, EditError
 from turnstile.swe.envs.turns import Done, done, failed, merged, signals
 from turnstile.swe.grading.grader import CodeGrader, Verdict
 from turnstile.swe.grading.judge import judge
+from turnstile.swe.rates import RATES
+from turnstile.swe.rewards import DEFAULT_TERMS
 from turnstile.types import JSON, Message, Task, ToolCall, ToolSpec
 
 _NOTHING: Mapping[str, JSON] = {"type": "object", "properties": {}, "required": []}
@@ -52,6 +54,9 @@ class SweEnv:
     f2p_total, f2p_tests (whether each of them passed), p2p_passed, p2p_total, patch (a unified diff against the buggy
     tree).
     """
+
+    rates = RATES
+    default_terms = DEFAULT_TERMS
 
     def __init__(self, *, grader: CodeGrader, chars: int = 70) -> None:
         self._grader = grader

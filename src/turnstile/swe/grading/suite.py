@@ -3,6 +3,10 @@
 Where the runner is pytest or unittest, a plugin of ours (`in_sandbox.report`, `in_sandbox.unittests`) tells every
 outcome under a random key, adds a test that must fail, and counts; what the log says then decides nothing. Of other
 runners the log is all there is, and what its parser says against it.
+
+`grading.grader` grades made tasks, of which we choose the runner: pytest under `in_sandbox.verifier`, on copies that
+are quick to make and outcomes that can be remembered. An instance comes with an image, a command and a log of its own,
+so of that only the lines under a key are shared (`testrun.read_events`).
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from turnstile.swe.formats.instance import Instance
 from turnstile.swe.formats.logs import unittest_line
 from turnstile.swe.grading.bench import Files
 from turnstile.swe.grading.testrun import KILLED, REPORT_CHARS, read_events
-from turnstile.swe.in_sandbox import channel, imports, origin, report, startup, testfiles, unittests
+from turnstile.swe.in_sandbox import canary, channel, imports, origin, report, startup, testfiles, unittests
 from turnstile.swe.problems.diff import touched
 
 SUITE_LIMITS = Limits(seconds=1800.0, cpu_seconds=3600.0, memory_mb=1 << 20, processes=4096, file_mb=4096)
@@ -60,8 +64,8 @@ class Outcome:
 def plugin_files(runner: str, name: str, request: Mapping[str, Any]) -> dict[str, bytes]:
     """What lies in the folder that is first in PYTHONPATH: the plugin of a runner as package `name`, what loads it
     when Python starts, and the request."""
-    package = {"__init__": _PLUGINS[runner], "channel": channel, "imports": imports, "origin": origin,
-               "testfiles": testfiles}  # fmt: skip
+    package = {"__init__": _PLUGINS[runner], "canary": canary, "channel": channel, "imports": imports,
+               "origin": origin, "testfiles": testfiles}  # fmt: skip
     files = {f"{name}/{stem}.py": inspect.getsource(module).encode() for stem, module in package.items()}
     files["sitecustomize.py"] = inspect.getsource(startup).encode()
     return {**files, channel.KEYFILE: json.dumps(request).encode()}
@@ -84,13 +88,13 @@ async def run_suite(
     Raises VerifierError when there is no verdict to be had, and SandboxError.
     """
     runner = RUNNERS.get(instance.log_parser)
-    key, canary = secrets.token_hex(16), f"test_{secrets.token_hex(8)}"
+    key, planted = secrets.token_hex(16), f"test_{secrets.token_hex(8)}"
     lines = [f"cd {shlex.quote(instance.workdir)}", "unset PYTEST_DISABLE_PLUGIN_AUTOLOAD", instance.setup]
     if runner is not None:
         name = f"report_{secrets.token_hex(4)}"
         texts = {path: data and data.decode("latin-1") for path, data in (before or {}).items() if path.endswith(".py")}
         own = await _modules(sandbox, instance)
-        request = {"key": key, "canary": canary, "root": instance.workdir, "own": own, "before": texts,
+        request = {"key": key, "canary": planted, "root": instance.workdir, "own": own, "before": texts,
                    "repaired": touched(instance.patch)}  # fmt: skip
         for path, data in plugin_files(runner, name, request).items():
             await sandbox.write(f"{_FOLDER}/{path}", data)
@@ -111,7 +115,7 @@ async def run_suite(
         return await _rewarded(sandbox, instance, done, found)
     events = list(read_events(done.stdout, key))
     if runner == "pytest" or events:
-        return _reported(instance, events, canary, done, found)
+        return _reported(instance, events, planted, done, found)
     return _logged(instance, done, found)
 
 

@@ -6,63 +6,27 @@ it adds, which must fail, the repository's folder, what the files of the change 
 repository's modules had at the beginning. `in_sandbox.startup` imports it when Python starts, so that all of these are
 gone before any code of the repository can be imported. Where pytest is called by a program of the repository, it is
 imported when pytest is. PYTEST_DONT_REWRITE
+
+It is not `in_sandbox.verifier`, which runs pytest itself in the Python that Turnstile runs in: here the data set's
+command does, with a pytest and settings of its own.
 """
 
 import importlib
 import os
 import sys
 import types
-import unittest
 from typing import Any
 
 import pytest
 from _pytest import config as settings  # a name that begins with pytest would be taken for a hook
-from _pytest.unittest import TestCaseFunction
 
+from .canary import canaries
 from .channel import LONGEST, Channel, codes, first_line, keeper, replaced, request
 from .imports import guard
 from .origin import Origins, real
 from .testfiles import Expected, test_files
 
 SEALED = ("pytest", "_pytest", "pluggy", "unittest")
-
-
-class CanaryModule(pytest.Module):
-    """A test file that is nowhere on the disk: a test function that fails, and a method of a `TestCase` too where
-    the suite has such. It has no marks, whatever those beside it have, and the settings' names of tests do not
-    matter."""
-
-    def _getobj(self) -> types.ModuleType:
-        canary = self.name.rpartition("/")[2].partition(".")[0]
-
-        def function() -> None:
-            raise AssertionError("this test is to fail")
-
-        def method(self: unittest.TestCase) -> None:
-            self.fail("this test is to fail")
-
-        made: Any = types.ModuleType(canary)
-        function.__name__ = canary
-        function.__test__ = True  # type: ignore[attr-defined]
-        setattr(made, canary, function)
-        made.Case = type("Case", (unittest.TestCase,), {canary: method, "__module__": canary})
-        return made  # type: ignore[no-any-return]
-
-
-def canaries(name: str, session: Any, items: Any) -> Any:
-    """The tests called `name` that are to fail, of each form that `items` has."""
-    last = items[-1]
-    file = last.getparent(pytest.Module)
-    parent: Any = session if file is None or file.parent is None else file.parent
-    made: Any = CanaryModule
-    if hasattr(last, "path"):
-        module = made.from_parent(parent, path=last.path.parent / (name + ".py"))
-    elif hasattr(made, "from_parent"):
-        module = made.from_parent(parent, fspath=last.fspath.dirpath(name + ".py"))
-    else:
-        module = made(last.fspath.dirpath(name + ".py"), parent)
-    with_cases = any(isinstance(item, TestCaseFunction) for item in items)
-    return [item for item in session.genitems(module) if with_cases or not isinstance(item, TestCaseFunction)]
 
 
 class Report(Channel):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
-SEALED = ("pytest", "_pytest", "pluggy", "unittest", "builtins", "__main__")
+SEALED = ("pytest", "_pytest", "pluggy", "unittest", "builtins", "__main__", "turnstile")
 """Packages and modules, as far as they are loaded when the seal is put on."""
 
 

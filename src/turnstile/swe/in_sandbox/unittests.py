@@ -3,7 +3,8 @@ of the standard library, and handed into a container as a package with what it i
 
 `in_sandbox.startup` imports it when a Python starts that runs unittest, by itself or by a program that is known to.
 Beside its folder lies KEYFILE, as for `in_sandbox.report`. Runners that print otherwise than `unittest.TextTestRunner`
-write no report.
+write no report. It has no part in common with `in_sandbox.report` but what both import, as unittest has no plugins:
+functions are put around those that run tests.
 """
 
 import inspect

@@ -26,15 +26,13 @@ import random
 import sys
 import traceback
 import types
-import unittest
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.unittest import TestCaseFunction
 
 from turnstile.swe.in_sandbox.calls import CallRecorder
+from turnstile.swe.in_sandbox.canary import canaries
 from turnstile.swe.in_sandbox.seal import Seal
 from turnstile.swe.in_sandbox.testcode import TestCode
 from turnstile.swe.in_sandbox.testfiles import Expected, test_files
@@ -78,37 +76,6 @@ def is_inside(error: BaseException, seal: Seal) -> bool:
     frames = traceback.walk_tb(error.__traceback__)
     passed = any(frame.f_code.co_filename.startswith(HERE) for frame, _ in frames)
     return isinstance(error, MemoryError) or passed or seal.broken() is not None
-
-
-class CanaryModule(pytest.Module):
-    """A test file that is nowhere on the disk: a test function that fails, and a method of a `TestCase` too where
-    the suite has such. They stand beside a file of the suite and are run as its tests are."""
-
-    def _getobj(self) -> types.ModuleType:
-        canary = self.path.stem
-
-        def function() -> None:
-            raise AssertionError(canary)
-
-        def method(self: unittest.TestCase) -> None:
-            self.fail(canary)
-
-        made = types.ModuleType(canary)
-        function.__name__ = canary
-        setattr(made, canary, function)
-        case = type("Case", (unittest.TestCase,), {canary: method, "__module__": canary})
-        made.Case = case  # type: ignore[attr-defined]
-        return made
-
-
-def canaries(name: str, session: pytest.Session, items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The tests called `name` that are to fail, of each form that `items` has."""
-    last = items[-1].getparent(pytest.Module) if items else None
-    parent = session if last is None or last.parent is None else last.parent
-    folder = Path(session.config.rootpath) if last is None else last.path.parent
-    module = CanaryModule.from_parent(parent, path=folder / f"{name}.py")
-    with_cases = any(isinstance(item, TestCaseFunction) for item in items)
-    return [item for item in session.genitems(module) if with_cases or not isinstance(item, TestCaseFunction)]
 
 
 class Recorder:

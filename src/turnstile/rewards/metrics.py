@@ -10,35 +10,19 @@ from turnstile.errors import VerifierKilledError
 from turnstile.types import F32, Group, Score, Stop, Trajectory
 
 
-def completed(trajectory: Trajectory) -> bool:
-    """The agent submitted; where the environment records no such signal, the task came to its own end."""
-    return bool(trajectory.signals.get("submitted", trajectory.stop in (Stop.SUBMITTED, Stop.DONE)))
-
-
-def modified(trajectory: Trajectory) -> bool:
-    """The agent submitted, and its non-test diff is not empty; every submission, where no such signal is recorded."""
-    return completed(trajectory) and bool(trajectory.signals.get("modified", True))
-
-
-def resolved(trajectory: Trajectory) -> bool:
-    """The agent submitted a change after which every test passes that must (the signal `resolved`)."""
-    return modified(trajectory) and bool(trajectory.signals.get("resolved", False))
-
-
 def killed(trajectory: Trajectory) -> bool:
     """There is no verdict because what judged the attempt got SIGKILL."""
     return (trajectory.error or "").startswith(VerifierKilledError.__name__)
 
 
-def rates(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, float]:
+def step_metrics(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, float]:
     """Means over the trajectories that have a verdict (infrastructure failures are counted, never averaged).
 
-    rate/completion, rate/modification, rate/resolution (each a subset of the one before; left out where the environment
-    records no such signal), stop/STOP (share of all trajectories), reward/outcome, reward/total, reward/step_granted,
-    reward/step_withheld (means of sums over turns), reward/granted/TERM, reward/withheld/TERM, reward/withheld_by/GATE
-    (what that gate held back, alone or with others), gate/TERM (share open), count/trajectories, count/errors,
-    count/judge_killed (of these, whose judge got SIGKILL, which the code under test can bring about), turns (mean).
-    Means over nothing are left out.
+    rate/NAME (what the environment names, `Trajectory.rates`), stop/STOP (share of all trajectories), reward/outcome,
+    reward/total, reward/step_granted, reward/step_withheld (means of sums over turns), reward/granted/TERM,
+    reward/withheld/TERM, reward/withheld_by/GATE (what that gate held back, alone or with others), gate/TERM (share
+    open), count/trajectories, count/errors, count/judge_killed (of these, whose judge got SIGKILL, which the code under
+    judgement can bring about), turns (mean). Means over nothing are left out.
     """
     pairs = [
         (trajectory, score)
@@ -52,13 +36,8 @@ def rates(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[st
         result[f"stop/{stop.value}"] = _mean(trajectory.stop is stop for trajectory, _ in pairs)
     if not graded:
         return {name: value for name, value in result.items() if not np.isnan(value)}
-    for name, signal, holds in (
-        ("completion", "submitted", completed),
-        ("modification", "modified", modified),
-        ("resolution", "resolved", resolved),
-    ):
-        if any(signal in trajectory.signals for trajectory, _ in graded):
-            result[f"rate/{name}"] = _mean(holds(trajectory) for trajectory, _ in graded)
+    for name in dict.fromkeys(name for trajectory, _ in graded for name in trajectory.rates):
+        result[f"rate/{name}"] = _mean(trajectory.rates.get(name, False) for trajectory, _ in graded)
     result["turns"] = _mean(len(trajectory.turns) for trajectory, _ in graded)
     result["reward/outcome"] = _mean(sum((score.outcome or {}).values()) for _, score in graded)
     result["reward/total"] = _mean(score.total for _, score in graded)

@@ -8,7 +8,7 @@ import pytest
 
 from episodes import group, trajectory
 from turnstile.errors import ConfigError
-from turnstile.evaluation.predictions import write_predictions
+from turnstile.swe.formats.predictions import write_predictions
 from turnstile.types import Group, Task
 
 

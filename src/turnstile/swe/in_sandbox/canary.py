@@ -1,0 +1,50 @@
+"""Tests that are added to a run and must fail. For Python 3.6 and pytest 3.6 or newer, as it also goes into containers
+beside `in_sandbox.report`.
+"""
+
+import types
+import unittest
+from typing import Any
+
+import pytest
+from _pytest.unittest import TestCaseFunction
+
+
+class CanaryModule(pytest.Module):
+    """A test file that is nowhere on the disk: a test function that fails, and a method of a `TestCase` too where
+    the suite has such. It has no marks, whatever those beside it have, and the settings' names of tests do not
+    matter."""
+
+    def _getobj(self) -> types.ModuleType:
+        canary = self.name.rpartition("/")[2].partition(".")[0]
+
+        def function() -> None:
+            raise AssertionError("this test is to fail")
+
+        def method(self: unittest.TestCase) -> None:
+            self.fail("this test is to fail")
+
+        made: Any = types.ModuleType(canary)
+        function.__name__ = canary
+        function.__test__ = True  # type: ignore[attr-defined]
+        setattr(made, canary, function)
+        made.Case = type("Case", (unittest.TestCase,), {canary: method, "__module__": canary})
+        return made  # type: ignore[no-any-return]
+
+
+def canaries(name: str, session: Any, items: Any) -> Any:
+    """The tests called `name` that are to fail, of each form that `items` has. They stand beside the last of these, and
+    are run as it is."""
+    file = items[-1].getparent(pytest.Module) if items else None
+    parent: Any = session if file is None or file.parent is None else file.parent
+    made: Any = CanaryModule
+    if not items:
+        module = made.from_parent(parent, path=session.path / (name + ".py"))
+    elif hasattr(items[-1], "path"):
+        module = made.from_parent(parent, path=items[-1].path.parent / (name + ".py"))
+    elif hasattr(made, "from_parent"):
+        module = made.from_parent(parent, fspath=items[-1].fspath.dirpath(name + ".py"))
+    else:
+        module = made(items[-1].fspath.dirpath(name + ".py"), parent)
+    with_cases = any(isinstance(item, TestCaseFunction) for item in items)
+    return [item for item in session.genitems(module) if with_cases or not isinstance(item, TestCaseFunction)]
