@@ -92,8 +92,6 @@ def _knob(room: str, thing: Any, parameter: inspect.Parameter, hint: Any) -> dic
         knob |= _range(lambda value: TRIALS[room](thing, {parameter.name: value}), parameter.name, int in number)
     inner = itertools.chain.from_iterable(getattr(one, "metadata", (one,)) for one in bounds)  # of a Field: its own
     for bound in inner:
-        getattr(one, "metadata", (one,)) for one in bounds
-    ):  # of a Field: its own
         knob |= {end: getattr(bound, name) for name, end in ANNOTATED.items() if hasattr(bound, name)}
     return knob
 
