@@ -23,7 +23,7 @@ from turnstile.envs.base import Env
 from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
 from turnstile.losses.base import TokenLoss, needs_of
-from turnstile.losses.multipliers import PROXIMAL, weighted
+from turnstile.losses.multipliers import PROXIMAL, with_multipliers
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.allocator import keep_freed_memory
 from turnstile.models.load import check_model, load_model, load_tokenizer
@@ -42,9 +42,9 @@ from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.critic import AuxiliaryModel, Critic
 from turnstile.trainer.feedback import Feedback, FeedbackSettings
 from turnstile.trainer.implicit import ImplicitReward, ImplicitRewardSettings
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.progress import ProgressEstimator
-from turnstile.trainer.reference import LogprobProvider, Past, Proximal, Reference, Teacher
+from turnstile.trainer.reference import LogprobProvider, PastEntropy, ProximalPolicy, ReferencePolicy, TeacherPolicy
 from turnstile.trainer.utterance import UtteranceCritic
 from turnstile.types import Sampling, Task
 from turnstile.wiring.hints import make_hint
@@ -271,7 +271,7 @@ def trainable(recipe: Recipe, agent: Agent) -> list[nn.Parameter]:
 def make_learner(recipe: Recipe, agent: Agent) -> Learner:
     """The learner of RL."""
     train = recipe.train
-    plan = Plan(
+    plan = LearnerConfig(
         lr=train.lr,
         schedule=bind("schedule", Kind(kind=train.schedule)),
         warmup=train.warmup,
@@ -303,8 +303,8 @@ def make_objective(recipe: Recipe) -> Objective:
     if (older or elsewhere) and not corrected:
         multipliers.append(bind("loss_multiplier", Kind(kind="tis"), given=("batch",)))
     objective = Objective(
-        loss=weighted(loss, multipliers),
-        weigh=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
+        loss=with_multipliers(loss, multipliers),
+        aggregation=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),
     )
@@ -315,21 +315,23 @@ def make_objective(recipe: Recipe) -> Objective:
 
 ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int, Renderer], LogprobProvider]] = {
     "ref_logprobs": lambda recipe, learner, folder, step, _: _reference(recipe, learner, folder, step),
-    "proximal_logprobs": lambda _, learner, *__: Proximal(learner),
+    "proximal_logprobs": lambda _, learner, *__: ProximalPolicy(learner),
     "teacher_logprobs": lambda recipe, learner, *_: _teacher(recipe, learner),
     "feedback_logprobs": lambda recipe, learner, _, __, renderer: _feedback(recipe, learner, renderer),
-    "entropy_past": lambda _, learner, *__: Past(learner),
+    "entropy_past": lambda _, learner, *__: PastEntropy(learner),
 }
 """Array that losses may need -> what gives it, from the recipe, the learner, the run's folder, the last step and how
 conversations are laid out."""
 
 
-def _reference(recipe: Recipe, learner: Learner, folder: Path, step: int) -> Reference:
-    return Reference(learner, folder, step=step, every=recipe.train.reference_every, keep=recipe.train.keep)
+def _reference(recipe: Recipe, learner: Learner, folder: Path, step: int) -> ReferencePolicy:
+    return ReferencePolicy(learner, folder, step=step, every=recipe.train.reference_every, keep=recipe.train.keep)
 
 
-def _teacher(recipe: Recipe, learner: Learner) -> Teacher:
-    return Teacher(load_model(recipe.train.teacher, device=recipe.model.device, dtype=recipe.model.dtype), learner)
+def _teacher(recipe: Recipe, learner: Learner) -> TeacherPolicy:
+    return TeacherPolicy(
+        load_model(recipe.train.teacher, device=recipe.model.device, dtype=recipe.model.dtype), learner
+    )
 
 
 def _feedback(recipe: Recipe, learner: Learner, renderer: Renderer) -> Feedback:
