@@ -49,7 +49,7 @@ from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.allocator import keep_freed_memory
 from turnstile.models.load import load_model
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 from turnstile.types import F32, Row
 
@@ -210,7 +210,7 @@ def group_of(group: int, prompt: int, response: int, vocabulary: int = 4000) -> 
 
 def updating(model: PreTrainedModel, contestant: str, budget: int) -> Callable[[Sequence[Row]], None]:
     """What makes one optimiser step over rows."""
-    plan = Plan(lr=1e-5, schedule=constant, warmup=0, total=100, budget=budget, share=contestant == "shared")
+    plan = LearnerConfig(lr=1e-5, schedule=constant, warmup=0, total=100, budget=budget, share=contestant == "shared")
     learner = Learner(model, list(model.parameters()), plan)
     if contestant in ("shared", "unshared"):
         objective = Objective(loss=reinforce, weigh=token_weights)

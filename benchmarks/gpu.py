@@ -34,7 +34,7 @@ from turnstile.batching.weights import token as token_weights
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.load import pick_device
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 from turnstile.types import Sampling
 
@@ -165,7 +165,7 @@ def training(model: PreTrainedModel, args: argparse.Namespace, budget: int, peak
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(model.device)
-        plan = Plan(
+        plan = LearnerConfig(
             lr=1e-6, schedule=constant, warmup=0, total=100, budget=budget, share=share,
             checkpointing=args.checkpointing,
         )  # fmt: skip

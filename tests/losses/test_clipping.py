@@ -209,13 +209,13 @@ def test_on_policy_all_of_them_are_reinforce(loss: Any) -> None:
     ("loss", "knobs", "message"),
     [
         (decoupled_ppo, {"cap": 0.0}, "cap must be above 0"),
-        (decoupled_ppo, {"clip_low": 2.0}, "clip_low lies in"),
-        (gspo, {"clip_high": -1.0}, "loss 'gspo': clip_low lies in"),
-        (gspo, {"unit": "row"}, "unit is token, turn or trajectory, got 'row'"),
+        (decoupled_ppo, {"clip_low": 2.0}, "clip_low must be in"),
+        (gspo, {"clip_high": -1.0}, "loss 'gspo': clip_low must be in"),
+        (gspo, {"unit": "row"}, "unit must be 'token', 'turn' or 'trajectory', got 'row'"),
         (gmpo, {"clip_low": -1.0}, "loss 'gmpo': clip_low and clip_high"),
-        (cispo, {"clip_low": 1.5}, "loss 'cispo': clip_low lies in"),
-        (clip_cov, {"share": 0.0}, "share lies in"),
-        (kl_cov, {"share": 1.5}, "share lies in"),
+        (cispo, {"clip_low": 1.5}, "loss 'cispo': clip_low must be in"),
+        (clip_cov, {"share": 0.0}, "share must be in"),
+        (kl_cov, {"share": 1.5}, "share must be in"),
     ],
 )
 def test_bad_knobs(loss: Any, knobs: dict[str, Any], message: str) -> None:
@@ -226,5 +226,5 @@ def test_bad_knobs(loss: Any, knobs: dict[str, Any], message: str) -> None:
 
 def test_without_proximal_log_probabilities_there_is_one_clear_error() -> None:
     given, logprobs = batch([1.0], [1.0])
-    with pytest.raises(ConfigError, match="loss 'decoupled_ppo' needs the log-probabilities before the step"):
+    with pytest.raises(ConfigError, match="loss 'decoupled_ppo' needs the policy's log-probabilities before the step"):
         decoupled_ppo(logprobs, given)

@@ -18,7 +18,7 @@ from turnstile.losses.entropy_balanced_clip import entropy_balanced_clip
 from turnstile.losses.entropy_band import entropy_band
 from turnstile.losses.forward_kl import forward_kl
 from turnstile.losses.kl import kl
-from turnstile.losses.multipliers import weighted
+from turnstile.losses.multipliers import with_multipliers
 from turnstile.losses.ppo import ppo
 from turnstile.losses.reinforce import reinforce
 from turnstile.losses.selection import high_entropy_only
@@ -64,7 +64,7 @@ def test_high_entropy_only_by_hand() -> None:
     assert high_entropy_only(given)[0].tolist() == [0, 1, 0, 0, 0, 0]  # a fifth of five
     assert high_entropy_only(given, share=0.4)[0].tolist() == [0, 1, 0, 0, 0, 1]
     assert high_entropy_only(given, share=1.0)[0].tolist() == [1, 1, 1, 0, 1, 1]
-    loss, metrics = weighted(reinforce, [high_entropy_only])(logprobs, given)
+    loss, metrics = with_multipliers(reinforce, [high_entropy_only])(logprobs, given)
     assert gradient(loss, logprobs) == [0, -1, 0, 0, 0, 0]
     assert metrics["learns"].tolist() == [0, 1, 0, 0, 0, 0]
 
@@ -134,8 +134,8 @@ def test_value_by_hand() -> None:
     [
         (entropy, {}, "loss 'entropy' needs the policy's entropy at each token"),
         (entropy_band, {"low": 2.0}, "0 <= low <= high"),
-        (entropy_balanced_clip, {"keep": "low"}, "keep is high or both"),
-        (forward_kl, {"estimator": "k2"}, "k1 or k3"),
+        (entropy_balanced_clip, {"keep": "low"}, "keep must be 'high' or 'both'"),
+        (forward_kl, {"estimator": "k2"}, "must be .k1. or .k3."),
         (forward_kl, {"cap": 0.0}, "cap must be above 0"),
         (distill, {}, "loss 'distill' needs the teacher's"),
         (self_distill, {}, "given feedback"),
@@ -147,5 +147,5 @@ def test_bad_knobs_and_missing_arrays(loss: Any, knobs: dict[str, Any], message:
     given, logprobs = batch([1.0], [1.0])
     with pytest.raises(ConfigError, match=message):
         loss(logprobs, given, **knobs)
-    with pytest.raises(ConfigError, match="share lies in"):
+    with pytest.raises(ConfigError, match="share must be in"):
         high_entropy_only(given, share=0.0)

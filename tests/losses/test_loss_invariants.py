@@ -15,7 +15,7 @@ from turnstile.credit.invariants import Declaration
 from turnstile.lookup import KINDS, resolve
 from turnstile.losses.check import DECLARED, LOSS_MULTIPLIERS, check_loss
 from turnstile.losses.gspo import gspo
-from turnstile.losses.multipliers import weighted
+from turnstile.losses.multipliers import with_multipliers
 from turnstile.losses.ppo import ppo
 
 
@@ -27,7 +27,7 @@ def test_every_kind_declares_itself() -> None:
 @pytest.mark.parametrize("declared", LOSS_MULTIPLIERS, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")
 def test_invariants_of_factors_of_a_loss_of_whole_trajectories(declared: Declaration) -> None:
     factor = functools.partial(resolve("loss_multiplier", declared.kind), **declared.knobs)
-    broken = check_loss(weighted(gspo, [factor]))
+    broken = check_loss(with_multipliers(gspo, [factor]))
     assert set(broken) == set(declared.exempt), broken
 
 

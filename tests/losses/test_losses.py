@@ -93,7 +93,7 @@ def test_kl_gradient_is_that_of_the_divergence(estimator: Any, on_policy: bool) 
 
 def test_kl_without_a_reference_is_one_clear_error() -> None:
     given, logprobs = batch([1.0], [1.0])
-    with pytest.raises(ConfigError, match=r"'ref_logprobs' \(extras: none\)") as caught:
+    with pytest.raises(ConfigError, match=r"'ref_logprobs' \(has: none\)") as caught:
         kl(logprobs, given)
     assert "\n" not in str(caught.value)
 
@@ -101,9 +101,9 @@ def test_kl_without_a_reference_is_one_clear_error() -> None:
 @pytest.mark.parametrize(
     ("loss", "knobs", "message"),
     [
-        (ppo, {"clip_low": -0.1}, "clip_low lies in"),
+        (ppo, {"clip_low": -0.1}, "clip_low must be in"),
         (ppo, {"dual_clip": 0.5}, "dual_clip must be above 1"),
-        (kl, {"estimator": "k4"}, "k1, k2 or k3"),
+        (kl, {"estimator": "k4"}, "must be .k1., .k2. or .k3."),
     ],
 )
 def test_bad_knobs(loss: Any, knobs: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ from turnstile.errors import ConfigError
 from turnstile.losses.base import Needs, needs_of
 from turnstile.losses.correction import icepop, mis, tis
 from turnstile.losses.kl import kl
-from turnstile.losses.multipliers import weighted
+from turnstile.losses.multipliers import with_multipliers
 from turnstile.losses.ppo import ppo
 
 
@@ -57,9 +57,9 @@ def test_under_a_correction_a_loss_holds_on_to_the_proximal_policy() -> None:
     # pi / behaviour = 3, 1.2 and pi / proximal = 1.5, 0.6: rho = 2, 2, of which 1.8 is left
     proximal = [-1 - math.log(1.5), -1 - math.log(0.6)]
     given, logprobs = batch([3.0, 1.2], [1.0, 1.0], {"proximal_logprobs": proximal})
-    loss, metrics = weighted(ppo, [lambda batch: tis(batch, cap=1.8)])(logprobs, given)
+    loss, metrics = with_multipliers(ppo, [lambda batch: tis(batch, cap=1.8)])(logprobs, given)
     assert loss.tolist() == pytest.approx([-2.16, -2.16])  # a factor that declares nothing leaves the loss as it is
-    declared = weighted(ppo, [tis])
+    declared = with_multipliers(ppo, [tis])
     loss, metrics = declared(logprobs, given)
     assert loss.tolist() == pytest.approx([-2 * 1.2, -2 * 0.6])
     assert metrics["ratio"].tolist() == pytest.approx([1.5, 0.6])
@@ -69,17 +69,17 @@ def test_under_a_correction_a_loss_holds_on_to_the_proximal_policy() -> None:
 
 def test_needs_go_up() -> None:
     names = ("ref_logprobs", "proximal_logprobs")
-    assert needs_of(weighted(kl, [tis])) == Needs(extras=names)
-    assert needs_of(weighted(kl, [tis, mis])) == Needs(extras=names, whole="trajectory")
-    assert weighted(ppo, []) is ppo
+    assert needs_of(with_multipliers(kl, [tis])) == Needs(extras=names)
+    assert needs_of(with_multipliers(kl, [tis, mis])) == Needs(extras=names, scope="trajectory")
+    assert with_multipliers(ppo, []) is ppo
 
 
 @pytest.mark.parametrize(
     ("factor", "knobs", "message"),
     [
-        (tis, {"cap": 0.0}, "factor 'tis': the bounds"),
-        (icepop, {"low": 2.0, "high": 1.0}, "factor 'icepop': the bounds"),
-        (mis, {"unit": "row"}, "'mis': unit is token"),
+        (tis, {"cap": 0.0}, "loss multiplier 'tis': bounds"),
+        (icepop, {"low": 2.0, "high": 1.0}, "loss multiplier 'icepop': bounds"),
+        (mis, {"unit": "row"}, "'mis': unit must be 'token'"),
     ],
 )
 def test_bad_knobs(factor: Any, knobs: dict[str, Any], message: str) -> None:

@@ -164,7 +164,7 @@ def test_there_are_no_pairs_over_groups_nor_among_equals(loss: Callable[..., Any
         (dpo, {"beta": 0.0}, "beta must be above 0"),
         (pacs, {"beta": -1.0}, "beta must be above 0"),
         (refuel, {"eta": 0.0}, "eta must be above 0"),
-        (refuel, {"turns": "last"}, "turns is first or all"),
+        (refuel, {"turns": "last"}, "turns must be 'first' or 'all'"),
     ],
 )
 def test_bad_knobs(loss: Any, knobs: dict[str, Any], message: str) -> None:

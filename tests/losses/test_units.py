@@ -38,5 +38,5 @@ def test_there_may_be_no_tokens_at_all() -> None:
 
 def test_an_unknown_unit_is_one_clear_error() -> None:
     given, _ = batch([1.0], [1.0])
-    with pytest.raises(ConfigError, match="'tis': unit is token, turn or trajectory, got 'row'"):
+    with pytest.raises(ConfigError, match="'tis': unit must be 'token', 'turn' or 'trajectory', got 'row'"):
         units(given, "row", "tis")  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from networks import distance, gradient, network, plain_logprobs, random_rows, s
 from turnstile.batching.weights import token as token_weights
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.losses.reinforce import reinforce
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 from turnstile.types import Sampling
 
@@ -54,7 +54,7 @@ def test_an_update_is_that_of_rows_one_by_one(device: str, share: bool) -> None:
         (-trained(row, row.advantages * w).double() * plain_logprobs(plain, row)).sum().backward()
     expected = gradient(plain)
     model = put(wide(), device)
-    plan = Plan(lr=0.0, schedule=constant, warmup=0, total=1, clip=float("inf"), share=share)
+    plan = LearnerConfig(lr=0.0, schedule=constant, warmup=0, total=1, clip=float("inf"), share=share)
     learner, found = Learner(model, list(model.parameters()), plan), dict[str, Tensor]()
     learner._step = lambda: found.update(gradient(model)) or {}  # type: ignore[method-assign,func-returns-value]
     report, _, logprobs = learner.update(rows, OBJECTIVE)
@@ -89,7 +89,7 @@ def test_an_update_changes_what_is_sampled_next(device: str, bytes_: Any) -> Non
     engine = TransformersEngine(model, bytes_)
     prompt, how = np.arange(3, 30, dtype=np.int32), Sampling(max_tokens=8, temperature=0.0)
     before = asyncio.run(engine.generate(prompt, how, engine.open("before")))
-    plan = Plan(lr=0.05, schedule=constant, warmup=0, total=1)
+    plan = LearnerConfig(lr=0.05, schedule=constant, warmup=0, total=1)
     learner = Learner(model, list(model.parameters()), plan)
     for _ in range(3):
         learner.update(random_rows(), OBJECTIVE)

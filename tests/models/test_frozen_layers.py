@@ -14,7 +14,7 @@ from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import adapter_state, choose_trainable
 from turnstile.models.attention import CausalLayout, ForestLayout, forward_hidden, use_layouts
 from turnstile.models.frozen_layers import captured, forward_above, forward_below, frozen_layers
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 
 
@@ -41,7 +41,7 @@ def test_adapters_may_be_on_the_last_layers_alone(top: int, frozen: int) -> None
 def test_every_family_learns_in_every_way(family: str, train: Literal["top", "lora"]) -> None:
     model = network(family)
     learns = choose_trainable(model, train, top_layers=1, lora_rank=2)
-    plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=1)
+    plan = LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=1)
     learner, before = Learner(model, learns, plan), [one.detach().clone() for one in learns]
     report, _, _ = learner.update(random_rows(), Objective(loss=reinforce, weigh=token_weights))
     assert report["optim/grad_norm"] > 0

@@ -19,7 +19,7 @@ from turnstile.credit.grpo import grpo
 from turnstile.losses.ppo import ppo
 from turnstile.rewards.base import Threshold
 from turnstile.rewards.build import Scorer, make_term
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 from turnstile.trainer.prepare import prepare
 from turnstile.types import Completion, Group, Message, Sampling, Stop, Task, Trajectory, Turn
@@ -98,13 +98,13 @@ def test_gradients_agree(page: Any, budget: int) -> None:
     advantages, _ = grpo(groups, scores, {}, {})
     prepared = prepare(groups, scores, advantages, drop_zero_advantage=True)
     assert any(score.withheld["consistent"].any() for own in scores for score in own)
-    plan = Plan(lr=0.0, schedule=constant, warmup=0, total=1, clip=1e9, budget=budget)
+    plan = LearnerConfig(lr=0.0, schedule=constant, warmup=0, total=1, clip=1e9, budget=budget)
     learner = Learner(model, list(model.parameters()), plan)
     found: list[torch.Tensor] = []
     learner.optimizer.register_step_pre_hook(lambda *_: found.append(gradients(model)))
     rows_there = [row for group in prepared.rows for row in group]
     assert len(rows_there) == len(rows)
-    report, _, _ = learner.update(rows_there, Objective(loss=ppo, weigh=token))
+    report, _, _ = learner.update(rows_there, Objective(loss=ppo, aggregation=token))
     assert 0 < report["loss/clipped"] < 1
     assert report["tokens/unique"] < report["tokens/rows"]
     assert float(expected.norm()) > 1e-3

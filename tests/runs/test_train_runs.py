@@ -77,7 +77,7 @@ def test_a_fault_in_one_environment_costs_its_attempt_and_not_the_run(recipe: Re
     fates = Counter(state for (state,) in open_ledger(tmp_path / "run").execute("SELECT state FROM attempts"))
     assert (fates["given_up"], fates.total()) == (1, 8)
     messages = [json.loads(line) for line in (tmp_path / "run" / "messages.jsonl").read_text().splitlines()]
-    assert any("no verdict on 1 of 8 episodes: IndexError 1 (" in each["message"] for each in messages)
+    assert any("1 of 8 episodes failed: IndexError 1 (" in each["message"] for each in messages)
 
     FaultyOnce.left = 1
     with pytest.raises(IndexError, match="a mistake"):

@@ -1,4 +1,4 @@
-"""Training on what the engine kept of the frozen layers is training on what the trainer would compute."""
+"""Updates on activations that the engine cached equal updates on activations that the trainer computes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from turnstile.losses.ppo import ppo
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.frozen_layers import forward_below
 from turnstile.trainer import activation_cache as module
-from turnstile.trainer.activation_cache import ActivationCache, share_saved
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.activation_cache import ActivationCache, saved_flops_share
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
-from turnstile.trainer.prepare import Prepared
+from turnstile.trainer.prepare import TrainingRows
 from turnstile.trainer.step import update
 from turnstile.types import F32, Row, Sampling
 
-OBJECTIVE = Objective(loss=ppo, weigh=token_weights)
+OBJECTIVE = Objective(loss=ppo, aggregation=token_weights)
 
 
 async def sampled_rows(engine: TransformersEngine, groups: Sequence[str]) -> list[Row]:
@@ -57,12 +57,12 @@ async def sampled_rows(engine: TransformersEngine, groups: Sequence[str]) -> lis
 
 
 def learner(model: Any, train: Literal["all", "top", "lora"] = "top") -> Learner:
-    plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=9, clip=1e9)
-    return Learner(model, choose_trainable(model, train, top_layers=1), plan)
+    config = LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=9, clip=1e9)
+    return Learner(model, choose_trainable(model, train, top_layers=1), config)
 
 
-def left_by(engine: TransformersEngine, learner: Learner, *, keep: bool = False) -> ActivationCache | None:
-    return learner.trunks(lambda row: engine.trunk(row.origin[0], row.token_ids), keep=keep)
+def cache_of(engine: TransformersEngine, learner: Learner, *, keep: bool = False) -> ActivationCache | None:
+    return learner.activation_cache(lambda row: engine.trunk(row.origin[0], row.token_ids), keep=keep)
 
 
 Update = tuple[Learner, dict[str, float], list[F32]]
@@ -80,21 +80,20 @@ def assert_same_update(one: Update, two: Update) -> None:
 
 
 @pytest.mark.parametrize("train", ["top", "lora"])
-async def test_same_update(words: Any, train: Literal["top", "lora"]) -> None:
+async def test_cached_activations_give_the_same_update(words: Any, train: Literal["top", "lora"]) -> None:
     model = network(dtype=torch.float64, num_hidden_layers=3)
     theirs, ours = learner(stock(model), train), learner(model, train)
     engine = TransformersEngine(model, words)
     engine.keep_activations(ours.frozen)
     rows = await sampled_rows(engine, ["a", "b"])
-    short, _, shown = ours.update(rows, OBJECTIVE, left_by(engine, ours))
+    short, _, shown = ours.update(rows, OBJECTIVE, cache_of(engine, ours))
     full, _, expected = theirs.update(rows, OBJECTIVE)
     assert (short["tokens/activations_cached"], full["tokens/activations_cached"]) == (short["tokens/unique"], 0)
     assert_same_update((ours, short, shown), (theirs, full, expected))
 
 
-async def test_what_the_engine_no_longer_knows_is_computed(words: Any) -> None:
-    """A row that goes on where the engine never was, beside those that it knows; another group's row; and all rows
-    after a version was published."""
+async def test_computes_activations_that_the_engine_no_longer_holds(words: Any) -> None:
+    """A row with tokens that the engine never saw; a row of another group; all rows after new weights."""
     model = network(dtype=torch.float64, num_hidden_layers=3)
     ours, theirs = learner(model), learner(stock(model))
     engine = TransformersEngine(model, words)
@@ -102,13 +101,13 @@ async def test_what_the_engine_no_longer_knows_is_computed(words: Any) -> None:
     rows = await sampled_rows(engine, ["a", "b"])
     elsewhere = replace(rows[0], token_ids=np.concatenate([rows[0].token_ids[:-2], [9, 9]]).astype(np.int32))
     mixed = [rows[1], elsewhere, *rows[2:]]
-    short, _, shown = ours.update(mixed, OBJECTIVE, left_by(engine, ours))
+    short, _, shown = ours.update(mixed, OBJECTIVE, cache_of(engine, ours))
     full, _, expected = theirs.update(mixed, OBJECTIVE)
     assert short["tokens/activations_cached"] == short["tokens/unique"] - len(elsewhere.token_ids)
     assert_same_update((ours, short, shown), (theirs, full, expected))
 
     def known(rows: Sequence[Row]) -> float:
-        return ours.update(rows, OBJECTIVE, left_by(engine, ours))[0]["tokens/activations_cached"]
+        return ours.update(rows, OBJECTIVE, cache_of(engine, ours))[0]["tokens/activations_cached"]
 
     assert known(rows) > 0
     assert known([replace(rows[0], origin=("c", 0))]) == 0
@@ -117,22 +116,22 @@ async def test_what_the_engine_no_longer_knows_is_computed(words: Any) -> None:
 
 
 @pytest.mark.parametrize("train", ["top", "lora"])
-def test_the_frozen_layers_run_once_for_all_epochs(train: Literal["top", "lora"]) -> None:
-    """Nothing is known of any row; two passes in two minibatches each, with rows of an earlier step beside them."""
+def test_frozen_layers_run_once_for_all_epochs(train: Literal["top", "lora"]) -> None:
+    """An empty cache; two epochs of two minibatches each, with stored rows in every optimiser step."""
     model = network(dtype=torch.float64, num_hidden_layers=3)
     theirs, ours = learner(stock(model), train), learner(model, train)
     rows, stored = random_rows(8, seed=1), (random_rows(3, seed=2), OBJECTIVE)
-    trunks = ours.trunks(keep=True)
+    cache = ours.activation_cache(keep=True)
     for number, part in enumerate([rows[:4], rows[4:]] * 2):
-        short, _, shown = ours.update(part, OBJECTIVE, trunks, stored)
+        short, _, shown = ours.update(part, OBJECTIVE, cache, stored)
         full, _, expected = theirs.update(part, OBJECTIVE, None, stored)
         assert_same_update((ours, short, shown), (theirs, full, expected))
         assert short["tokens/activations_cached"] == (0 if number < 2 else short["tokens/unique"])
         assert (short["update/saved"] > 0) == (number > 1)
 
 
-def test_what_is_kept_is_kept_once_for_rows_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each token of the trees goes through the frozen layers once, and is held once."""
+def test_shared_prefixes_are_cached_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token of the trees goes through the frozen layers once, and is stored once."""
     ours, rows = learner(network(num_hidden_layers=3)), random_rows(8)
     below: list[Tensor] = []
 
@@ -141,54 +140,54 @@ def test_what_is_kept_is_kept_once_for_rows_that_share_it(monkeypatch: pytest.Mo
         return below[-1]
 
     monkeypatch.setattr(module, "forward_below", counted)
-    trunks = ours.trunks(keep=True)
-    assert trunks is not None
-    found = [trunks.of(part) for part in (rows[:5], rows, rows[3:])]
+    cache = ours.activation_cache(keep=True)
+    assert cache is not None
+    found = [cache.get(part) for part in (rows[:5], rows, rows[3:])]
     (one,) = pack_prefix_trees(rows[:5], token_weights(rows[:5]), budget=8192)
     (two,) = pack_prefix_trees(rows[5:], token_weights(rows[5:]), budget=8192)
     assert [count for _, count in found] == [one.size, two.size, 0]
     assert [len(each) for each in below] == [one.size, two.size]
-    assert {id(kept) for _, kept, _ in trunks._kept.values()} == {id(each) for each in below}
+    assert {id(kept) for _, kept, _ in cache._cache.values()} == {id(each) for each in below}
 
 
-@pytest.mark.parametrize("kind", ["epochs", "whole", "stored", "none"])
-def test_rows_that_come_again_in_a_step_are_kept(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a second epoch, in the pass that measures a loss of the whole step before, beside the next minibatch."""
+@pytest.mark.parametrize("kind", ["epochs", "scope", "stored", "none"])
+def test_caches_rows_that_are_used_again_in_the_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second epoch, the extra pass of a loss over the whole step, stored rows beside the next minibatch."""
     ours = learner(network(num_hidden_layers=3))
     calls: list[int] = []
     monkeypatch.setattr(module, "forward_below", lambda *given: calls.append(len(given[2])) or forward_below(*given))
     rows, stored = random_rows(6), random_rows(2, seed=3)
     update(
-        [], Prepared(rows=[rows[:3], rows[3:]], groups=[0, 1], flat=0), ours,
-        replace(OBJECTIVE, loss=clip_cov) if kind == "whole" else OBJECTIVE,
+        [], TrainingRows(rows=[rows[:3], rows[3:]], groups=[0, 1], zero_advantage=0), ours,
+        replace(OBJECTIVE, loss=clip_cov) if kind == "scope" else OBJECTIVE,
         epochs=2 if kind == "epochs" else 1,
         minibatches=2 if kind == "stored" else 1,
         stored=(stored, OBJECTIVE) if kind == "stored" else None,
     )  # fmt: skip
-    parts = {"epochs": [rows], "whole": [rows], "stored": [rows[:3], stored, rows[3:]], "none": []}[kind]
+    parts = {"epochs": [rows], "scope": [rows], "stored": [rows[:3], stored, rows[3:]], "none": []}[kind]
     sizes = [sum(b.size for b in pack_prefix_trees(part, token_weights(part), budget=8192)) for part in parts]
     assert sorted(calls) == sorted(sizes)
 
 
-def test_what_would_not_be_kept_is_not_computed_apart() -> None:
+def test_computes_nothing_ahead_that_would_not_be_kept() -> None:
     ours, rows = learner(network()), random_rows(4)
-    trunks = ours.trunks()
-    assert trunks is not None
-    assert trunks.of(rows) == (None, 0)
-    assert learner(network(), "all").trunks() is None
+    cache = ours.activation_cache()
+    assert cache is not None
+    assert cache.get(rows) == (None, 0)
+    assert learner(network(), "all").activation_cache() is None
 
 
-def test_the_share_that_is_saved_by_hand() -> None:
+def test_saved_flops_share_by_hand() -> None:
     """Three layers, the last of which learns; 10 tokens, 5 of which are known, 4 trained."""
     model = network(num_hidden_layers=3)
     learner(model)
     layer = sum(p.numel() for p in model.get_decoder().layers[0].parameters() if p.ndim > 1)
     head = model.get_output_embeddings().weight.numel()
     whole = 2 * 2 * layer * 10 + 6 * layer * 10 + 4 * head * 4
-    assert share_saved(model, 2, 5, 10, 4) == pytest.approx(2 * 2 * layer * 5 / whole)
+    assert saved_flops_share(model, 2, 5, 10, 4) == pytest.approx(2 * 2 * layer * 5 / whole)
 
 
-async def test_pools_wait_for_the_trainer_and_go_with_the_weights(words: Any) -> None:
+async def test_engine_keeps_activations_for_the_trainer_until_switched_off(words: Any) -> None:
     model = network()
     engine = TransformersEngine(model, words)
     engine.keep_activations(1)

@@ -1,4 +1,4 @@
-"""Checkpoints: back bit by bit, whole or not there, and how many stay."""
+"""Checkpoints: bit-exact restore, torn folders, the ledger's commits, and pruning."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from turnstile.batching.weights import token as token_weights
 from turnstile.errors import CheckpointError
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import choose_trainable
-from turnstile.trainer import checkpoint
-from turnstile.trainer import rng as chance
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer import checkpoint, rng
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import linear
 
-OBJECTIVE = Objective(loss=reinforce, weigh=token_weights)
-PLAN = Plan(lr=1e-2, schedule=linear, warmup=1, total=6)
+OBJECTIVE = Objective(loss=reinforce, aggregation=token_weights)
+PLAN = LearnerConfig(lr=1e-2, schedule=linear, warmup=1, total=6)
 
 
 def learner(train: Literal["all", "top", "lora"] = "all", *, seed: int = 0) -> Learner:
@@ -35,7 +34,7 @@ def learner(train: Literal["all", "top", "lora"] = "all", *, seed: int = 0) -> L
 
 
 def numbers(state: Any) -> Any:
-    """Everything a learner holds, as plain Python."""
+    """Return the whole state of a learner as plain Python values."""
     if isinstance(state, torch.Tensor):
         return state.tolist()
     if isinstance(state, dict):
@@ -56,8 +55,8 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("train", ["all", "top", "lora"])
-def test_round_trip(train: Literal["all", "top", "lora"], tmp_path: Path, words: Any) -> None:
-    """What is restored is what was saved, to the last bit, and goes on as the original does."""
+def test_restore_gives_back_every_bit(train: Literal["all", "top", "lora"], tmp_path: Path, words: Any) -> None:
+    """A restored learner equals the saved one bit by bit, and its next update does too."""
     original = learner(train)
     rows = random_rows(4, vocabulary=32)
     for _ in range(2):
@@ -68,7 +67,7 @@ def test_round_trip(train: Literal["all", "top", "lora"], tmp_path: Path, words:
     assert (found.path, found.step, complaints) == (path, 2, [])
     assert (found.state["credit"], found.state["sampler"]) == ({"a": [1.5]}, {"epoch": 3})
     other = learner(train)
-    other.update(random_rows(2, seed=5, vocabulary=32), OBJECTIVE)  # it has been elsewhere
+    other.update(random_rows(2, seed=5, vocabulary=32), OBJECTIVE)  # so that its state differs
     checkpoint.restore(found, other)
     assert everything(other) == everything(original)
     for each in (original, other):
@@ -77,7 +76,7 @@ def test_round_trip(train: Literal["all", "top", "lora"], tmp_path: Path, words:
 
 
 @pytest.mark.parametrize("train", ["all", "lora"])
-def test_the_model_part_is_a_plain_folder(train: Literal["all", "lora"], tmp_path: Path, words: Any) -> None:
+def test_model_folder_loads_in_transformers(train: Literal["all", "lora"], tmp_path: Path, words: Any) -> None:
     trained = learner(train)
     trained.update(random_rows(4, vocabulary=32), OBJECTIVE)
     folder = save(tmp_path, 1, trained, words) / "model"
@@ -92,7 +91,7 @@ def test_the_model_part_is_a_plain_folder(train: Literal["all", "lora"], tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["cut", "emptied", "deleted", "changed"])
-def test_a_torn_checkpoint_is_found_out_whichever_file_it_is(damage: str, tmp_path: Path, words: Any) -> None:
+def test_detects_a_torn_file(damage: str, tmp_path: Path, words: Any) -> None:
     whole = learner()
     save(tmp_path, 1, whole, words)
     newest = save(tmp_path, 2, whole, words)
@@ -120,7 +119,7 @@ def test_a_torn_checkpoint_is_found_out_whichever_file_it_is(damage: str, tmp_pa
     assert checkpoint.latest(tmp_path) == (checkpoint.read(newest), [])
 
 
-def test_nothing_whole_is_nothing(tmp_path: Path, words: Any) -> None:
+def test_latest_without_an_intact_checkpoint_is_none(tmp_path: Path, words: Any) -> None:
     assert checkpoint.latest(tmp_path / "none") == (None, [])
     path = save(tmp_path, 1, learner(), words)
     (path / "SHA256SUMS").write_bytes(b"\xff")
@@ -129,7 +128,7 @@ def test_nothing_whole_is_nothing(tmp_path: Path, words: Any) -> None:
     assert "SHA256SUMS is missing or unreadable" in complaints[0]
 
 
-def test_what_the_ledger_does_not_name_does_not_count(tmp_path: Path, words: Any) -> None:
+def test_latest_skips_checkpoints_that_the_ledger_does_not_name(tmp_path: Path, words: Any) -> None:
     some = learner()
     first = checkpoint.save(tmp_path, 1, some, words, {})
     second = checkpoint.save(tmp_path, 2, some, words, {"credit": {}})
@@ -144,36 +143,36 @@ def test_what_the_ledger_does_not_name_does_not_count(tmp_path: Path, words: Any
         assert len(complaints) == 2 - (step or 0)
 
 
-def test_sha256sum_reads_the_list(tmp_path: Path, words: Any) -> None:
+def test_sha256sum_checks_the_list(tmp_path: Path, words: Any) -> None:
     path = save(tmp_path, 1, learner(), words)
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=path, check=True)
 
 
-def test_random_numbers_go_on(tmp_path: Path, words: Any) -> None:
-    """Python's, numpy's and torch's own, which somebody's reward may draw from."""
+def test_restores_rng_states(tmp_path: Path, words: Any) -> None:
+    """The global generators of Python, NumPy and torch, which a custom reward may use."""
 
     def draw() -> list[float]:
         return [random.random(), random.gauss(0, 1), float(np.random.normal()), float(torch.rand(()))]
 
-    chance.seed(7)
+    rng.seed(7)
     draw()
     save(tmp_path, 1, learner(), words)
     expected = [draw(), draw()]
-    chance.seed(8)
+    rng.seed(8)
     found, _ = checkpoint.latest(tmp_path)
     assert found is not None
     checkpoint.restore(found, learner())
     assert [draw(), draw()] == expected
 
 
-def test_a_full_disk_leaves_what_was_saved_before(tmp_path: Path, words: Any) -> None:
+def test_full_disk_keeps_earlier_checkpoints(tmp_path: Path, words: Any) -> None:
     some = learner()
     save(tmp_path, 1, some, words)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (0, 100, 5_000, 20_000):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         try:
-            with pytest.raises(CheckpointError, match=r"checkpoint of step 2 could not be written .*stands"):
+            with pytest.raises(CheckpointError, match=r"step 2 could not be written .*earlier checkpoints are intact"):
                 save(tmp_path, 2, some, words)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -181,29 +180,29 @@ def test_a_full_disk_leaves_what_was_saved_before(tmp_path: Path, words: Any) ->
     assert checkpoint.latest(tmp_path) == (checkpoint.read(tmp_path / "step-000001"), [])
 
 
-def test_how_many_stay(tmp_path: Path, words: Any) -> None:
+def test_prune_keeps_the_given_steps(tmp_path: Path, words: Any) -> None:
     some = learner()
     for step in range(4):
         save(tmp_path, step, some, words)
-    checkpoint.keep(tmp_path, {0, 3})
+    checkpoint.prune(tmp_path, {0, 3})
     assert names(tmp_path) == ["step-000000", "step-000003"]
 
 
-def test_a_run_that_went_back_replaces_what_came_later(tmp_path: Path, words: Any) -> None:
-    """Step 4 was torn, so the run went back to 2; what it saves then must not lose against the torn one."""
+def test_resumed_run_replaces_later_checkpoints(tmp_path: Path, words: Any) -> None:
+    """Step 4 was torn, so the run resumed from 2; its new checkpoints take precedence over the torn one."""
     some = learner()
     for step in (2, 4):
         save(tmp_path, step, some, words)
     (tmp_path / "step-000004" / "optimizer.pt").unlink()
     save(tmp_path, 3, some, words)
-    checkpoint.keep(tmp_path, {3})
+    checkpoint.prune(tmp_path, {3})
     assert names(tmp_path) == ["step-000003"]
     found, complaints = checkpoint.latest(tmp_path)
     assert found is not None
     assert (found.step, complaints) == (3, [])
 
 
-def test_what_a_killed_writer_left_goes_away(tmp_path: Path, words: Any) -> None:
+def test_save_removes_folders_of_killed_writers(tmp_path: Path, words: Any) -> None:
     (tmp_path / ".writing-abc" / "model").mkdir(parents=True)
     (tmp_path / ".writing-abc" / "model" / "model.safetensors").write_bytes(b"half")
     assert checkpoint.latest(tmp_path) == (None, [])
@@ -211,7 +210,7 @@ def test_what_a_killed_writer_left_goes_away(tmp_path: Path, words: Any) -> None
     assert names(tmp_path) == ["step-000001"]
 
 
-def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, words: Any) -> None:
+def test_failed_save_leaves_no_folder(tmp_path: Path, words: Any) -> None:
     save(tmp_path, 1, learner(), words)
     with pytest.raises(TypeError, match="not JSON serializable"):
         save(tmp_path, 2, learner(), words, credit=object())
@@ -222,13 +221,13 @@ def test_refuses_another_architecture(tmp_path: Path, words: Any) -> None:
     path = save(tmp_path, 1, learner(), words)
     deeper = tiny_llama(40, hidden=16, layers=3)
     other = Learner(deeper, list(deeper.parameters()), PLAN)
-    with pytest.raises(CheckpointError, match=r"weights missing, 0 unknown, .*model\.layers\.2.*is model\.id another"):
+    with pytest.raises(CheckpointError, match=r"weights missing, 0 unknown, .*model\.layers\.2.*check that model\.id"):
         checkpoint.restore(checkpoint.read(path), other)
 
 
 def test_refuses_other_adapters(tmp_path: Path, words: Any) -> None:
     path = save(tmp_path, 1, learner("lora"), words)
-    with pytest.raises(CheckpointError, match="do not train the same adapters"):
+    with pytest.raises(CheckpointError, match="holds other adapters than the recipe trains"):
         checkpoint.restore(checkpoint.read(path), learner())
 
 
@@ -240,7 +239,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path, words: Any) -> None:
     assert checkpoint.read(path).state["note"] == "new"
 
 
-def test_a_checkpoint_without_what_is_to_be_learned_is_said(tmp_path: Path) -> None:
+def test_refuses_a_checkpoint_without_the_auxiliary_model(tmp_path: Path) -> None:
     bare = checkpoint.Checkpoint(path=tmp_path / "step-000003", step=3, state={}, digest="")
-    with pytest.raises(CheckpointError, match=r"step-000003 holds nothing of the part that credit\.kind learns"):
-        checkpoint.restore_learned(bare, None)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"step-000003 has no auxiliary model, which credit\.kind needs"):
+        checkpoint.restore_auxiliary(bare, None)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from turnstile.credit.gae import gae
 from turnstile.credit.turns import turns_of
 from turnstile.models.adapt import choose_trainable
 from turnstile.trainer.critic import Critic
-from turnstile.trainer.learner import Learner, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig
 from turnstile.trainer.optim import constant
 from turnstile.types import Group, Score
 
@@ -29,7 +29,7 @@ TARGETS = targets_of(functools.partial(gae, gamma=0.5, lam=1.0))  # then the tar
 
 def critic(targets: Any = TARGETS, *, budget: int = 4096, **knobs: Any) -> Critic:
     model = network()
-    plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=9, budget=budget)
+    plan = LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=9, budget=budget)
     return Critic(Learner(model, choose_trainable(model, "all"), plan), targets, **{"lr": 0.05, "epochs": 20, **knobs})
 
 

@@ -20,7 +20,7 @@ from turnstile.batching.rows import rows_of
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.distill import self_distill
 from turnstile.trainer.feedback import Feedback, FeedbackSettings
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 from turnstile.types import Group, Row, Sampling, Stop
 
@@ -47,7 +47,7 @@ def rows(group: Group) -> list[Row]:
 
 def learner(words: Any) -> Learner:
     model = tiny_network(words)
-    return Learner(model, list(model.parameters()), Plan(lr=1e-3, schedule=constant, warmup=0, total=9))
+    return Learner(model, list(model.parameters()), LearnerConfig(lr=1e-3, schedule=constant, warmup=0, total=9))
 
 
 def feedback(words: Any, group: Group, scaffold: Scaffold = SCAFFOLD, **told: Any) -> Feedback:
@@ -72,7 +72,7 @@ async def test_the_prompt_tells_what_came_of_it(kind: str, bytes_: Any) -> None:
     group = replace(group, trajectories=tuple(replace(t, signals={"verdict": "bad"}) for t in group.trajectories))
     made = feedback(bytes_, group, scaffold, show=("verdict", "missing"), solution=False)
     text = "An attempt at this ended so:\n[verdict]\nbad\n\nok"
-    found = made.annotate(rows(group), Sampling())
+    found = made.provide(rows(group), Sampling())
     for row, marked, one in zip(rows(group), found, group.trajectories, strict=True):
         prompt = scaffold.renderer.prompt(hinted(one.opening, text), one.tools)
         expected = plainly(bytes_, prompt, row, len(one.turns[0].context_ids))
@@ -104,10 +104,10 @@ async def test_feedback_is_bounded(bytes_: Any) -> None:
 async def test_without_feedback_nothing_is_learned(bytes_: Any) -> None:
     group = await played(bytes_)
     made = feedback(bytes_, group, last=False, solution=False)
-    found = made.annotate(rows(group), Sampling())
+    found = made.provide(rows(group), Sampling())
     ours = made._learner
     before = [parameter.detach().clone() for parameter in ours.parameters]
-    report, _, _ = ours.update(found, Objective(loss=self_distill, weigh=token_weights))
+    report, _, _ = ours.update(found, Objective(loss=self_distill, aggregation=token_weights))
     assert report["loss/kl_feedback"] == pytest.approx(0.0, abs=1e-6)
     assert report["optim/grad_norm"] == pytest.approx(0.0, abs=1e-5)
     assert all(torch.allclose(a, b, atol=2e-3) for a, b in zip(before, ours.parameters, strict=True))
@@ -119,7 +119,7 @@ async def test_feedback_without_room_is_told_once_and_teaches_nothing(
     group = await played(bytes_)
     made, none = feedback(bytes_, group), feedback(bytes_, group, last=False, solution=False)
     made._window = 80
-    found, plain = (one.annotate(rows(group), Sampling()) for one in (made, none))
+    found, plain = (one.provide(rows(group), Sampling()) for one in (made, none))
     for row, other in zip(found, plain, strict=True):
         assert row.extras["feedback_logprobs"] == pytest.approx(other.extras["feedback_logprobs"], abs=1e-5)
     (said,) = caplog.records
@@ -129,8 +129,8 @@ async def test_feedback_without_room_is_told_once_and_teaches_nothing(
 async def test_learning_from_it_goes_towards_it(bytes_: Any) -> None:
     group = await played(bytes_)
     made = feedback(bytes_, group)
-    found = made.annotate(rows(group), Sampling())
-    objective = Objective(loss=self_distill, weigh=token_weights)
+    found = made.provide(rows(group), Sampling())
+    objective = Objective(loss=self_distill, aggregation=token_weights)
     reports = [made._learner.update(found, objective)[0]["loss/kl_feedback"] for _ in range(8)]
     assert reports[-1] < reports[0]
 
@@ -145,7 +145,7 @@ async def test_a_context_that_was_rewritten_has_its_feedback_too(bytes_: Any) ->
     group = replace(group, trajectories=(fresh, *group.trajectories[1:]))
     made = feedback(bytes_, group, solution=False)
     first, second, *_ = rows(group)
-    found = made.annotate([first, second], Sampling())
+    found = made.provide([first, second], Sampling())
     text = "An attempt at this ended so:\nok"
     messages = (*hinted(one.opening, text), *said)
     expected = plainly(bytes_, SCAFFOLD.renderer.prompt(messages, one.tools), second, len(again))

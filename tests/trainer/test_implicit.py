@@ -18,7 +18,7 @@ from turnstile.errors import TrainingError
 from turnstile.losses.check import sample_batch
 from turnstile.models.adapt import choose_trainable
 from turnstile.trainer.implicit import ImplicitReward, ImplicitRewardSettings, outcome_cross_entropy
-from turnstile.trainer.learner import Learner, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig
 from turnstile.trainer.optim import constant
 from turnstile.types import Group, Sampling, Score, Trajectory
 
@@ -41,7 +41,7 @@ SCORES = [[score(float(i % 2), [0.0] * len(tokens)) for i, tokens in enumerate(L
 
 def learner(train: Any = "all", *, budget: int = 4096, **knobs: Any) -> Learner:
     model = network()
-    plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=9, budget=budget)
+    plan = LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=9, budget=budget)
     return Learner(model, choose_trainable(model, train, **knobs), plan)
 
 

@@ -1,4 +1,4 @@
-"""One optimiser step against the same step written out by hand."""
+"""Optimiser steps of the learner against a reference implementation."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from turnstile.losses.reinforce import reinforce
 from turnstile.losses.sft import sft
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.logprobs import token_logprobs
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant, linear
 from turnstile.types import Row, Sampling
 
-PPO = Objective(loss=ppo, weigh=token_weights)
+PPO = Objective(loss=ppo, aggregation=token_weights)
 
 
-def plan(**changes: Any) -> Plan:
-    return replace(Plan(lr=1e-2, schedule=constant, warmup=0, total=10, clip=1e9), **changes)
+def plan(**changes: Any) -> LearnerConfig:
+    return replace(LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=10, clip=1e9), **changes)
 
 
 def learner(model: PreTrainedModel, **changes: Any) -> Learner:
@@ -66,7 +66,7 @@ def ppo_by_hand(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor
 
 
 class AdamWByHand:
-    """Decoupled weight decay (arXiv 1711.05101), with the gradient's norm cut first."""
+    """AdamW with decoupled weight decay (arXiv 1711.05101), after gradient-norm clipping."""
 
     def __init__(self, model: PreTrainedModel, lr: float, decay: float, clip: float) -> None:
         self.model, self.lr, self.decay, self.clip, self.steps = model, lr, decay, clip, 0
@@ -87,8 +87,8 @@ class AdamWByHand:
         return norm
 
 
-def test_updates_are_those_written_out_by_hand() -> None:
-    """Three steps with warm-up, weight decay and a gradient that is clipped."""
+def test_updates_equal_a_reference_implementation() -> None:
+    """Three steps with warm-up, weight decay and gradient clipping."""
     model = network(dtype=torch.float64)
     plain = stock(model)
     rows = near_policy(plain, random_rows(6, seed=2))
@@ -106,7 +106,7 @@ def test_updates_are_those_written_out_by_hand() -> None:
     assert ours.step == 3
 
 
-def test_budgets_change_neither_update_nor_report() -> None:
+def test_token_budget_changes_neither_update_nor_report() -> None:
     start = network(dtype=torch.float64)
     rows = near_policy(stock(start), random_rows(9, seed=5))
     found = []
@@ -124,7 +124,7 @@ def test_budgets_change_neither_update_nor_report() -> None:
     assert found[2][1]["tokens/unique"] > found[0][1]["tokens/unique"]
 
 
-def test_report() -> None:
+def test_update_report() -> None:
     model = network()
     rows = near_policy(stock(model), random_rows(5, seed=6), spread=0.0)
     expected = [plain_logprobs(stock(model), row).detach() for row in rows]
@@ -145,11 +145,11 @@ def test_report() -> None:
     assert 0 < metrics["policy/entropy"] < math.log(40)
 
 
-def test_means_do_not_depend_on_how_much_the_weights_sum_to() -> None:
+def test_metric_means_do_not_depend_on_the_sum_of_weights() -> None:
     rows = random_rows(5, seed=6)
     reports = [
-        learner(network()).update(rows, Objective(loss=ppo, weigh=weigh))[0]
-        for weigh in (token_weights, lambda rows: constant_weights(rows, divisor=7.0))
+        learner(network()).update(rows, Objective(loss=ppo, aggregation=aggregation))[0]
+        for aggregation in (token_weights, lambda rows: constant_weights(rows, divisor=7.0))
     ]
     tokens = reports[0]["tokens/trained"]
     for name in ("policy/entropy", "policy/logprob_gap", "loss/ratio", "loss/clipped"):
@@ -160,7 +160,7 @@ def test_means_do_not_depend_on_how_much_the_weights_sum_to() -> None:
 def test_regularizers_add_to_the_loss() -> None:
     start = network(dtype=torch.float64)
     rows = near_policy(stock(start), random_rows(5, seed=7))
-    both = Objective(loss=reinforce, weigh=token_weights, regularizers=((0.5, kl), (2.0, sft)))
+    both = Objective(loss=reinforce, aggregation=token_weights, regularizers=((0.5, kl), (2.0, sft)))
     model = stock(start)
     ours = learner(model)
     metrics, _, _ = ours.update(rows, both)
@@ -183,7 +183,7 @@ def test_regularizers_add_to_the_loss() -> None:
         torch.testing.assert_close(weights_of(model)[name], parameter.detach(), rtol=0, atol=1e-8)
 
 
-def test_truncation_of_the_sampling_is_applied() -> None:
+def test_applies_the_truncation_of_sampling() -> None:
     model = network(dtype=torch.float64)
     rows = random_rows(3, seed=8)
     how = Sampling(top_k=3)
@@ -200,7 +200,7 @@ def test_truncation_of_the_sampling_is_applied() -> None:
         np.testing.assert_allclose(found[row.loss_mask], own, atol=1e-5)
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+def test_skips_a_gradient_that_is_not_finite() -> None:
     model = network()
     ours = learner(model)
     rows = random_rows(4, seed=9)
@@ -210,7 +210,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     def broken(logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return torch.where(batch.row == 2, logprobs / 0, -logprobs), {}
 
-    metrics, _, _ = ours.update(rows, Objective(loss=broken, weigh=token_weights))
+    metrics, _, _ = ours.update(rows, Objective(loss=broken, aggregation=token_weights))
     assert metrics["optim/skipped"] == 1
     assert not math.isfinite(metrics["optim/grad_norm"])
     assert all(torch.equal(before[name], value) for name, value in weights_of(model).items())
@@ -223,7 +223,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
                            model.get_output_embeddings().weight)  # fmt: skip
 
 
-def test_only_what_may_learn_moves() -> None:
+def test_updates_trainable_parameters_only() -> None:
     model = network()
     layer = model.get_decoder().layers[1]
     model.requires_grad_(False)
@@ -236,7 +236,7 @@ def test_only_what_may_learn_moves() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("family", "knobs", "why"), UNSHARED)
-def test_families_that_cannot_share_are_trained_row_by_row(
+def test_trains_unsupported_families_row_by_row(
     family: str, knobs: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = network(family, **knobs)
@@ -246,7 +246,7 @@ def test_families_that_cannot_share_are_trained_row_by_row(
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("turnstile")]
     assert line.startswith(f"model family '{family}' ")
     assert why in line
-    assert line.endswith(": its rows are trained one by one, and what they share is computed for each")
+    assert line.endswith(": rows are trained one by one, and shared prefixes are computed for each row")
     metrics, _, logprobs = ours.update(rows, PPO)
     assert metrics["tokens/unique"] == metrics["tokens/rows"]
     for row, found in zip(rows, logprobs, strict=True):
@@ -262,13 +262,15 @@ def test_families_that_cannot_share_are_trained_row_by_row(
 @pytest.mark.parametrize(("dtype", "train", "warned"), [
     (torch.bfloat16, "all", True), (torch.bfloat16, "lora", False), (torch.float32, "all", False),
 ])  # fmt: skip
-def test_steps_that_rounding_would_swallow_are_warned_of(
+def test_warns_of_trained_parameters_below_float32(
     dtype: torch.dtype, train: Literal["all", "lora"], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = network(dtype=dtype)
     Learner(model, choose_trainable(model, train), plan())
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("turnstile")]
-    assert [line.partition(",")[0] for line in lines] == ["what learns is in less than float32"] * warned
+    assert [line.partition(",")[0] for line in lines] == [
+        "the trained parameters have less precision than float32"
+    ] * warned
 
 
 def test_neither_checkpointing_nor_sharing_changes_an_update() -> None:
@@ -286,12 +288,12 @@ def test_neither_checkpointing_nor_sharing_changes_an_update() -> None:
 
 
 @pytest.mark.parametrize("train", ["all", "top", "lora"])
-def test_an_update_repeats_to_the_last_bit_in_two_threads(train: Literal["all", "top", "lora"]) -> None:
-    """Several tokens follow one hidden state, whose slope is their sum, which threads must not add up as they come."""
+def test_update_is_bit_reproducible_in_two_threads(train: Literal["all", "top", "lora"]) -> None:
+    """Several tokens follow one hidden state; threads must sum their gradients in a fixed order."""
     model = network(hidden_size=256, intermediate_size=512, vocab_size=2000, max_position_embeddings=512)
     chosen = choose_trainable(model, train, top_layers=0 if train == "all" else 1, lora_rank=8)
     rows = random_rows(24, trunk=60, private=80, vocabulary=2000)
-    learner = Learner(model, chosen, Plan(lr=0.0, schedule=constant, warmup=0, total=99, clip=float("inf")))
+    learner = Learner(model, chosen, LearnerConfig(lr=0.0, schedule=constant, warmup=0, total=99, clip=float("inf")))
     found = set()
 
     def keep() -> dict[str, float]:
@@ -304,7 +306,7 @@ def test_an_update_repeats_to_the_last_bit_in_two_threads(train: Literal["all", 
     torch.set_num_threads(2)
     try:
         for _ in range(10):
-            learner.update(rows, PPO, learner.trunks())
+            learner.update(rows, PPO, learner.activation_cache())
     finally:
         torch.set_num_threads(before)
     assert len(found) == 1

@@ -1,4 +1,4 @@
-"""All that a run keeps on a device goes through files and comes back there, and little of it is looked at."""
+"""Training on a device: checkpoints, weight files and references restore there, with few synchronisations."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from turnstile.models.adapt import choose_trainable
 from turnstile.models.load import load_model
 from turnstile.runs.train import train
 from turnstile.trainer import checkpoint
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import linear
 from turnstile.trainer.publish import WeightFiles, WeightFolders
-from turnstile.trainer.reference import Reference
+from turnstile.trainer.reference import ReferencePolicy
 from turnstile.types import Sampling
 
-OBJECTIVE = Objective(loss=reinforce, weigh=token_weights)
-PLAN = Plan(lr=1e-2, schedule=linear, warmup=1, total=6)
+OBJECTIVE = Objective(loss=reinforce, aggregation=token_weights)
+PLAN = LearnerConfig(lr=1e-2, schedule=linear, warmup=1, total=6)
 Train = Literal["all", "top", "lora"]
 TRAINS: list[Train] = ["all", "top", "lora"]
 
@@ -45,7 +45,7 @@ def learner(train: Train, *, seed: int = 0, device: torch.device = DEVICE) -> Le
 
 
 def state(of: Learner) -> dict[str, torch.Tensor]:
-    """Every tensor that a learner holds, by where it is in it."""
+    """Return every tensor of a learner, by its path."""
     moments = of.optimizer.state_dict()["state"]
     kept = {f"{number}.{name}": value for number, own in moments.items() for name, value in own.items()}
     return dict(of.model.state_dict()) | kept
@@ -59,16 +59,16 @@ def drawn() -> tuple[float, float, float]:
 def test_a_run_on_a_device_resumes(train: Train, tmp_path: Path, words: Any) -> None:
     original, rows = learner(train), random_rows(4)
     original.update(rows, OBJECTIVE)
-    saved = checkpoint.save(tmp_path, 1, original, words, {}, learned={"head": torch.ones(3, device=DEVICE)})
+    saved = checkpoint.save(tmp_path, 1, original, words, {}, auxiliary={"head": torch.ones(3, device=DEVICE)})
     expected = drawn()
 
     other = learner(train)
-    other.update(random_rows(2, seed=5), OBJECTIVE)  # it has been elsewhere
+    other.update(random_rows(2, seed=5), OBJECTIVE)  # so that its state differs
     checkpoint.restore(saved, other)
     assert drawn() == expected
     found = state(other)
     for name, value in state(original).items():
-        step = name.endswith(".step")  # AdamW counts on the host
+        step = name.endswith(".step")  # AdamW keeps its step count on the host
         assert isinstance(found[name], OnDevice) != step, name
         assert found[name].tolist() == value.tolist(), name
     for each in (original, other):
@@ -77,20 +77,19 @@ def test_a_run_on_a_device_resumes(train: Train, tmp_path: Path, words: Any) -> 
 
 
 @pytest.mark.parametrize("train", TRAINS)
-def test_an_update_is_that_of_the_cpu(train: Train) -> None:
+def test_update_equals_that_of_the_cpu(train: Train) -> None:
     here, there = learner(train, device=torch.device("cpu")), learner(train)
     for each in (here, there):
         for _ in range(2):
-            each.update(random_rows(6), OBJECTIVE, each.trunks())
+            each.update(random_rows(6), OBJECTIVE, each.activation_cache())
     for one, other in zip(here.parameters, there.parameters, strict=True):
         assert isinstance(other, OnDevice)
-        torch.testing.assert_close(other.cpu(), one, rtol=0, atol=2e-4)  # a step of AdamW is as large for a tiny slope
+        torch.testing.assert_close(other.cpu(), one, rtol=0, atol=2e-4)  # AdamW's step is as large for a tiny gradient
 
 
 @pytest.mark.parametrize("count", [6, 30])
-def test_an_update_waits_for_the_device_as_often_however_many_rows_there_are(count: int) -> None:
-    """Once to lay out a forest, twice for its numbers and log-probabilities, once for where they belong, and once for
-    the gradient's norm."""
+def test_synchronisations_of_an_update_do_not_grow_with_rows(count: int) -> None:
+    """One to lay out a forest, two for its numbers and log-probabilities, one for their rows, one for the norm."""
     trained = learner("all")
     with reads() as counted:
         report, _, _ = trained.update(random_rows(count), OBJECTIVE)
@@ -98,8 +97,8 @@ def test_an_update_waits_for_the_device_as_often_however_many_rows_there_are(cou
     assert sum(counted.values()) <= 5, counted
 
 
-async def test_a_sampled_token_waits_for_the_device_as_often_however_many_sessions_there_are(bytes_: Any) -> None:
-    """Whether the logits are finite, on which it depends what is computed of them, and what was drawn."""
+async def test_synchronisations_of_a_sampled_token_do_not_grow_with_sessions(bytes_: Any) -> None:
+    """One to check that the logits are finite, one to read the sampled token."""
     engine = TransformersEngine(standin.put(network()), bytes_, speculative_tokens=0)
     prompt, how = np.arange(3, 9, dtype=np.int32), Sampling(max_tokens=5)
     with reads() as counted:
@@ -129,13 +128,13 @@ def logits(model: PreTrainedModel) -> Any:
         return model(torch.arange(3, 9, device=DEVICE)[None]).logits.tolist()
 
 
-def test_the_policy_that_a_run_is_held_to_comes_back_on_the_device(tmp_path: Path) -> None:
+def test_reference_policy_restores_on_the_device(tmp_path: Path) -> None:
     own, rows = learner("all"), random_rows(4)
-    first = Reference(own, tmp_path).annotate(rows, Sampling())
+    first = ReferencePolicy(own, tmp_path).provide(rows, Sampling())
     own.update(rows, OBJECTIVE)
-    again = Reference(own, tmp_path, step=1)
+    again = ReferencePolicy(own, tmp_path, step=1)
     assert all(isinstance(value, OnDevice) for value in again._values)
-    for one, other in zip(first, again.annotate(rows, Sampling()), strict=True):
+    for one, other in zip(first, again.provide(rows, Sampling()), strict=True):
         np.testing.assert_array_equal(one.extras["ref_logprobs"], other.extras["ref_logprobs"])
 
 

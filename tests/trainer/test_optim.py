@@ -1,19 +1,21 @@
-"""Learning rates by hand."""
+"""Learning-rate schedules against hand-computed numbers."""
 
 from __future__ import annotations
 
 import pytest
 
 from turnstile.lookup import KINDS, resolve
-from turnstile.trainer.optim import Schedule, constant, cosine, factor, linear
+from turnstile.trainer.optim import Schedule, constant, cosine, linear, lr_multiplier
 
 
 def test_warm_up_rises_to_one() -> None:
-    assert [factor(constant, step, 4, 10) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    assert [lr_multiplier(constant, step, 4, 10) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
 def test_without_warm_up_the_first_step_has_full_size() -> None:
-    assert factor(constant, 0, 0, 10) == factor(linear, 0, 0, 10) == factor(cosine, 0, 0, 10) == 1.0
+    assert (
+        lr_multiplier(constant, 0, 0, 10) == lr_multiplier(linear, 0, 0, 10) == lr_multiplier(cosine, 0, 0, 10) == 1.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -26,12 +28,12 @@ def test_without_warm_up_the_first_step_has_full_size() -> None:
 )
 def test_schedules(schedule: Schedule, numbers: list[float]) -> None:
     """Two steps of warm-up, then eight: a quarter, a half and three quarters of the way, and beyond the end."""
-    assert [factor(schedule, step, 2, 10) for step in (2, 4, 6, 8, 10)] == pytest.approx(numbers, abs=1e-6)
-    assert factor(schedule, 99, 2, 10) == pytest.approx(numbers[-1])
+    assert [lr_multiplier(schedule, step, 2, 10) for step in (2, 4, 6, 8, 10)] == pytest.approx(numbers, abs=1e-6)
+    assert lr_multiplier(schedule, 99, 2, 10) == pytest.approx(numbers[-1])
 
 
 def test_a_run_that_is_all_warm_up() -> None:
-    assert factor(linear, 5, 5, 5) == 1.0
+    assert lr_multiplier(linear, 5, 5, 5) == 1.0
 
 
 def test_every_schedule_of_the_table_begins_at_one() -> None:

@@ -15,10 +15,10 @@ from turnstile.credit.base import targets_of
 from turnstile.credit.progress_attribution import progress_attribution
 from turnstile.errors import TrainingError
 from turnstile.models.adapt import choose_trainable
-from turnstile.trainer.learner import Learner, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig
 from turnstile.trainer.optim import constant
 from turnstile.trainer.progress import ProgressEstimator
-from turnstile.trainer.turn_features import read_spoken
+from turnstile.trainer.turn_features import read_turn_features
 from turnstile.types import Group, Score
 
 LENGTHS = ([2, 3], [1, 2, 2], [4], [1, 1, 3])
@@ -28,7 +28,7 @@ SCORES = [[score(float(i), [0.5] * len(tokens)) for i, tokens in enumerate(LENGT
 
 def estimator(*, budget: int = 4096, **knobs: Any) -> ProgressEstimator:
     model = network()
-    plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=9, budget=budget)
+    plan = LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=9, budget=budget)
     learner = Learner(model, choose_trainable(model, "all"), plan)
     targets = targets_of(progress_attribution)
     assert targets is not None
@@ -117,7 +117,7 @@ def test_turns_that_are_not_trained_contribute_nothing() -> None:
     found = told(part, groups)
     assert not found[0].any()
     assert found[1].all()
-    assert read_spoken(part._learner, groups).trajectory.tolist() == [1, 1, 1, 2, 3, 3, 3]
+    assert read_turn_features(part._learner, groups).trajectory.tolist() == [1, 1, 1, 2, 3, 3, 3]
 
 
 def test_an_outcome_that_is_too_large_is_one_clear_error() -> None:

@@ -1,4 +1,4 @@
-"""Folders of weights: whole, few, and there for as long as a server loads them."""
+"""Published weight folders: complete, few, and kept while a server loads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def there(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "weights").iterdir())
 
 
-def test_the_newest_is_whole_and_the_ones_before_are_gone(folders: WeightFolders, tmp_path: Path) -> None:
+def test_keeps_the_newest_folders_only(folders: WeightFolders, tmp_path: Path) -> None:
     assert there(tmp_path) == []
     for version in (0, 0, 1):  # a version may be written twice: before and after a warm start
         found = folders.write(version)
@@ -41,14 +41,14 @@ def test_the_newest_is_whole_and_the_ones_before_are_gone(folders: WeightFolders
     assert not (tmp_path / "weights").exists()
 
 
-def test_a_folder_that_cannot_be_emptied_is_named(tmp_path: Path) -> None:
+def test_refuses_a_path_that_cannot_be_emptied(tmp_path: Path) -> None:
     (tmp_path / "weights").touch()  # no folder at all
     words = byte_tokenizer()
-    with pytest.raises(RunFolderError, match=r"weights, where weights are handed out, cannot be emptied \(Not a dir"):
+    with pytest.raises(RunFolderError, match=r"weights cannot be emptied \(Not a dir"):
         WeightFolders(tmp_path / "weights", tiny_llama(len(words)), words)
 
 
-def test_one_that_is_being_loaded_stays_until_it_is(folders: WeightFolders, tmp_path: Path) -> None:
+def test_folder_stays_while_servers_load_it(folders: WeightFolders, tmp_path: Path) -> None:
     first = folders.write(1)
     with given(first).held():
         folders.write(2)
@@ -63,7 +63,7 @@ def test_one_that_is_being_loaded_stays_until_it_is(folders: WeightFolders, tmp_
         pass
 
 
-def test_a_process_that_is_killed_holds_nothing(folders: WeightFolders, tmp_path: Path) -> None:
+def test_killed_process_releases_its_folder(folders: WeightFolders, tmp_path: Path) -> None:
     first = folders.write(1)
     code = (
         "import sys, time; from pathlib import Path; from turnstile.engines.remote.weights import Weights\n"

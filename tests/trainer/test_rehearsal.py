@@ -1,4 +1,4 @@
-"""Stored samples beside what is played: the same step written out by hand."""
+"""Rehearsal of stored samples, against the gradients of both losses by themselves."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from turnstile.batching.weights import token as token_weights
 from turnstile.losses.forward_kl import forward_kl
 from turnstile.losses.kl import kl
 from turnstile.losses.ppo import ppo
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 from turnstile.trainer.rehearsal import Rehearsal
 
-PPO = Objective(loss=ppo, weigh=token_weights, regularizers=((0.5, kl),))
-STORED = Objective(loss=forward_kl, coefficient=0.25, weigh=token_weights)
+PPO = Objective(loss=ppo, aggregation=token_weights, regularizers=((0.5, kl),))
+STORED = Objective(loss=forward_kl, coefficient=0.25, aggregation=token_weights)
 
 
-class Held(Learner):
-    """Does not step, so that its gradient can be looked at."""
+class GradientOnly(Learner):
+    """A learner that keeps its gradient instead of stepping."""
 
     def _step(self) -> dict[str, float]:
         return {}
@@ -32,26 +32,28 @@ class Held(Learner):
 
 def found(objective: Objective, rows: Any, stored: Any = None) -> tuple[dict[str, float], dict[str, Tensor]]:
     model = network()
-    held = Held(model, list(model.parameters()), Plan(lr=1e-2, schedule=constant, warmup=0, total=9, budget=48))
+    held = GradientOnly(
+        model, list(model.parameters()), LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=9, budget=48)
+    )
     report, _, _ = held.update(rows, objective, None, stored)
     return report, gradient(model)
 
 
-def test_its_gradient_is_added_with_its_coefficient() -> None:
+def test_adds_the_gradient_of_stored_samples_times_its_coefficient() -> None:
     rows, samples = random_rows(6), random_rows(4, seed=7)
     _, both = found(PPO, rows, (samples, STORED))
     _, plain = found(PPO, rows)
-    _, alone = found(Objective(loss=forward_kl, weigh=token_weights), samples)
+    _, alone = found(Objective(loss=forward_kl, aggregation=token_weights), samples)
     expected = {name: plain[name] + 0.25 * alone[name] for name in plain}
     assert max(distance(both, expected)) < 1e-4
-    assert distance(both, plain)[1] > 1e-3  # it does something
+    assert distance(both, plain)[1] > 1e-3  # the stored samples have a gradient
 
 
-def test_what_is_played_keeps_its_weights_and_metrics() -> None:
+def test_fresh_rows_keep_their_weights_and_metrics() -> None:
     rows, samples = random_rows(6), random_rows(4, seed=7)
     both, _ = found(PPO, rows, (samples, STORED))
     plain, _ = found(PPO, rows)
-    alone, _ = found(Objective(loss=forward_kl, weigh=token_weights), samples)
+    alone, _ = found(Objective(loss=forward_kl, aggregation=token_weights), samples)
     assert {name: both[name] for name in plain if name != "seconds/update"} == pytest.approx(
         {name: value for name, value in plain.items() if name != "seconds/update"}, abs=1e-6
     )
@@ -72,7 +74,7 @@ def test_a_step_draws_the_same_samples_every_time() -> None:
     assert len(rehearsal(batch=99).rows(1)) == 6
 
 
-def test_the_reference_of_a_sample_is_what_sampled_it() -> None:
+def test_reference_logprobs_are_the_recorded_ones() -> None:
     for row in rehearsal().rows(1):
         assert row.extras["ref_logprobs"] is row.logprobs
         assert row.advantages[row.loss_mask].tolist() == [1.0] * 3

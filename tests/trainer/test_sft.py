@@ -12,7 +12,7 @@ from episodes import f32, i32, trajectory, turn
 from networks import network
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.sft import sft
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 from turnstile.trainer.sft import demo_rows, warm_start
 from turnstile.types import F32, Row
@@ -44,7 +44,7 @@ def rows() -> list[Row]:
 
 def learn(seed: int, **knobs: Any) -> tuple[list[float], dict[str, float], Learner]:
     model = network()
-    learner = Learner(model, list(model.parameters()), Plan(lr=3e-3, schedule=constant, warmup=2, total=100))
+    learner = Learner(model, list(model.parameters()), LearnerConfig(lr=3e-3, schedule=constant, warmup=2, total=100))
     losses: list[float] = []
     seen: list[tuple[int, int]] = []
 
@@ -52,7 +52,7 @@ def learn(seed: int, **knobs: Any) -> tuple[list[float], dict[str, float], Learn
         seen.append((done, total))
         losses.append(metrics["loss/total"])
 
-    objective = Objective(loss=sft, weigh=token_weights)
+    objective = Objective(loss=sft, aggregation=token_weights)
     last = warm_start(learner, rows(), objective, seed=seed, report=report, **knobs)
     assert seen == [(i + 1, len(seen)) for i in range(len(seen))]
     return losses, last, learner
@@ -70,16 +70,20 @@ def test_the_loss_falls() -> None:
 def test_the_order_is_drawn_from_the_seed() -> None:
     orders: list[list[list[int]]] = []
 
-    class Writing(Learner):
+    class RecordingLearner(Learner):
         def __init__(self) -> None:
             orders.append([])
 
-        def update(self, rows: Any, objective: Any, trunk: Any = None) -> tuple[dict[str, float], list[F32], list[F32]]:
+        def update(
+            self, rows: Any, objective: Any, activations: Any = None
+        ) -> tuple[dict[str, float], list[F32], list[F32]]:
             orders[-1].append([int(row.token_ids[1]) for row in rows])
             return {}, [], []
 
     for seed in (1, 1, 2):
-        warm_start(Writing(), rows(), Objective(loss=sft, weigh=token_weights), epochs=2, batch=8, seed=seed)
+        warm_start(
+            RecordingLearner(), rows(), Objective(loss=sft, aggregation=token_weights), epochs=2, batch=8, seed=seed
+        )
     assert orders[0] == orders[1] != orders[2]
     epochs = [sorted(token for part in orders[0][i : i + 3] for token in part) for i in (0, 3)]
     assert epochs == [list(range(10, 30))] * 2

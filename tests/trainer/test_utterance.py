@@ -18,9 +18,9 @@ from turnstile.batching.rows import rows_of
 from turnstile.credit.base import targets_of
 from turnstile.credit.utterance_critic import utterance_critic
 from turnstile.models.adapt import choose_trainable
-from turnstile.trainer.learner import Learner, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig
 from turnstile.trainer.optim import constant
-from turnstile.trainer.turn_features import read_spoken
+from turnstile.trainer.turn_features import read_turn_features
 from turnstile.trainer.utterance import UtteranceCritic
 from turnstile.types import F32, Group, Score
 
@@ -31,7 +31,7 @@ SCORES = [[score(float(i), [0.5] * len(tokens)) for i, tokens in enumerate(LENGT
 
 def critic(*, budget: int = 4096, targets: Any = None, gamma: float = 1.0, **knobs: Any) -> UtteranceCritic:
     model = network()
-    plan = Plan(lr=1e-2, schedule=constant, warmup=0, total=9, budget=budget)
+    plan = LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=9, budget=budget)
     learner = Learner(model, choose_trainable(model, "all"), plan)
     targets = targets or targets_of(functools.partial(utterance_critic, gamma=gamma))
     return UtteranceCritic(learner, targets, **{"lr": 1e-2, "epochs": 20, "tau": 0.5, **knobs})
@@ -63,7 +63,7 @@ def test_it_begins_at_nothing_and_learns_what_turns_are_worth() -> None:
 
 def test_states_are_read_before_a_turn_and_actions_over_it() -> None:
     heads = critic()
-    seen = read_spoken(heads._learner, GROUPS)
+    seen = read_turn_features(heads._learner, GROUPS)
     model = heads._learner.model
     row = 0
     for trajectory in GROUPS[0].trajectories:

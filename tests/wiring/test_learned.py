@@ -13,7 +13,7 @@ from turnstile.errors import ConfigError
 from turnstile.models.adapt import choose_trainable
 from turnstile.trainer.critic import Critic
 from turnstile.trainer.implicit import ImplicitReward
-from turnstile.trainer.learner import Learner, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig
 from turnstile.trainer.optim import constant
 from turnstile.trainer.progress import ProgressEstimator
 from turnstile.trainer.utterance import UtteranceCritic
@@ -26,7 +26,9 @@ GIVEN = ("groups", "scores", "aux", "state")
 def made(kind: str, **sections: Any) -> Any:
     recipe = make_recipe({"credit": {"kind": kind}, **sections})
     model = network()
-    learner = Learner(model, choose_trainable(model, "all"), Plan(lr=1e-2, schedule=constant, warmup=0, total=1))
+    learner = Learner(
+        model, choose_trainable(model, "all"), LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=1)
+    )
     return make_learned(recipe, bind("credit", recipe.credit, given=GIVEN), learner)
 
 
@@ -48,7 +50,7 @@ def test_each_estimator_gets_its_part(kind: str, part: type) -> None:
 def test_the_recipe_says_how_it_learns() -> None:
     found = made("implicit_step", implicit={"objective": "dpo", "reference": "old", "beta": 0.2, "lr": 1e-4})
     assert (found._manner.objective, found._manner.reference, found._manner.beta) == ("dpo", "old", 0.2)
-    assert found._phi.plan.lr == 1e-4
+    assert found._phi.config.lr == 1e-4
     assert made("utterance_critic", critic={"tau": 0.25})._tau == 0.25
     assert made("progress_attribution", critic={"epochs": 3})._epochs == 3
 

@@ -57,7 +57,7 @@ def show(
 def _tokenizer(folder: Path, console: Console) -> Tokenizer | None:
     """The one that the run keeps with its weights, or else the recipe's; None, with a line that says why, where it
     cannot be had: ids are shown then."""
-    newest = checkpoint.newest(folder / "checkpoints")
+    newest = checkpoint.newest_folder(folder / "checkpoints")
     try:
         tokenizer = load_tokenizer(str(newest / "model") if newest else read_recipe(folder).model.id)
     except ConfigError as error:

@@ -21,7 +21,7 @@ from turnstile.credit.invariants import DoesNotApply, Finding, declared
 from turnstile.errors import ConfigError, TurnstileError
 from turnstile.lookup import resolve
 from turnstile.losses.check import examine_loss
-from turnstile.losses.multipliers import weighted
+from turnstile.losses.multipliers import with_multipliers
 
 Form = Literal["estimator", "loss", "loss_multiplier", "padded"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -119,7 +119,7 @@ def _examine(subject: Subject, seed: int) -> dict[int, Finding]:
         case "loss":
             return examine_loss(function, seed=seed)
         case "loss_multiplier":
-            return examine_loss(weighted(resolve("loss", "ppo"), [function]), seed=seed)
+            return examine_loss(with_multipliers(resolve("loss", "ppo"), [function]), seed=seed)
         case "padded":
             takes = set(inspect.signature(function).parameters)
             to_advantages = takes & set(NAMES["rewards"])

@@ -17,7 +17,7 @@ from turnstile.lab.study import Line, Setting, line
 from turnstile.lookup import KINDS, resolve
 from turnstile.losses.base import TokenLoss
 from turnstile.losses.check import LOSS_MULTIPLIERS, check_loss
-from turnstile.losses.multipliers import weighted
+from turnstile.losses.multipliers import with_multipliers
 
 DRIFTS = (0.0, 0.03, 0.1)
 """How far the policy has moved since it played, in logits."""
@@ -101,7 +101,7 @@ def _study(
 def factor_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubject:
     """The plain policy gradient times the factor that `kind` names. Raises ConfigError for an unknown one."""
     given = dict(knobs or {})
-    loss = weighted(PLAIN, [functools.partial(resolve("loss_multiplier", kind), **given)])
+    loss = with_multipliers(PLAIN, [functools.partial(resolve("loss_multiplier", kind), **given)])
     return LossSubject(name=kind, loss=loss, knobs=given, broken=check_loss(loss))
 
 

@@ -1,10 +1,10 @@
-"""A checker that any token loss can be put through, for the invariants of `credit.invariants.INVARIANTS`.
+"""A checker of any token loss for the invariants of `credit.invariants.INVARIANTS`.
 
     broken = check_loss(my_loss, {"clip": 0.2})
     assert not broken, broken
 
-Each kind declares which invariants do not hold, and why they cannot (`credit.invariants.declare`).
-Invariants 5 and 6 speak of rewards, which a loss never sees.
+Each kind declares which invariants do not hold, and the reason (`credit.invariants.declare`).
+Invariants 5 and 6 are about rewards, which a loss never sees.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from torch import Tensor
 
 from turnstile.batching.batch import PER_TOKEN, Batch
 from turnstile.credit.invariants import DoesNotApply, Finding, broken, declared, examine, goes
-from turnstile.losses.base import Metrics, TokenLoss, Whole, needs_of
+from turnstile.losses.base import Metrics, Scope, TokenLoss, needs_of
 
 DECLARED = declared("loss")
 LOSS_MULTIPLIERS = declared("loss_multiplier")
-"""What losses and factors declare of the invariants; of a factor with any loss that keeps them by itself."""
+"""What losses and loss multipliers declare of the invariants; a multiplier together with any loss that keeps them."""
 
 
-_CUTS: Mapping[Whole, tuple[int, ...]] = {"": (3, 9, 12), "trajectory": (6, 18), "group": (12,), "step": (3, 12, 18)}
-"""Where the sample may be cut in two by what a loss needs whole. A turn never is; a step must not be, and is."""
+_CUTS: Mapping[Scope, tuple[int, ...]] = {"": (3, 9, 12), "trajectory": (6, 18), "group": (12,), "step": (3, 12, 18)}
+"""Where the sample may be split in two, by the loss's scope. A turn is never split; a step must not be, and is."""
 
 
 def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed: int = 0) -> dict[int, str]:
-    """The invariants that a token loss breaks: number -> a counterexample. Empty when all hold."""
+    """Return the invariants that a token loss breaks: number -> a counterexample. Empty if all hold."""
     return broken(examine_loss(functools.partial(loss, **dict(knobs or {})), seed=seed))
 
 
 def examine_loss(loss: Callable[..., tuple[Tensor, Metrics]], *, seed: int = 0) -> dict[int, Finding]:
-    """What comes of every invariant for a token loss whose knobs are bound.
+    """Return the finding for every invariant of a token loss whose knobs are bound.
 
-    The batch has 24 tokens, one of which has weight 0 and log-probabilities as far apart as they get, and the
-    extras that built-in losses read. What the loss needs in one batch (`losses.base.needs`) is never cut: not a
-    trajectory of six tokens, not a group of two, nor ever a turn of three. Raises AssertionError for a result that is
-    not one finite value a token with detached metrics, where nothing unusual was given.
+    The batch has 24 tokens, one of which has weight 0 and log-probabilities as far apart as possible, and the extras
+    that built-in losses read. What the loss needs in one batch (`losses.base.needs`) is never split: neither a
+    trajectory of six tokens, nor a group of two, nor ever a turn of three. Raises AssertionError if the result of the
+    plain batch is not one finite value for each token, with detached metrics.
     """
     batch, logprobs = sample_batch(seed=seed)
 
@@ -58,12 +58,12 @@ def examine_loss(loss: Callable[..., tuple[Tensor, Metrics]], *, seed: int = 0) 
     odd = (~torch.isfinite(plain) & (batch.weights != 0)).nonzero()
     if len(odd):
         raise AssertionError(f"the loss of token {int(odd[0])} is {float(plain[odd[0]])}, of finite log-probabilities")
-    whole = needs_of(loss).whole
+    scope = needs_of(loss).scope
     return examine(
         {
             1: [lambda: _differ("behind three more masked tokens", plain, run(logprobs, with_masked(batch)))],
             2: [lambda: _permutation(run, logprobs, batch, seed)],
-            3: [functools.partial(_splitting, run, logprobs, batch, begin) for begin in _CUTS[whole]],
+            3: [functools.partial(_splitting, run, logprobs, batch, begin) for begin in _CUTS[scope]],
             4: [lambda: _masked(run, logprobs, batch)],
             5: [_sees_no_rewards],
             6: [_sees_no_rewards],
@@ -117,7 +117,7 @@ def _differ(what: str, expected: Tensor, actual: Tensor, *, rtol: float = 0.0) -
 
 
 def _gradient(run: Run, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The loss [N], and the gradient of a step by log-probability and by entropy [2, N]."""
+    """Return the loss [N], and the step's gradient by log-probability and by entropy [2, N]."""
     leaf = logprobs.clone().requires_grad_()
     entropy = batch.extras["entropy"].clone().requires_grad_()
     loss = run(leaf, replace(batch, extras={**batch.extras, "entropy": entropy}))
@@ -129,9 +129,9 @@ def _gradient(run: Run, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]
 
 
 def sample_batch(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Batch, Tensor]:
-    """A batch of 24 trained tokens, and log-probabilities of the policy, f64[24].
+    """Return a batch of 24 trained tokens, and the policy's log-probabilities f64[24].
 
-    Two groups of two trajectories, each a row of eight tokens, six of them trained, in two turns.
+    There are two groups of two trajectories, each of which is a row of eight tokens, six of them trained, in two turns.
     """
     generator = torch.Generator().manual_seed(seed)
     n = 24
@@ -173,7 +173,7 @@ def sample_batch(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[
 
 
 def with_masked(batch: Batch) -> Batch:
-    """The batch of `sample_batch` with three more masked tokens at the head of its first row."""
+    """Return the batch of `sample_batch` with three more masked tokens at the start of its first row."""
     more = torch.arange(3)
     return replace(
         batch,
@@ -186,7 +186,7 @@ def with_masked(batch: Batch) -> Batch:
 
 
 def select(batch: Batch, index: Tensor) -> Batch:
-    """The batch with only these trained tokens, in this order."""
+    """Return the batch with only these trained tokens, in this order."""
     return replace(
         batch,
         **{name: getattr(batch, name)[index] for name in ("source", *PER_TOKEN)},

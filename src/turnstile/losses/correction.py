@@ -1,10 +1,10 @@
-"""Off-policy correction: what a token counts, by how likely the trainer finds what the sampler drew.
+"""Off-policy corrections: importance weights for the mismatch between sampler and trainer.
 
-Each kind is a factor w(rho) of any loss, with rho = proximal / behaviour: the policy before the step as the trainer
-computes it (`batch.extras["proximal_logprobs"]` f32[N]) over the sampler's word on it (`batch.logprobs`). The loss
-below it then holds on to the proximal policy (`losses.multipliers.weighted`). `unit` says over what rho is taken: one
-token, or the product over a turn or trajectory, where `mean = true` takes the geometric mean instead, which does not
-shrink or grow with length.
+Each kind is a loss multiplier w(rho) with rho = proximal / behaviour: the policy before the step as the trainer
+computes it (`batch.extras["proximal_logprobs"]` f32[N]) over the policy as the sampler computed it (`batch.logprobs`).
+The multiplied loss is then taken relative to the proximal policy (`losses.multipliers.with_multipliers`). `unit` is
+what rho is taken over: one token, or the product over a turn or trajectory; `mean = true` takes the geometric mean
+instead, which does not shrink or grow with length.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from turnstile.losses.units import Unit, mean_within, sum_within, units
 
 
 @declare(at(cap=1.1), at(unit="turn"))
-@needs("proximal_logprobs", whole="unit")
+@needs("proximal_logprobs", scope="unit")
 def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = False) -> tuple[Tensor, Metrics]:
-    """min(rho, cap): truncated importance sampling (Yao and others 2025, "Your efficient RL framework secretly brings
-    you off-policy RL training"; the bound goes back to IMPALA, arXiv 1802.01561).
+    """Return min(rho, cap): truncated importance sampling.
 
-    Factor f32[N]; metrics correction (the factor), corrected (1 where it is not rho), kl_mismatch (nats).
+    From Yao and others 2025, "Your efficient RL framework secretly brings you off-policy RL training"; the bound goes
+    back to IMPALA, arXiv 1802.01561.
+
+    Multiplier f32[N]; metrics correction (the multiplier), corrected (1 where it is not rho), kl_mismatch (nats).
     """
     _check("tis", 0.0, cap)
     rho, metrics = _rho(batch, "tis", unit, mean)
@@ -34,11 +36,13 @@ def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = Fa
 
 
 @declare(at(cap=1.1), at(unit="turn", mean=True))
-@needs("proximal_logprobs", whole="unit")
+@needs("proximal_logprobs", scope="unit")
 def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool = False) -> tuple[Tensor, Metrics]:
-    """rho where rho <= cap, else 0: masked importance sampling (Liu and others 2025, "When speed kills stability").
+    """Return rho where rho <= cap, else 0: masked importance sampling.
 
-    Factor f32[N]; metrics as those of `tis`.
+    From Liu and others 2025, "When speed kills stability".
+
+    Multiplier f32[N]; metrics as those of `tis`.
     """
     _check("mis", 0.0, cap)
     rho, metrics = _rho(batch, "mis", unit, mean)
@@ -46,14 +50,15 @@ def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool
 
 
 @declare(at(low=0.9, high=1.2))
-@needs("proximal_logprobs", whole="unit")
+@needs("proximal_logprobs", scope="unit")
 def icepop(
     batch: Batch, *, low: float = 0.5, high: float = 5.0, unit: Unit = "token", mean: bool = False
 ) -> tuple[Tensor, Metrics]:
-    """rho where low <= rho <= high, else 0: two-sided masking (IcePop, in Ring-1T, arXiv 2510.18855; others ship
-    bounds from 0.2 to 5).
+    """Return rho where low <= rho <= high, else 0: two-sided masking.
 
-    Factor f32[N]; metrics as those of `tis`.
+    IcePop, in Ring-1T, arXiv 2510.18855; other implementations have bounds from 0.2 to 5.
+
+    Multiplier f32[N]; metrics as those of `tis`.
     """
     _check("icepop", low, high)
     rho, metrics = _rho(batch, "icepop", unit, mean)
@@ -62,11 +67,11 @@ def icepop(
 
 def _check(kind: str, low: float, high: float) -> None:
     if not 0 <= low < high:
-        raise ConfigError(f"factor {kind!r}: the bounds (low, high, cap) must be 0 <= low < high, got {low}, {high}")
+        raise ConfigError(f"loss multiplier {kind!r}: bounds must be 0 <= low < high (or cap), got {low}, {high}")
 
 
 def _rho(batch: Batch, kind: str, unit: Unit, mean: bool) -> tuple[Tensor, Metrics]:
-    """proximal / behaviour at each token's unit [N], and the token's own divergence KL(behaviour || proximal), k3."""
+    """Return proximal / behaviour of each token's unit [N], and each token's KL(behaviour || proximal), k3."""
     log_rho = (extra(batch, "proximal_logprobs", kind) - batch.logprobs).clamp(-LIMIT, LIMIT)
     metrics = {"kl_mismatch": torch.exp(log_rho) - 1 - log_rho}
     if unit != "token":
@@ -78,5 +83,5 @@ def _rho(batch: Batch, kind: str, unit: Unit, mean: bool) -> tuple[Tensor, Metri
     return torch.exp(log_rho.clamp(-LIMIT, LIMIT)), metrics
 
 
-def _finish(factor: Tensor, rho: Tensor, metrics: Metrics) -> tuple[Tensor, Metrics]:
-    return factor, {**metrics, "correction": factor, "corrected": (factor != rho).to(rho.dtype)}
+def _finish(multiplier: Tensor, rho: Tensor, metrics: Metrics) -> tuple[Tensor, Metrics]:
+    return multiplier, {**metrics, "correction": multiplier, "corrected": (multiplier != rho).to(rho.dtype)}

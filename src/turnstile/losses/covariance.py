@@ -1,9 +1,9 @@
-"""Entropy kept up by holding back the few tokens whose likelihood and advantage go together most.
+"""Clip-Cov and KL-Cov: keep the entropy up by restraining tokens with a high covariance of likelihood and advantage.
 
-An update lowers the entropy by the covariance of log-probability and advantage, and a few tokens carry nearly all of
-it (arXiv 2505.22617). At one token that is c = (log pi - mean log pi) * (A - mean A), means over the step's tokens;
-those of weight 0 have no part in it. That Clip-Cov chooses over all tokens of an update, and its defaults, were
-checked against the authors' code as verl carries it; KL-Cov follows its description in the paper.
+An update lowers the entropy by the covariance of log-probability and advantage, and a few tokens carry nearly all of it
+(arXiv 2505.22617). At one token that is c = (log pi - mean log pi) * (A - mean A), with means over the step's tokens of
+non-zero weight. That Clip-Cov chooses over all tokens of an update, and its defaults, were checked against the authors'
+code as verl carries it; KL-Cov follows its description in the paper.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turnstile.losses.units import mean_within
 
 
 @declare(at(CHOSEN, share=0.2, low=0.05))
-@needs(whole="step")
+@needs(scope="step")
 def clip_cov(
     logprobs: Tensor,
     batch: Batch,
@@ -31,36 +31,38 @@ def clip_cov(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> tuple[Tensor, Metrics]:
-    """PPO's loss, and 0 for `share` of all tokens (one at least), drawn at random among those with low < c < high
-    that PPO does not clip (Clip-Cov, arXiv 2505.22617).
+    """Return PPO's loss, with 0 for a random `share` of the tokens of high covariance (Clip-Cov, arXiv 2505.22617).
 
-    The draw depends on the token alone: its group, attempt, turn, id and recorded log-probability.
+    At least one token is drawn, among those with low < c < high that PPO does not clip; `share` is a share of all
+    tokens. The draw depends on the token alone: its group, attempt, turn, id and recorded log-probability.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (by PPO or drawn), covariance. Raises
-    ConfigError for a share or bounds that make no sense.
+    ConfigError for an invalid share or invalid bounds.
     """
     check_bounds("clip_cov", clip_low, clip_high)
     log_ratios = log_ratio(logprobs, batch)
     loss, clipped = clipped_surrogate(torch.exp(log_ratios), batch.advantages, clip_low, clip_high)
     covariance = _covariance(logprobs, batch)
-    able = (covariance > low) & (covariance < high) & ~clipped & (batch.weights != 0)
-    drawn = _largest(_lots(batch), able, _count("clip_cov", share, batch))
+    eligible = (covariance > low) & (covariance < high) & ~clipped & (batch.weights != 0)
+    drawn = _top_among(_token_hash(batch), eligible, _count("clip_cov", share, batch))
     metrics = {**ratio_metrics(log_ratios), "clipped": (clipped | drawn).to(loss.dtype), "covariance": covariance}
     return torch.where(drawn, 0, loss), metrics
 
 
 @declare(at(CHOSEN, share=0.2))
-@needs(whole="step")
+@needs(scope="step")
 def kl_cov(logprobs: Tensor, batch: Batch, *, share: float = 2e-4, coef: float = 1.0) -> tuple[Tensor, Metrics]:
-    """-ratio * A, plus coef * |log pi - log behaviour| for the `share` of all tokens (one at least) with the largest c
-    (KL-Cov, arXiv 2505.22617). Only tokens with c > 0 are held back, none where all advantages are equal.
+    """Return -ratio * A, with a penalty on the tokens of largest covariance (KL-Cov, arXiv 2505.22617).
 
-    logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), held (1 where a token is held back),
-    covariance. Raises ConfigError for a share that makes no sense.
+    The penalty is coef * |log pi - log behaviour|, for the `share` of all tokens (at least one) with the largest c.
+    Only tokens with c > 0 are penalised, so none are if all advantages are equal.
+
+    logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), held (1 where a token is penalised), covariance.
+    Raises ConfigError for an invalid share.
     """
     log_ratios = log_ratio(logprobs, batch)
     covariance = _covariance(logprobs, batch)
-    held = _largest(covariance, (covariance > 0) & (batch.weights != 0), _count("kl_cov", share, batch))
+    held = _top_among(covariance, (covariance > 0) & (batch.weights != 0), _count("kl_cov", share, batch))
     loss = -torch.exp(log_ratios) * batch.advantages + torch.where(held, coef * log_ratios.abs(), 0)
     return loss, {**ratio_metrics(log_ratios), "held": held.to(loss.dtype), "covariance": covariance}
 
@@ -76,22 +78,22 @@ def _covariance(logprobs: Tensor, batch: Batch) -> Tensor:
 
 def _count(kind: str, share: float, batch: Batch) -> int:
     if not 0 < share <= 1:
-        raise ConfigError(f"loss {kind!r}: share lies in (0, 1], got {share}")
+        raise ConfigError(f"loss {kind!r}: share must be in (0, 1], got {share}")
     return max(1, int(share * int((batch.weights != 0).sum())))
 
 
-def _largest(values: Tensor, able: Tensor, count: int) -> Tensor:
-    """bool[N]: the `count` largest values among those that are able, or all of these."""
-    chosen = torch.zeros_like(able)
-    places = able.nonzero()[:, 0]
+def _top_among(values: Tensor, eligible: Tensor, count: int) -> Tensor:
+    """Return bool[N]: the `count` largest values among the eligible ones, or all of these."""
+    chosen = torch.zeros_like(eligible)
+    places = eligible.nonzero()[:, 0]
     chosen[places[values[places].topk(min(count, len(places))).indices]] = True
     return chosen
 
 
-def _lots(batch: Batch) -> Tensor:
-    """i64[N]: a random number for each token that depends on nothing but the token (multiplications wrap)."""
-    lots = batch.logprobs.double().view(torch.int64)
+def _token_hash(batch: Batch) -> Tensor:
+    """Return i64[N]: a pseudo-random number for each token that depends on the token alone (multiplications wrap)."""
+    digest = batch.logprobs.double().view(torch.int64)
     for field in (batch.group, batch.attempt, batch.turn, batch.target):
-        lots = (lots ^ field) * 0x5851F42D4C957F2D
-        lots = lots ^ (lots >> 29)
-    return lots * 0x14057B7EF767814F
+        digest = (digest ^ field) * 0x5851F42D4C957F2D
+        digest = digest ^ (digest >> 29)
+    return digest * 0x14057B7EF767814F

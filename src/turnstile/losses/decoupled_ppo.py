@@ -1,4 +1,4 @@
-"""Clipped policy gradient for tokens of an older policy."""
+"""Decoupled PPO: clipped policy gradient for tokens sampled by an older policy."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from turnstile.losses.ratio import LIMIT
 def decoupled_ppo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 0.2, clip_high: float = 0.2, cap: float | None = None
 ) -> tuple[Tensor, Metrics]:
-    """-w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) with r = pi / proximal and w = proximal / behaviour
-    (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298).
+    """Return PPO's loss relative to the proximal policy, importance-weighted for the sampling policy.
 
-    The clip holds on to the policy as it was before the step (`batch.extras["proximal_logprobs"]` f32[N]), not to
-    the one that sampled, which may be several versions old; w, held constant, corrects for who sampled. A token whose
-    w is above `cap` is left out, as AReaL's code does; None keeps all. The factors `tis`, `mis` and `icepop` are the
-    same idea with other bounds, for any loss.
+    -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) with r = pi / proximal and w = proximal / behaviour
+    (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298). The clip is relative to the policy before the step
+    (`batch.extras["proximal_logprobs"]` f32[N]), not to the one that sampled, which may be several versions old; w,
+    held constant, corrects for the sampling policy. A token whose w is above `cap` is left out, as in AReaL's code;
+    None keeps all. The loss multipliers `tis`, `mis` and `icepop` are the same idea with other bounds, for any loss.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio and kl_behaviour (nats) against the proximal policy, clipped,
-    correction (w). Raises ConfigError without proximal log-probabilities and for bounds that make no sense.
+    correction (w). Raises ConfigError without proximal log-probabilities and for invalid bounds.
     """
     if cap is not None and cap <= 0:
         raise ConfigError(f"loss 'decoupled_ppo': cap must be above 0, got {cap}")

@@ -1,4 +1,4 @@
-"""Learning from a teacher on what the student itself sampled."""
+"""On-policy distillation from a teacher, or from the policy given feedback."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from turnstile.losses.kl import Estimator, divergence
 @declare(at(NO_REWARD))
 @needs("teacher_logprobs")
 def distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> tuple[Tensor, Metrics]:
-    """KL(pi || teacher) at each sampled token, from `batch.extras["teacher_logprobs"]` f32[N]: on-policy distillation
-    by the reverse divergence (MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649), with the student's own tokens.
+    """Return KL(pi || teacher) at each sampled token: on-policy distillation by the reverse divergence.
 
-    Each token answers for itself, not for what came after it. Values and gradient are those of the loss `kl` with the
-    teacher in the reference's place: estimated from the sampled token, with the divergence's own expected gradient.
+    MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649, on the student's own tokens. The teacher's log-probabilities are
+    `batch.extras["teacher_logprobs"]` f32[N]. Each token accounts for itself, not for what came after it. Values and
+    gradient are those of the loss `kl` with the teacher as the reference: estimated from the sampled token, with the
+    divergence's own expected gradient.
 
     logprobs f32[N] -> loss f32[N]; metric kl_teacher (nats). Raises ConfigError without a teacher.
     """
@@ -29,14 +30,15 @@ def distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> t
 @declare(at(NO_REWARD))
 @needs("feedback_logprobs", provider=Part(section="feedback", path="turnstile.trainer.feedback:Feedback"))
 def self_distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> tuple[Tensor, Metrics]:
-    """KL(pi || sg[pi given feedback]) at each sampled token, from `batch.extras["feedback_logprobs"]` f32[N]: what the
-    policy itself finds of its tokens once it has read what came of them (SDPO, arXiv 2601.20802; RLTF).
+    """Return KL(pi || sg[pi given feedback]) at each sampled token (SDPO, arXiv 2601.20802; RLTF).
 
-    SDPO takes the divergence over the whole vocabulary; this is its estimate from the sampled token, which has the
-    same expected gradient and needs one number a token. The feedback stands in the teacher's context alone;
-    what it tells is the recipe's `[loss.feedback]`.
+    `batch.extras["feedback_logprobs"]` f32[N] are the policy's own log-probabilities of its tokens once it has read
+    feedback on them. SDPO takes the divergence over the whole vocabulary; this is its estimate from the sampled token,
+    which has the same expected gradient and needs one number a token. Only the teacher's context contains the feedback,
+    whose content `[loss.feedback]` chooses.
 
-    logprobs f32[N] -> loss f32[N]; metric kl_feedback (nats). Raises ConfigError without feedback's numbers.
+    logprobs f32[N] -> loss f32[N]; metric kl_feedback (nats). Raises ConfigError without the log-probabilities given
+    feedback.
     """
     value = divergence(logprobs, batch, extra(batch, "feedback_logprobs", "self_distill"), estimator, "self_distill")
     return value, {"kl_feedback": value.detach()}

@@ -1,4 +1,4 @@
-"""Preference between two attempts at a task."""
+"""DPO: preferences between two attempts at a task."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from torch.nn.functional import logsigmoid
 from turnstile.batching.batch import Batch
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics, extra, needs
-from turnstile.losses.pairs import distance_to, mean_over_pairs, sides
+from turnstile.losses.pairs import log_ratio_to, mean_over_pairs, trajectory_pairs
 from turnstile.losses.ratio import log_ratio, ratio_metrics
 
 
-@needs("ref_logprobs", whole="group")
+@needs("ref_logprobs", scope="group")
 def dpo(logprobs: Tensor, batch: Batch, *, beta: float = 0.1) -> tuple[Tensor, Metrics]:
-    """-log sigmoid(beta * (h_w - h_l)) for pairs of a better and a worse trajectory of the same group, with
-    h = sum over a trajectory's tokens of log pi - log reference (DPO, arXiv 2305.18290, on the policy's own attempts).
+    """Return DPO's loss over pairs of a better and a worse trajectory of a group (arXiv 2305.18290).
 
-    Every two trajectories with different scores are a pair (`losses.pairs`). A token has the mean loss of its
-    trajectory's pairs, and its gradient is that of this mean by its log-probability. What a step adds up depends on
-    `weights`: with `constant` and the number of trajectories as divisor it is half the mean over pairs, where each
-    trajectory is in as many; `token` only scales that; `trajectory` divides a trajectory's gradient by its length.
+    -log sigmoid(beta * (h_w - h_l)) with h = sum over a trajectory's tokens of log pi - log reference, on the policy's
+    own attempts. Every two trajectories of a group with different scores are a pair (`losses.pairs`). A token has the
+    mean loss of its trajectory's pairs, and its gradient is that of this mean by its log-probability. The sum over a
+    step depends on `loss_aggregation`: with `constant` and the number of trajectories as divisor it is half the mean
+    over pairs, if each trajectory is in equally many; `token` only scales that; `trajectory` divides a trajectory's
+    gradient by its length.
 
     logprobs f32[N] -> loss f32[N]; metrics accuracy (share of a trajectory's pairs in the right order), margin (beta
     times the mean difference of h, better minus worse), kl_ref (nats, h token by token), ratio, kl_behaviour (nats).
@@ -29,8 +30,8 @@ def dpo(logprobs: Tensor, batch: Batch, *, beta: float = 0.1) -> tuple[Tensor, M
     """
     if beta <= 0:
         raise ConfigError(f"loss 'dpo': beta must be above 0, got {beta}")
-    distance = distance_to(extra(batch, "ref_logprobs", "dpo"), logprobs)
-    pair = sides(batch)
+    distance = log_ratio_to(extra(batch, "ref_logprobs", "dpo"), logprobs)
+    pair = trajectory_pairs(batch)
     h = pair.total(distance)
     won = pair.better()
     sign = won.double() - won.T.double()  # 1 where the first is better, -1 where the second is

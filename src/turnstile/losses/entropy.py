@@ -1,4 +1,4 @@
-"""A bonus for staying undecided."""
+"""The entropy bonus."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 @declare(at(NO_REWARD))
 @needs(entropy_gradient=True)
 def entropy(logprobs: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-    """-H(pi) at each token, in nats, with the gradient of the exact entropy over the vocabulary: a regulariser with
-    coef > 0 keeps the policy undecided (Williams and Peng 1991; A3C, arXiv 1602.01783).
+    """Return -H(pi) at each token, in nats, with the gradient of the exact entropy over the vocabulary.
 
-    H is that of the distribution that was sampled from, after temperature and truncation. Its gradient takes the
-    tokens' logits once more in memory.
+    As a regulariser with coef > 0 it keeps the policy's entropy up (Williams and Peng 1991; A3C, arXiv 1602.01783). H
+    is the entropy of the sampling distribution, after temperature and truncation. Its gradient needs memory for the
+    tokens' logits once more.
 
     logprobs f32[N] -> loss f32[N]; metric entropy (nats).
     """

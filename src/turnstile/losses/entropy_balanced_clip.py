@@ -1,4 +1,4 @@
-"""Clipped policy gradient that keeps, at the bound, the gradient of what it clips."""
+"""Clipped policy gradient in which clipped tokens keep a bounded gradient."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ def entropy_balanced_clip(
     clip_high: float = 0.28,
     keep: Literal["high", "both"] = "high",
 ) -> tuple[Tensor, Metrics]:
-    """PPO's loss, whose clipped ratio keeps a gradient: (1 + clip_high) / sg[ratio] * ratio where ratio > 1 + clip_high
-    and A > 0 (AEPO, arXiv 2510.14545). Its gradient there is (1 + clip_high) * A * grad log pi, not 0: tokens of high
-    entropy, which move furthest and so are clipped first, go on learning at a bounded rate.
+    """Return PPO's loss, with a bounded gradient in place of 0 for clipped tokens (AEPO, arXiv 2510.14545).
 
-    `keep = "both"` does the same at the lower bound where A < 0 (GPPO, arXiv 2508.07629). The paper's abstract says
-    that the stop-gradient sits in the clipping term of high-entropy tokens; that this is the upper bound at A > 0,
-    for tokens of whatever entropy, and the default of clip_high (DAPO's) rest on our reading, not on a second source.
+    Where ratio > 1 + clip_high and A > 0 the ratio is (1 + clip_high) / sg[ratio] * ratio, so its gradient there is (1
+    + clip_high) * A * grad log pi: tokens of high entropy, which move furthest and so are clipped first, still learn at
+    a bounded rate. `keep = "both"` does the same at the lower bound where A < 0 (GPPO, arXiv 2508.07629). The paper's
+    abstract says that the stop-gradient sits in the clipping term of high-entropy tokens; that this is the upper bound
+    at A > 0, for tokens of any entropy, and the default of clip_high (DAPO's) rest on our reading, not on a second
+    source.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (1 where the gradient is cut or at its
-    bound). Raises ConfigError for bounds that make no sense.
+    bound). Raises ConfigError for invalid bounds.
     """
     check_bounds("entropy_balanced_clip", clip_low, clip_high)
     if keep not in ("high", "both"):
-        raise ConfigError(f"loss 'entropy_balanced_clip': keep is high or both, got {keep!r}")
+        raise ConfigError(f"loss 'entropy_balanced_clip': keep must be 'high' or 'both', got {keep!r}")
     log_ratios = log_ratio(logprobs, batch)
     ratio = torch.exp(log_ratios)
     loss, clipped = clipped_surrogate(ratio, batch.advantages, clip_low, clip_high)

@@ -1,4 +1,4 @@
-"""Entropy kept near what it was."""
+"""A penalty on entropy outside a band around its past mean."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 @declare(at(NO_REWARD))
 @needs("entropy_past", entropy_gradient=True)
 def entropy_band(logprobs: Tensor, batch: Batch, *, low: float = 0.8, high: float = 1.2) -> tuple[Tensor, Metrics]:
-    """How far, in nats, a token's entropy H lies outside [low * past, high * past], where past is the mean entropy of
-    the tokens of all optimiser steps before (EPO's smoothing, arXiv 2509.22576): max(low * past - H, H - high * past,
-    0). As a regulariser beside `entropy`, its coef is the paper's lambda * beta.
+    """Return the distance, in nats, of a token's entropy H from the band [low * past, high * past].
 
-    The paper prints a penalty that is one constant outside the band, which has no gradient; the distance to the
-    band, which has one, and the bounds are our reading of it, not verified against a second source.
-    `batch.extras["entropy_past"]` f32[N] holds past; where it is NaN, as in the first step, the loss is 0.
+    max(low * past - H, H - high * past, 0), where past is the mean entropy of the tokens of all earlier optimiser steps
+    (EPO's smoothing, arXiv 2509.22576). As a regulariser beside `entropy`, its coef is the paper's lambda * beta. The
+    paper prints a penalty that is one constant outside the band, which has no gradient; the distance to the band, which
+    has one, and the bounds are our reading of it, not verified against a second source. `batch.extras["entropy_past"]`
+    f32[N] holds past; where it is NaN, as in the first step, the loss is 0.
 
-    logprobs f32[N] -> loss f32[N]; metrics entropy (nats), outside (1 where H is outside the band). Raises
-    ConfigError for bounds that make no sense.
+    logprobs f32[N] -> loss f32[N]; metrics entropy (nats), outside (1 where H is outside the band). Raises ConfigError
+    for invalid bounds.
     """
     if not 0 <= low <= high:
         raise ConfigError(f"loss 'entropy_band': the bounds must be 0 <= low <= high, got {low}, {high}")

@@ -1,4 +1,4 @@
-"""Keeping what another policy can do."""
+"""The forward divergence from a reference policy, against forgetting."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from turnstile.losses.ratio import LIMIT
 def forward_kl(
     logprobs: Tensor, batch: Batch, *, estimator: Literal["k1", "k3"] = "k3", cap: float = 10.0
 ) -> tuple[Tensor, Metrics]:
-    """KL(reference || pi) at each token, which punishes forgetting any way of the reference's (DPH-RL, arXiv
-    2509.07430): with r = pi / reference and w = min(reference / behaviour, cap), held constant,
-    w * -log r (k1) or w * (r - 1 - log r) (k3, never negative, the same expected gradient with less noise).
+    """Return KL(reference || pi) at each token, which is large where pi forgets a behaviour of the reference.
 
-    The paper's forward KL is on samples of the reference that were stored before RL began, in a recipe `[rehearsal]`:
-    there the recorded log-probabilities are the reference's own, and w is 1. On tokens that the policy sampled w
-    corrects for that, token by token; what the policy no longer samples it cannot correct for.
+    DPH-RL, arXiv 2509.07430. With r = pi / reference and w = min(reference / behaviour, cap), held constant: w * -log r
+    (k1) or w * (r - 1 - log r) (k3, never negative, the same expected gradient with less noise). The paper's forward KL
+    is on samples of the reference that were stored before RL began, in a recipe `[rehearsal]`: there the recorded
+    log-probabilities are the reference's own, and w is 1. On tokens that the policy sampled, w corrects for that, token
+    by token; it cannot correct for tokens that the policy no longer samples.
 
     logprobs f32[N] -> loss f32[N]; metric kl_forward (nats). Raises ConfigError without a reference.
     """
     if estimator not in ("k1", "k3"):
-        raise ConfigError(f"loss 'forward_kl': estimator is k1 or k3, got {estimator!r}")
+        raise ConfigError(f"loss 'forward_kl': estimator must be 'k1' or 'k3', got {estimator!r}")
     if cap <= 0:
         raise ConfigError(f"loss 'forward_kl': cap must be above 0, got {cap}")
     reference = extra(batch, "ref_logprobs", "forward_kl")

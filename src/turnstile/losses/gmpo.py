@@ -1,4 +1,4 @@
-"""Policy gradient by the geometric mean of clipped ratios."""
+"""GMPO: policy gradient by the geometric mean of clipped ratios."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from turnstile.losses.units import Unit, mean_within, units
 
 
 @declare(at(), at(unit="turn", clip_low=0.1, clip_high=0.1))
-@needs(whole="unit")
+@needs(scope="unit")
 def gmpo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 0.4, clip_high: float = 0.4, unit: Unit = "trajectory"
 ) -> tuple[Tensor, Metrics]:
-    """-s * A for each token, with s = exp(mean over the sequence of clipped log-ratios): log pi - log behaviour, cut
-    from above at clip_high where A > 0 and from below at -clip_low where A < 0 (GMPO, arXiv 2507.20673; ratios lie
-    within (e^-0.4, e^0.4) as there).
+    """Return -s * A for each token, with s the geometric mean of its sequence's clipped ratios (GMPO).
 
-    A token's gradient is s * A * grad log pi, and 0 where its own ratio is cut. That is the paper's, with
-    `weights = "trajectory"`, where the advantage is one for the whole sequence; with others each token has its own.
-    `unit` is the sequence: a trajectory, or one turn. Tokens of weight 0 have no part in s. That the bounds are on
+    GMPO, arXiv 2507.20673. s = exp(mean over the sequence of clipped log-ratios): log pi - log behaviour, cut from
+    above at clip_high where A > 0 and from below at -clip_low where A < 0 (ratios lie within (e^-0.4, e^0.4) as in the
+    paper). A token's gradient is s * A * grad log pi, and 0 where its own ratio is cut. That is the paper's, with
+    `loss_aggregation = "trajectory"`, if all tokens of a sequence have the same advantage; otherwise each token has its
+    own. `unit` is the sequence: a trajectory, or one turn. Tokens of weight 0 do not count in s. That the bounds are on
     the logarithm, and one-sided by the advantage's sign, was checked against the authors' loss as verl carries it.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio (s), kl_behaviour (nats, of the token), clipped. Raises ConfigError
-    for bounds or a unit that make no sense.
+    for invalid bounds or an unknown unit.
     """
     if not (clip_low >= 0 and clip_high >= 0):
-        raise ConfigError(f"loss 'gmpo': clip_low and clip_high are >= 0, got {clip_low}, {clip_high}")
+        raise ConfigError(f"loss 'gmpo': clip_low and clip_high must be >= 0, got {clip_low}, {clip_high}")
     advantages = batch.advantages
     log_ratios = log_ratio(logprobs, batch).detach()
     clipped = ((advantages > 0) & (log_ratios > clip_high)) | ((advantages < 0) & (log_ratios < -clip_low))

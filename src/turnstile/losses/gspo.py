@@ -1,4 +1,4 @@
-"""Clipped policy gradient by the ratio of whole sequences."""
+"""GSPO: clipped policy gradient by the ratio of whole sequences."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from turnstile.losses.units import Unit, mean_within, units
 
 
 @declare(at(), at(unit="turn", clip_low=0.1, clip_high=0.1))
-@needs(whole="unit")
+@needs(scope="unit")
 def gspo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 3e-4, clip_high: float = 4e-4, unit: Unit = "trajectory"
 ) -> tuple[Tensor, Metrics]:
-    """-min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) for each token, with the ratio of its sequence
-    s = exp(mean of log pi - log behaviour over the sequence's tokens) (GSPO, arXiv 2507.18071, with its bounds).
+    """Return the clipped policy-gradient loss with the ratio of each token's sequence (GSPO, arXiv 2507.18071).
 
-    In the token form (its equations 13 and 14): s_t = sg[s] * pi / sg[pi], so a token's gradient is s * A * grad log
-    pi and every token may have its own advantage. Where all tokens of a sequence share advantage and weight this is
-    the sequence form, value and gradient; `weights = "trajectory"` is the paper's mean over sequences.
-    A sequence is what `unit` says: all that a trajectory sampled, however often its context was rewritten, or one
-    turn. Tokens of weight 0 have no part in s.
+    -min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) for each token, with s = exp(mean of log pi - log behaviour
+    over the sequence's tokens) and the paper's bounds. In the token form (its equations 13 and 14): s_t = sg[s] * pi /
+    sg[pi], so a token's gradient is s * A * grad log pi and every token may have its own advantage. If all tokens of a
+    sequence share advantage and weight this is the sequence form, value and gradient; `loss_aggregation = "trajectory"`
+    is the paper's mean over sequences. `unit` is the sequence: all tokens that a trajectory sampled, however often its
+    context was rewritten, or one turn. Tokens of weight 0 do not count in s.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio (the sequence's), kl_behaviour (nats, of the token), clipped. Raises
-    ConfigError for bounds or a unit that make no sense.
+    ConfigError for invalid bounds or an unknown unit.
     """
     check_bounds("gspo", clip_low, clip_high)
     log_ratios = log_ratio(logprobs, batch).detach()

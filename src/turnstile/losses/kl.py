@@ -1,4 +1,4 @@
-"""Keeping near a reference policy."""
+"""The KL penalty towards a reference policy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Estimator = Literal["k1", "k2", "k3"]
 @declare(*(at(NO_REWARD, estimator=estimator) for estimator in ("k1", "k2", "k3")))
 @needs("ref_logprobs")
 def kl(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k3") -> tuple[Tensor, Metrics]:
-    """KL(pi || reference), estimated at each sampled token from `batch.extras["ref_logprobs"]` f32[N].
+    """Return KL(pi || reference), estimated at each sampled token from `batch.extras["ref_logprobs"]` f32[N].
 
-    With d = log pi - log reference the value is k1 = d (unbiased), k2 = d^2 / 2 (biased, small variance) or
-    k3 = exp(-d) - 1 + d (unbiased, never negative). The gradient is that of the divergence itself whichever value
-    is shown: ratio * d * grad log pi, with ratio = pi / behaviour held constant. Differentiating k1 would give
-    noise of mean zero, and k3 the gradient of the opposite divergence (arXiv 2506.09477; checked in the tests
-    against the exact gradient of a categorical policy).
+    With d = log pi - log reference the value is k1 = d (unbiased), k2 = d^2 / 2 (biased, small variance) or k3 =
+    exp(-d) - 1 + d (unbiased, never negative). The gradient is that of the divergence itself, whichever value is
+    reported: ratio * d * grad log pi, with ratio = pi / behaviour held constant. Differentiating k1 would give noise of
+    mean zero, and k3 the gradient of the opposite divergence (arXiv 2506.09477; checked in the tests against the exact
+    gradient of a categorical policy).
 
     logprobs f32[N] -> loss f32[N]; metric kl_ref (nats). Raises ConfigError without a reference.
     """
@@ -34,8 +34,10 @@ def kl(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k3") -> tuple[
 
 
 def divergence(logprobs: Tensor, batch: Batch, anchor: Tensor, estimator: Estimator, kind: str) -> Tensor:
-    """KL(pi || anchor) estimated at each token from the anchor's log-probabilities f32[N], with the gradient that
-    `kl` describes. `kind` is the loss that errors name."""
+    """Return KL(pi || anchor), estimated at each token from the anchor's log-probabilities f32[N].
+
+    The gradient is the one that `kl` describes. `kind` is the loss that errors name.
+    """
     distance = (logprobs - anchor).clamp(-LIMIT, LIMIT)
     match estimator:
         case "k1":
@@ -45,7 +47,7 @@ def divergence(logprobs: Tensor, batch: Batch, anchor: Tensor, estimator: Estima
         case "k3":
             value = torch.exp(-distance) - 1 + distance
         case _:
-            raise ConfigError(f"loss {kind!r}: estimator is k1, k2 or k3, got {estimator!r}")
+            raise ConfigError(f"loss {kind!r}: estimator must be 'k1', 'k2' or 'k3', got {estimator!r}")
     ratio = torch.exp(log_ratio(logprobs, batch)).detach()
     slope = ratio * distance.square() / 2  # its gradient is ratio * d * grad log pi
     return value.detach() + slope - slope.detach()

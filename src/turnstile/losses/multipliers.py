@@ -1,4 +1,4 @@
-"""A loss and the factors that multiply it, as one loss."""
+"""A loss and its multipliers as one loss."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from turnstile.losses.base import LossMultiplier, Metrics, Needs, TokenLoss, nee
 PROXIMAL = "proximal_logprobs"
 
 
-def weighted(loss: TokenLoss, factors: Sequence[LossMultiplier]) -> TokenLoss:
-    """The loss of each token times all factors. Where one of them is an off-policy correction, which has already paid
-    for the way from the sampler to the proximal policy, the loss takes that one for the policy that sampled."""
-    if not factors:
-        return loss
-    asked: Needs = functools.reduce(operator.or_, map(needs_of, factors), needs_of(loss))
-    corrects = any(PROXIMAL in needs_of(factor).extras for factor in factors)
+def with_multipliers(loss: TokenLoss, multipliers: Sequence[LossMultiplier]) -> TokenLoss:
+    """Return the loss whose value at each token is multiplied by all multipliers.
 
-    @needs(*asked.extras, whole=asked.whole, entropy_gradient=asked.entropy_gradient)
+    If one of them is an off-policy correction, which already accounts for the step from the sampler to the proximal
+    policy, the loss is given the proximal policy as the one that sampled.
+    """
+    if not multipliers:
+        return loss
+    combined: Needs = functools.reduce(operator.or_, map(needs_of, multipliers), needs_of(loss))
+    corrects = any(PROXIMAL in needs_of(multiplier).extras for multiplier in multipliers)
+
+    @needs(*combined.extras, scope=combined.scope, entropy_gradient=combined.entropy_gradient)
     def product(logprobs: Tensor, batch: Batch, **knobs: Any) -> tuple[Tensor, Metrics]:
         below = replace(batch, logprobs=batch.extras[PROXIMAL]) if corrects and PROXIMAL in batch.extras else batch
         result, metrics = loss(logprobs, below, **knobs)
-        for factor in factors:
-            number, found = factor(batch)
+        for multiplier in multipliers:
+            number, extra_metrics = multiplier(batch)
             result = result * number
-            metrics = {**metrics, **found}
+            metrics = {**metrics, **extra_metrics}
         return result, metrics
 
     return product

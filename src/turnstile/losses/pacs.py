@@ -1,4 +1,4 @@
-"""Success as a label that the policy's own likelihood predicts."""
+"""PACS: outcomes as labels, which the policy's likelihood predicts."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ from torch.nn.functional import logsigmoid
 from turnstile.batching.batch import Batch
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics, extra, needs
-from turnstile.losses.pairs import distance_to, mean_over_pairs, sides
+from turnstile.losses.pairs import log_ratio_to, mean_over_pairs, trajectory_pairs
 from turnstile.losses.ratio import log_ratio, ratio_metrics
 
 
-@needs("ref_logprobs", whole="group")
+@needs("ref_logprobs", scope="group")
 def pacs(logprobs: Tensor, batch: Batch, *, beta: float = 1.0) -> tuple[Tensor, Metrics]:
-    """-R_i * log sigmoid(psi_i) - (1 - R_i) * log sigmoid(-psi_i) for each trajectory, with psi_i = beta * (h_i - mean
-    of the others' h in its group) and h = sum over its tokens of log pi - log reference (PACS, arXiv 2509.02522: the
-    outcome is a label, the likelihood above the group's is its logit; the gradient has actor and critic in one).
+    """Return PACS's loss: the cross-entropy between success and the policy's relative likelihood (arXiv 2509.02522).
 
-    R_i is 1 where a trajectory's score, the mean advantage of its tokens, is above 0: with a credit centred in the
-    group (`grpo`, `rloo`), the attempts that did better than the others. Groups all of whose scores are equal are
-    left out, where the paper still trains on them with R. A token has its trajectory's loss and the gradient of the
-    group's sum; `weights` as for the loss `dpo`. That psi is a leave-one-out
-    difference rests on our reading of the paper alone.
+    -R_i * log sigmoid(psi_i) - (1 - R_i) * log sigmoid(-psi_i) for each trajectory, with psi_i = beta * (h_i - mean h
+    of the other attempts in its group) and h = sum over its tokens of log pi - log reference. The outcome is a label,
+    the likelihood above the group's is its logit; the gradient has actor and critic in one.
+
+    R_i is 1 if a trajectory's score, the mean advantage of its tokens, is above 0: with a credit centred in the group
+    (`grpo`, `rloo`), the attempts that did better than the others. Groups all of whose scores are equal are left out,
+    whereas the paper still trains on them with R. A token has its trajectory's loss and the gradient of the group's
+    sum; `loss_aggregation` is as for the loss `dpo`. That psi is a leave-one-out difference rests on our reading of the
+    paper alone.
 
     logprobs f32[N] -> loss f32[N]; metrics score (psi), accuracy (1 where psi and R agree), kl_ref (nats), ratio and
     kl_behaviour (nats). Raises ConfigError without a reference, and for a beta that is not above 0.
     """
     if beta <= 0:
         raise ConfigError(f"loss 'pacs': beta must be above 0, got {beta}")
-    distance = distance_to(extra(batch, "ref_logprobs", "pacs"), logprobs)
-    pair = sides(batch)
-    others = pair.told_apart()
+    distance = log_ratio_to(extra(batch, "ref_logprobs", "pacs"), logprobs)
+    pair = trajectory_pairs(batch)
+    others = pair.informative()
     label = (pair.score > 0).double()
 
     def centred(values: Tensor) -> Tensor:
         return values - mean_over_pairs(values.expand_as(others), others)
 
     psi = beta * centred(pair.total(distance))
-    there = others.any(1)
-    loss = torch.where(there, -label * logsigmoid(psi) - (1 - label) * logsigmoid(-psi), 0)
-    slope = torch.where(there, beta * centred(torch.sigmoid(psi) - label), 0)
+    in_pairs = others.any(1)
+    loss = torch.where(in_pairs, -label * logsigmoid(psi) - (1 - label) * logsigmoid(-psi), 0)
+    slope = torch.where(in_pairs, beta * centred(torch.sigmoid(psi) - label), 0)
     metrics = {"score": psi, "accuracy": ((psi > 0) == (label > 0)).double()}
     spread = {name: values.to(logprobs.dtype)[pair.index] for name, values in metrics.items()}
     ratios = ratio_metrics(log_ratio(logprobs, batch))

@@ -1,8 +1,8 @@
-"""Trajectories of one group, side by side: what pairwise losses see of a batch.
+"""Pairs of trajectories of one group, for pairwise losses.
 
 The preference between two trajectories comes from the advantages: a trajectory's score is the mean advantage of its
-tokens, so that any reward and any credit that tells a group's trajectories apart (`grpo`, `rloo`) makes pairs, and
-those it does not tell apart make none. Groups are never mixed. Tokens of weight 0 have no part in a trajectory.
+tokens, so that any reward and credit that distinguish a group's trajectories (`grpo`, `rloo`) make pairs. Groups are
+never mixed. Tokens of weight 0 do not count.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from turnstile.losses.units import sum_within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sides:
-    """M trajectories of a batch; tokens that are `counted` make up their likelihood."""
+class TrajectoryPairs:
+    """M trajectories of a batch and their pairs; tokens that are `counted` make up their likelihood."""
 
     index: Tensor  # i64[N] each token's trajectory
     counted: Tensor  # bool[N]
@@ -28,28 +28,30 @@ class Sides:
     same: Tensor  # bool[M, M] another trajectory of the same group
 
     def total(self, values: Tensor) -> Tensor:
-        """f64[M]: the sum of [N] over each trajectory's counted tokens."""
+        """Return f64[M]: the sum of values [N] over each trajectory's counted tokens."""
         return sum_within(values, self.index, self.counted.double())
 
     def better(self) -> Tensor:
-        """bool[M, M]: whether the first is of the same group as the second and scored higher."""
+        """Return bool[M, M]: whether the first is of the same group as the second and scored higher."""
         return self.same & (self.score[:, None] - self.score[None, :] > EQUAL)
 
-    def told_apart(self) -> Tensor:
-        """bool[M, M]: pairs of a group in which not all scores are equal."""
+    def informative(self) -> Tensor:
+        """Return bool[M, M]: pairs of a group in which not all scores are equal."""
         better = self.better()
         apart = (better | better.T).any(1)
         return self.same & apart[:, None] & apart[None, :]
 
     def spread(self, loss: Tensor, slope: Tensor, logprobs: Tensor) -> Tensor:
-        """[N]: each token has the loss [M] of its trajectory, whose derivative by the token's log-probability is
-        `slope` [M], or 0 for tokens that do not count."""
+        """Return [N]: for each token the loss [M] of its trajectory.
+
+        Its derivative by the token's log-probability is `slope` [M], or 0 for tokens that do not count.
+        """
         move = torch.where(self.counted, logprobs - logprobs.detach(), 0)
         return loss.to(logprobs.dtype)[self.index] + slope.to(logprobs.dtype)[self.index] * move
 
 
-def sides(batch: Batch, *, first_turn: bool = False) -> Sides:
-    """The trajectories of a batch, with all their tokens or those of the first turn that a batch has of each."""
+def trajectory_pairs(batch: Batch, *, first_turn: bool = False) -> TrajectoryPairs:
+    """Return the trajectories of a batch, with all their tokens or those of the first turn of each in it."""
     trajectories, index = torch.unique(batch.trajectory, return_inverse=True)
     counted = batch.weights != 0
     if first_turn:
@@ -59,18 +61,18 @@ def sides(batch: Batch, *, first_turn: bool = False) -> Sides:
     weights = counted.double()
     sizes = sum_within(torch.ones_like(batch.advantages), index, weights)
     group = batch.group.new_zeros(len(trajectories)).scatter(0, index, batch.group)
-    there = sizes > 0
-    same = (group[:, None] == group[None, :]) & there[:, None] & there[None, :]
+    has_tokens = sizes > 0
+    same = (group[:, None] == group[None, :]) & has_tokens[:, None] & has_tokens[None, :]
     same = same & ~torch.eye(len(trajectories), dtype=torch.bool, device=same.device)
     score = sum_within(batch.advantages, index, weights) / sizes.clamp(min=1)
-    return Sides(index=index, counted=counted, score=score, same=same)
+    return TrajectoryPairs(index=index, counted=counted, score=score, same=same)
 
 
-def distance_to(anchor: Tensor, logprobs: Tensor) -> Tensor:
-    """log pi - log anchor at each token [N], without a gradient, within +-LIMIT."""
+def log_ratio_to(anchor: Tensor, logprobs: Tensor) -> Tensor:
+    """Return log pi - log anchor at each token [N], without a gradient, within +-LIMIT."""
     return (logprobs.detach() - anchor).clamp(-LIMIT, LIMIT)
 
 
 def mean_over_pairs(values: Tensor, pairs: Tensor) -> Tensor:
-    """f64[M]: the mean of `values` [M, M] over the second of each pair; 0 where there is none."""
+    """Return f64[M]: the mean of `values` [M, M] over the second of each pair; 0 where there is no pair."""
     return torch.where(pairs, values, 0).sum(1) / pairs.sum(1).clamp(min=1)

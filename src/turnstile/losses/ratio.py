@@ -1,4 +1,4 @@
-"""The ratio between the policy and the one that sampled, kept finite, with its diagnostics."""
+"""The ratio between the policy and the one that sampled, kept finite, and its diagnostics."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ LIMIT = 20.0
 
 
 def log_ratio(logprobs: Tensor, batch: Batch) -> Tensor:
-    """log pi(token) - log pi_behaviour(token), f32[N], within +-LIMIT."""
+    """Return log pi(token) - log pi_behaviour(token), f32[N], within +-LIMIT."""
     return (logprobs - batch.logprobs).clamp(-LIMIT, LIMIT)
 
 
 def ratio_metrics(log_ratios: Tensor) -> Metrics:
-    """ratio, and kl_behaviour: the k3 estimate of KL(behaviour || policy) in nats, never negative."""
+    """Return the metrics ratio and kl_behaviour: the k3 estimate of KL(behaviour || policy) in nats, never negative."""
     detached = log_ratios.detach()
     ratio = torch.exp(detached)
     return {"ratio": ratio, "kl_behaviour": ratio - 1.0 - detached}
 
 
 def with_gradient(value: Tensor, logprobs: Tensor) -> Tensor:
-    """`value` [N], whose gradient is value * grad log pi(token), as if it were the token's own ratio."""
+    """Return `value` [N] with the gradient value * grad log pi(token), as if it were the token's own ratio."""
     return value.detach() * torch.exp(logprobs - logprobs.detach())
 
 
 def check_bounds(kind: str, low: float, high: float) -> None:
-    """Raises ConfigError unless ratios may be cut to [1 - low, 1 + high]."""
+    """Raise ConfigError unless ratios may be cut to [1 - low, 1 + high]."""
     if not (0 <= low <= 1 and high >= 0):
-        raise ConfigError(f"loss {kind!r}: clip_low lies in [0, 1] and clip_high is >= 0, got {low}, {high}")
+        raise ConfigError(f"loss {kind!r}: clip_low must be in [0, 1] and clip_high >= 0, got {low}, {high}")
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """-min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) [N], and where its gradient is cut, bool[N]."""
+    """Return -min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) [N], and bool[N]: where its gradient is cut."""
     loss = torch.maximum(-ratio * advantages, -ratio.clamp(1 - low, 1 + high) * advantages)
     return loss, ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))

@@ -1,4 +1,4 @@
-"""Regression of what a turn was worth."""
+"""REFUEL: regression of relative future rewards."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from turnstile.batching.batch import Batch
 from turnstile.credit.invariants import at, declare
 from turnstile.errors import ConfigError
 from turnstile.losses.base import Metrics, needs
-from turnstile.losses.pairs import mean_over_pairs, sides
+from turnstile.losses.pairs import mean_over_pairs, trajectory_pairs
 from turnstile.losses.ratio import log_ratio, ratio_metrics
 
 
 @declare(at(), at(turns="all"))
-@needs(whole="group")
+@needs(scope="group")
 def refuel(
     logprobs: Tensor, batch: Batch, *, eta: float = 1.0, turns: Literal["first", "all"] = "first"
 ) -> tuple[Tensor, Metrics]:
-    """((g_i - g_j) / eta - (A_i - A_j))^2 for every two trajectories of a group, with g = sum of log pi - log
-    behaviour over the turn at which they part (REFUEL, arXiv 2410.04612: relative future rewards, regressed).
+    """Return REFUEL's loss: regress differences of returns on differences of likelihood (arXiv 2410.04612).
 
-    Attempts at one task share what comes before their first turn, so that is the turn (`turns = "first"`), and A, the
-    mean advantage of its tokens, stands for what the future brought: with a credit that only subtracts a baseline of
-    the group (`rloo`, or `scale = "none"`) A_i - A_j is the difference of returns. `turns = "all"` compares whole
-    trajectories (REBEL, arXiv 2404.16767). Groups all of whose advantages are 0 are left out.
+    ((g_i - g_j) / eta - (A_i - A_j))^2 for every two trajectories of a group, with g = sum of log pi - log behaviour
+    over the turn at which they diverge. Attempts at one task share what comes before their first turn, so that is the
+    turn (`turns = "first"`), and A, the mean advantage of its tokens, stands for the future return: with a credit that
+    only subtracts a baseline of the group (`rloo`, or `scale = "none"`) A_i - A_j is the difference of returns. `turns
+    = "all"` compares whole trajectories (REBEL, arXiv 2404.16767). Groups all of whose advantages are 0 are left out.
 
-    A token has the mean loss of its trajectory's pairs and that mean's gradient; `weights` as for the loss `dpo`.
+    A token has the mean loss of its trajectory's pairs and that mean's gradient; `loss_aggregation` is as for the loss
+    `dpo`.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), residual (mean absolute difference within a
-    trajectory's pairs). Raises ConfigError for an eta or turns that make no sense.
+    trajectory's pairs). Raises ConfigError for an eta that is not above 0 and for other `turns`.
     """
     if eta <= 0:
         raise ConfigError(f"loss 'refuel': eta must be above 0, got {eta}")
     if turns not in ("first", "all"):
-        raise ConfigError(f"loss 'refuel': turns is first or all, got {turns!r}")
+        raise ConfigError(f"loss 'refuel': turns must be 'first' or 'all', got {turns!r}")
     log_ratios = log_ratio(logprobs, batch).detach()
-    pair = sides(batch, first_turn=turns == "first")
-    paired = pair.told_apart()
+    pair = trajectory_pairs(batch, first_turn=turns == "first")
+    paired = pair.informative()
     g = pair.total(log_ratios) / eta
     off = (g[:, None] - g[None, :]) - (pair.score[:, None] - pair.score[None, :])
     slope = mean_over_pairs(2 * off / eta, paired)

@@ -1,4 +1,4 @@
-"""Plain policy gradient."""
+"""REINFORCE: plain policy gradient."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from turnstile.losses.ratio import log_ratio, ratio_metrics
 
 
 def reinforce(logprobs: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-    """-A * log pi(token) for each token (Williams 1992): right when the tokens come from this very policy.
+    """Return -A * log pi(token) for each token (Williams 1992), which is exact if this very policy sampled the tokens.
 
-    logprobs f32[N] -> loss f32[N]; metrics ratio and kl_behaviour (nats) say how far it has moved since.
+    logprobs f32[N] -> loss f32[N]; metrics ratio and kl_behaviour (nats) show how far the policy has moved since.
     """
     return -batch.advantages * logprobs, ratio_metrics(log_ratio(logprobs, batch).detach())

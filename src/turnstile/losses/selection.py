@@ -1,4 +1,4 @@
-"""Which tokens learn."""
+"""Token selection: loss multipliers of 0 and 1."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from turnstile.losses.base import CHOSEN, Metrics, extra, needs
 
 
 @declare(at(CHOSEN))
-@needs(whole="step")
+@needs(scope="step")
 def high_entropy_only(batch: Batch, *, share: float = 0.2) -> tuple[Tensor, Metrics]:
-    """1 for the `share` of the step's tokens with the highest entropy, 0 for the others: only forks learn (arXiv
-    2506.01939, whose 20 % this is; DART, arXiv 2509.23866, does the same with turns of computer use).
+    """Return 1 for the `share` of the step's tokens with the highest entropy, else 0 (arXiv 2506.01939).
 
-    The weights of the others are not given to those that learn, as in the paper, which divides by all tokens. Tokens
-    that tie with the last one in learn too. Those of weight 0 have no part in it.
+    The paper trains on 20 % of tokens, the forks; DART, arXiv 2509.23866, does the same with turns of computer use. The
+    weights of the other tokens are not redistributed, as in the paper, which divides by all tokens. Tokens with the
+    same entropy as the last selected one are selected too. Tokens of weight 0 do not count.
 
-    Factor f32[N]; metric learns (the factor). Raises ConfigError for a share that makes no sense.
+    Multiplier f32[N]; metric learns (the multiplier). Raises ConfigError for an invalid share.
     """
     if not 0 < share <= 1:
-        raise ConfigError(f"factor 'high_entropy_only': share lies in (0, 1], got {share}")
+        raise ConfigError(f"loss multiplier 'high_entropy_only': share must be in (0, 1], got {share}")
     entropy = extra(batch, "entropy", "high_entropy_only").detach()
     counted = entropy[batch.weights != 0]
     if not len(counted):
         return torch.zeros_like(entropy), {"learns": torch.zeros_like(entropy)}
     least = counted.topk(max(1, int(share * len(counted)))).values[-1]
-    factor = ((entropy >= least) & (batch.weights != 0)).to(entropy.dtype)
-    return factor, {"learns": factor}
+    multiplier = ((entropy >= least) & (batch.weights != 0)).to(entropy.dtype)
+    return multiplier, {"learns": multiplier}

@@ -1,4 +1,4 @@
-"""Supervised learning of given tokens."""
+"""Supervised fine-tuning on given tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from turnstile.losses.base import Metrics
 
 
 def sft(logprobs: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-    """-w * log pi(token) for each token, with the token's own weight w in `batch.advantages` (1 for plain SFT,
-    0 leaves a token out, 3 triples it).
+    """Return -w * log pi(token) for each token, with the token's weight w in `batch.advantages`.
+
+    w is 1 for plain SFT; 0 leaves a token out, 3 triples it.
 
     logprobs f32[N] -> loss f32[N]; metric nll (nats, without w).
     """

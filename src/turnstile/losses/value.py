@@ -1,4 +1,4 @@
-"""What a critic learns from."""
+"""The loss of a critic."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 @declare(at(NO_REWARD), at(NO_REWARD, clip=0.05))
 @needs("values", "returns")
 def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Tensor, Metrics]:
-    """max((v - R)^2, (v_old + clip(v - v_old, -clip, clip) - R)^2) / 2 at each token: the clipped squared error of a
-    critic (PPO's code; GAE, arXiv 1506.02438, has it unclipped, `clip = None`). In a recipe a critic learns by it, with
-    the clip of `[credit.critic]`, and it is no policy's loss.
+    """Return the clipped squared error of a critic, as in PPO's code.
 
-    Takes the critic's values f32[N] where a policy's loss takes log-probabilities; `batch.extras["values"]` are those
-    of before the step, `batch.extras["returns"]` what they should have been, both f32[N].
+    max((v - R)^2, (v_old + clip(v - v_old, -clip, clip) - R)^2) / 2 at each token; GAE, arXiv 1506.02438, has it
+    unclipped (`clip = None`). In a recipe a critic uses it, with the clip of `[credit.critic]`; it is not a loss of the
+    policy. It takes the critic's values f32[N] in place of log-probabilities; `batch.extras["values"]` are the values
+    before the step, `batch.extras["returns"]` their targets, both f32[N].
 
     values f32[N] -> loss f32[N]; metrics value, value_error (v - R)^2, clipped (1 where the gradient is cut). Raises
-    ConfigError without old values and returns, and for a clip that makes no sense.
+    ConfigError without old values and returns, and for a clip that is not above 0.
     """
     if clip is not None and clip <= 0:
         raise ConfigError(f"loss 'value': clip must be above 0, got {clip}")
@@ -38,7 +38,7 @@ def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Te
 
 
 def clipped_error(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """(v - R)^2 f32[N], or with a clip the larger one of it and that of a value at most `clip` from the old one."""
+    """Return (v - R)^2 f32[N], or with a clip the larger of it and that of a value at most `clip` from the old one."""
     error = (values - returns).square()
     if clip is None:
         return error

@@ -23,11 +23,10 @@ from turnstile.runs.run_folder import FINAL, drop_results, read_results
 from turnstile.runs.session import RunContext
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.alarms import Alarm, standard_alarms
-from turnstile.trainer import checkpoint
-from turnstile.trainer import rng as chance
+from turnstile.trainer import checkpoint, rng
 from turnstile.trainer.critic import AuxiliaryModel
 from turnstile.trainer.learner import Learner
-from turnstile.trainer.loop import Progress
+from turnstile.trainer.loop import LoopState
 from turnstile.wiring.components import make_learned
 
 HELDOUT = "heldout/"
@@ -36,7 +35,7 @@ HELDOUT = "heldout/"
 
 def open_books(run: Path) -> RunRecords:
     """The books of a run. Raises LedgerError where its checkpoints are there and its ledger is not."""
-    found = checkpoint.newest(run / "checkpoints")
+    found = checkpoint.newest_folder(run / "checkpoints")
     if found is not None and not (run / FILE).is_file():
         raise LedgerError(
             f"{run} has {found.name} but no {FILE}, so nobody knows what was trained on; "
@@ -60,7 +59,7 @@ class CheckpointState:
             run.folder, size=buffer.size, batch=buffer.batch, uses=buffer.uses, seed=run.recipe.seed
         )
         self.alarms: dict[str, Alarm] = standard_alarms()
-        self.progress = Progress()
+        self.progress = LoopState()
         self.scores: dict[int, float] = {}  # of steps with a checkpoint, by train.keep_best
         self._folder = run.folder / "checkpoints"
 
@@ -68,7 +67,7 @@ class CheckpointState:
         """Makes what learns beside the policy, which may begin as the policy does: as RL finds it."""
         self.learned = make_learned(self.run.recipe, self._estimator, self.learner)
 
-    def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+    def save(self, progress: LoopState, metrics: Mapping[str, float]) -> None:
         """A step is done when the ledger names its checkpoint, so what it played and logged is on the disk before."""
         self.run.recorder.sync()
         self.run.tracker.sync()
@@ -82,14 +81,14 @@ class CheckpointState:
             "scores": {str(step): score for step, score in self.scores.items()},
             "threads": torch.get_num_threads(),
         }
-        learned = None if self.learned is None else self.learned.state()
+        auxiliary = None if self.learned is None else self.learned.state()
         tokenizer = self.run.agent.tokenizer
-        saved = checkpoint.save(self._folder, progress.step, self.learner, tokenizer, state, learned=learned)
+        saved = checkpoint.save(self._folder, progress.step, self.learner, tokenizer, state, auxiliary=auxiliary)
         books, recipe = self.run.books, self.run.recipe
         last = [step for step in sorted({*books.ledger.committed(), saved.step}) if step <= saved.step]
         last = last[-recipe.train.keep :]
         books.commit(saved.step, saved.digest, min(last))
-        checkpoint.keep(self._folder, {*last, *self._best()})
+        checkpoint.prune(self._folder, {*last, *self._best()})
 
     def save_if_new(self) -> None:
         """Saves the last whole step of a run that is stopped, if that is not saved yet."""
@@ -125,16 +124,16 @@ class CheckpointState:
         books.ledger.resume_at(found.step)
         checkpoint.restore(found, self.learner)
         self.run.engine.publish(found.step)
-        self.progress = Progress(step=found.step, credit=found.state["credit"])
+        self.progress = LoopState(step=found.step, credit=found.state["credit"])
         self.scores = {int(step): score for step, score in found.state["scores"].items()}
         if self.run.recipe.engine.deterministic:  # sums come out otherwise with other threads
             torch.set_num_threads(int(found.state["threads"]))
         self.sampler.restore(found.state["sampler"])
         self.buffer.restore(found.state.get("buffer", {"kept": []}))
-        with chance.untouched():  # its first weights are not the ones that stay
+        with rng.preserved():  # its first weights are not the ones that stay
             self.begin()
         if self.learned is not None:
-            checkpoint.restore_learned(found, self.learned)
+            checkpoint.restore_auxiliary(found, self.learned)
         for name, alarm in self.alarms.items():
             if name in found.state["alarms"]:  # an alarm may be newer than the checkpoint
                 alarm.restore(found.state["alarms"][name])

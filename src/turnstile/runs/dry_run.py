@@ -157,9 +157,9 @@ def _update(recipe: Recipe, learner: Learner, group: Group, renderer: Renderer) 
     objective = make_objective(recipe)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
-        for annotator in make_logprob_providers(recipe, objective, learner, Path(folder), renderer=renderer):
-            annotator.on_step_start([group], [[failed(trajectory) for trajectory in group.trajectories]])
-            rows = annotator.annotate(rows, objective.sampling)
+        for provider in make_logprob_providers(recipe, objective, learner, Path(folder), renderer=renderer):
+            provider.on_step_start([group], [[failed(trajectory) for trajectory in group.trajectories]])
+            rows = provider.provide(rows, objective.sampling)
     if rows:
         learner.update(rows, objective)
     seconds = time.monotonic() - began

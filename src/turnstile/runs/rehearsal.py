@@ -29,15 +29,15 @@ def rehearsal_objective(recipe: Recipe) -> Objective | None:
     needs = needs_of(loss)
     if unknown := [name for name in needs.extras if name not in KNOWN]:
         raise ConfigError(f"rehearsal.loss = {wanted.loss.kind!r} needs the array {unknown[0]!r}, which no sample has")
-    if needs.whole:
+    if needs.scope:
         raise ConfigError(
-            f"rehearsal.loss = {wanted.loss.kind!r} compares the tokens of a whole {needs.whole}, which stored samples "
+            f"rehearsal.loss = {wanted.loss.kind!r} compares the tokens of a whole {needs.scope}, which stored samples "
             "are not; take forward_kl, kl or sft"
         )
     return Objective(
         loss=loss,
         coefficient=wanted.coef,
-        weigh=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
+        aggregation=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
         sampling=make_sampling(recipe),
     )
 

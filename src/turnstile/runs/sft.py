@@ -17,7 +17,7 @@ from turnstile.runs.session import RunContext, counter
 from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.tasks.conversations.play import Played, play
 from turnstile.tasks.conversations.source import read_conversations
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.sft import demo_rows, warm_start
 from turnstile.types import F32, Group, Score, Task, Trajectory
 from turnstile.wiring.components import Agent
@@ -119,7 +119,7 @@ def _learn_demos(run: RunContext, learner: Learner, demos: Sequence[Trajectory])
     warm = run.recipe.sft
     rows = demo_rows(demos, functools.partial(_key_weights, weight=warm.key_weight))
     steps = warm.epochs * -(-len(rows) // warm.batch)
-    plan = Plan(
+    plan = LearnerConfig(
         lr=warm.lr,
         schedule=bind("schedule", Kind(kind="linear")),
         warmup=warm.warmup,
@@ -128,7 +128,7 @@ def _learn_demos(run: RunContext, learner: Learner, demos: Sequence[Trajectory])
         budget=run.recipe.train.max_tokens_per_microbatch,
         checkpointing=run.recipe.train.checkpointing,
     )
-    objective = Objective(loss=bind("loss", Kind(kind="sft")), weigh=bind("loss_aggregation", Kind(kind="token")))
+    objective = Objective(loss=bind("loss", Kind(kind="sft")), aggregation=bind("loss_aggregation", Kind(kind="token")))
 
     def say(done: int, total: int, metrics: dict[str, float]) -> None:
         run.tracker.progress("warm start", done, total)

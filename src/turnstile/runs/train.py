@@ -29,10 +29,10 @@ from turnstile.runs.stopping import Stopping
 from turnstile.runs.task_validation import refuse_failed
 from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.tracking.board import StatusBoard
-from turnstile.trainer import rng as chance
+from turnstile.trainer import rng
 from turnstile.trainer.activation_cache import RolloutActivations
 from turnstile.trainer.learner import Learner, Objective
-from turnstile.trainer.loop import Progress, Settings, TrainingParts
+from turnstile.trainer.loop import LoopState, Settings, TrainingParts
 from turnstile.trainer.loop import train as train_loop
 from turnstile.types import Task
 from turnstile.wiring.components import (
@@ -129,7 +129,7 @@ async def _train(
         stack.callback(tracker.close)
         world = World(make_env=_no_env) if replay else make_world(recipe, env, board=board)
         stack.push_async_callback(world.close)
-        chance.seed(recipe.seed)
+        rng.seed(recipe.seed)
         agent = make_agent(recipe)
         graders = {} if replay else make_graders(recipe, folder, agent)
         for grader in graders.values():
@@ -181,7 +181,7 @@ async def _begin(run: RunContext, kept: CheckpointState, talks: Sequence[Convers
     kept.save(kept.progress, {})
 
 
-async def _learn(kept: CheckpointState, parts: TrainingParts, stopping: Stopping) -> Progress:
+async def _learn(kept: CheckpointState, parts: TrainingParts, stopping: Stopping) -> LoopState:
     """Reinforcement learning, to its end or to a checkpoint where it was stopped."""
     stopping.save = kept.save_if_new
     try:
@@ -210,7 +210,7 @@ def _parts(
         estimator=estimator,
         learner=kept.learner,
         objective=objective,
-        trunk=None if isinstance(source, Replay) else _trunk(run, kept.learner),
+        rollout_activations=None if isinstance(source, Replay) else _rollout_activations(run, kept.learner),
         logprob_providers=make_logprob_providers(
             run.recipe,
             objective,
@@ -224,14 +224,14 @@ def _parts(
         buffer=kept.buffer,
         tracker=run.tracker,
         recorder=run.recorder,
-        books=run.books,
+        run_records=run.books,
         alarms=kept.alarms,
         evaluate=evaluate,
         checkpoint=kept.save,
     )
 
 
-def _trunk(run: RunContext, learner: Learner) -> RolloutActivations | None:
+def _rollout_activations(run: RunContext, learner: Learner) -> RolloutActivations | None:
     """Lets the engine keep what the frozen layers gave. Not where another engine samples, nor where a run must repeat
     bit by bit: the engine computes tokens in other company than the trainer does, which shows in the last bit."""
     engine, recipe = run.engine, run.recipe

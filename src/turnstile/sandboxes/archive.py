@@ -1,4 +1,4 @@
-"""What goes into a container as a whole: template folders, and packages of this Python. `runner` unpacks it."""
+"""Archives that are sent into a container: template folders, and packages of this Python. `runner` unpacks them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ HEADER = 64 << 10  # bytes; a name and a link's target, as long as a system take
 
 
 class TooLargeError(ValueError):
-    """An archive takes more room than it may."""
+    """Raised when an archive needs more disk space than it may."""
 
 
 def pack_tree(source: Path) -> IO[bytes]:
-    """An archive, at its beginning, of what a copy of the folder holds (`folder.walk_tree`, `folder.may_be_stale`)."""
+    """Write an archive of what a copy of the folder holds (`folder.walk_tree`, `folder.may_be_stale`); rewind it."""
     made = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the caller's to close
     add_tree(made, source, "")
     made.seek(0)
@@ -34,7 +34,7 @@ def pack_tree(source: Path) -> IO[bytes]:
 
 
 def pack_modules(names: Sequence[str]) -> bytes:
-    """An archive of modules and packages by their names, as a folder of the import path would hold them.
+    """Write an archive of modules and packages by name, laid out as a folder of the import path.
 
     Raises ConfigError for one that cannot be imported here.
     """
@@ -52,7 +52,7 @@ def pack_modules(names: Sequence[str]) -> bytes:
 
 
 def add_tree(made: IO[bytes], source: Path, prefix: str, *, byte_code: bool = False) -> None:
-    """A folder; with `byte_code` also that of this Python for modules as they are, which spares compiling them."""
+    """Add a folder; with `byte_code` also byte code by this Python, which saves compiling in the container."""
     for kind, path, inner in sorted(walk_tree(source), key=lambda found: found[2]):  # equal trees, equal archives
         name = prefix + inner
         if kind == "file":
@@ -72,9 +72,9 @@ def add_file(made: IO[bytes], path: str, name: str, *, byte_code: bool = False) 
 
 
 def checked_by_hash(path: str, data: bytes) -> bytes:
-    """Byte code as one that Python checks against its source's hash, which a copy keeps, and not against its time.
+    """Return byte code that Python checks against its source's hash, which a copy keeps, instead of its time of change.
 
-    What is not of this Python, or not current, is given back as it is.
+    Byte code of another Python, or that is not current, is returned unchanged.
     """
     try:
         source = importlib.util.source_from_cache(path)
@@ -95,11 +95,11 @@ def add(made: IO[bytes], entry: dict[str, Any], data: bytes = b"") -> None:
 
 
 def unpack_tree(archive: IO[bytes], folder: Path, *, most: int | None = None) -> int:
-    """Put what an archive holds into `folder`, which is empty, and nothing anywhere else: the bytes that it takes on a
-    disk, with a block or more for each entry and the last block of each file full.
+    """Unpack an archive into `folder`, which must be empty, and return the bytes that it takes on disk.
 
-    Raises ValueError for an archive that would, or that is none, and TooLargeError before it takes more than `most`.
-    Links are made last, so no file goes through one.
+    These include at least a block for each entry and the unused part of each file's last block. Raises ValueError for
+    an archive that would write elsewhere or is none, and TooLargeError before it takes more than `most`. Links are made
+    last, so that no file is written through one.
     """
     made = {""}
     links: list[tuple[str, str]] = []

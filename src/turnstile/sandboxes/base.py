@@ -1,4 +1,4 @@
-"""Where code runs: the two protocols every isolation tier obeys, and what they exchange.
+"""The protocols that every sandbox provider implements, and the types they exchange.
 
 A *provider* (`Sandboxes`) starts sandboxes from a template; a *sandbox* is one private copy of it.
 """
@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one command may use. Seconds are wall-clock; a breach kills the command's whole process group."""
+    """Limits of one command. Seconds are wall-clock; exceeding one kills the command's whole process group."""
 
     seconds: float = 10.0
     cpu_seconds: float = 10.0
@@ -25,7 +25,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecResult:
-    """What a command did. `exit_code` is 128 + signal for a killed command, 124 when it ran out of time."""
+    """The result of a command. `exit_code` is 128 + signal for a killed command, 124 for one that ran out of time."""
 
     exit_code: int
     stdout: str
@@ -36,7 +36,7 @@ class ExecResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """A container image to start from as it is, where commands run in its folder `root`. Containers alone take one."""
+    """A container image to start from unchanged; commands run in its folder `root`. Only containers support it."""
 
     name: str
     root: str
@@ -48,9 +48,9 @@ Template = Path | Image
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """One private working copy. Paths are relative to its root; leaving the root raises ValueError.
+    """One private working copy. Paths are relative to its root; a path that leaves it raises ValueError.
 
-    Raises SandboxError when the sandbox itself is broken or its machine has no room left; a command that fails is an
+    Raises SandboxError if the sandbox itself is broken or its machine is out of space; a command that fails is an
     ExecResult.
     """
 
@@ -63,7 +63,7 @@ class Sandbox(Protocol):
     async def write(self, path: str, data: bytes) -> None: ...
 
     async def snapshot(self) -> Template:
-        """The state of the files now, for `start` of the provider that this sandbox is of, until that closes."""
+        """Return the current state of the files, to be passed to `start` of the same provider until that closes."""
         ...
 
     async def close(self) -> None: ...
@@ -71,11 +71,14 @@ class Sandbox(Protocol):
 
 @runtime_checkable
 class Sandboxes(Protocol):
-    """Starts sandboxes of one tier. `close` leaves no process and no file behind."""
+    """A provider of one kind of sandbox. `close` leaves no process and no file behind."""
 
     async def start(self, template: Template, *, deps: Path | None = None) -> Sandbox:
-        """A private copy of the template. `deps` is a folder that its commands import from, which a tier that hides
-        this machine's files shows at its place where it lies in what was given as its `shelf`, and no other of that."""
+        """Start a sandbox with a private copy of the template.
+
+        `deps` is a folder that its commands import from. A provider that hides this machine's files shows it at its own
+        path, if it lies in the provider's `shelf`, and nothing else of that folder.
+        """
         ...
 
     async def close(self) -> None: ...

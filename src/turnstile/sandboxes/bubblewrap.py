@@ -1,10 +1,10 @@
-"""Sandboxes in namespaces of their own, by bubblewrap: quick, on one Linux machine, without a daemon.
+"""Sandboxes in Linux namespaces, by bubblewrap: quick to start, on one machine, without a daemon.
 
-Inside, there are the system's folders, this Python and Turnstile, to be read and not written, the sandbox's own
-folder and its dependencies', a private /tmp and nothing else of this machine's files; there is no network, and only
-the sandbox's own processes. Of a virtual environment's base there is what it uses, and not the packages. Run as root,
-bubblewrap keeps root's user id, so it is no boundary against files that root owns should code find a way out of its
-mount namespace; use an ordinary user, or a container, where that matters.
+A sandbox sees the system's folders, this Python and Turnstile (read-only), its own folder and its dependencies', a
+private /tmp, and no other file of this machine; it has no network and sees only its own processes. Of a virtual
+environment's base it sees what that uses, without the packages. Run as root, bubblewrap keeps root's user id, so it
+does not protect files that root owns if code escapes its mount namespace; use an ordinary user, or a container, where
+that matters.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SYSTEM = (
 
 
 def find_bubblewrap() -> str:
-    """The path of `bwrap`. Raises ConfigError that says how to install it."""
+    """Return the path of `bwrap`. Raises ConfigError that says how to install it."""
     program = shutil.which("bwrap")
     if program is None:
         raise ConfigError(
@@ -62,7 +62,7 @@ Cell = tuple[Path, ForkServer]
 
 
 def bound(paths: Sequence[str]) -> list[str]:
-    """Arguments that show folders read-only, where they are and as they are: a link stays one."""
+    """Return bwrap arguments that mount folders read-only at their own paths; a link stays a link."""
     found = []
     for path in paths:
         if os.path.islink(path):
@@ -73,8 +73,11 @@ def bound(paths: Sequence[str]) -> list[str]:
 
 
 def unused_packages() -> list[str]:
-    """Folders of packages of the Python that a virtual environment was made with, where this Python does not use them:
-    what is installed there is no part of a task, and may be what one is made of. The system's own are its programs'."""
+    """Return package folders of the base Python of this virtual environment that this Python does not use.
+
+    What is installed there is no dependency of a task, and may be the package that a task is made of. The system's own
+    package folders stay visible, because its programs use them.
+    """
     if sys.base_prefix == "/usr":
         return []
     used = {os.path.realpath(place) for place in sys.path}
@@ -85,18 +88,18 @@ def unused_packages() -> list[str]:
 
 
 def emptied(folders: Sequence[str]) -> list[str]:
-    """Arguments that show folders empty."""
+    """Return bwrap arguments that show folders as empty."""
     return [word for path in folders for word in ("--tmpfs", path, "--remount-ro", path)]
 
 
 class BubblewrapSandboxes:
-    """Private copies of a template, each with namespaces and a fork server of its own.
+    """Private copies of a template, each with its own namespaces and fork server.
 
-    At most `workers` commands run at once in one sandbox. `spare` sandboxes are started in advance, as a server
-    takes a while to import what `preload` names. `limits` hold for commands that bring none; `root` is where
-    the copies live (shared memory or the temporary folder by default). Of this machine's files, commands see the
-    system's, this Python's, Turnstile's, the folders of `readable`, and of the folder `shelf` what `start` names as
-    `deps`. Raises ConfigError for one of `readable` that is not there.
+    At most `workers` commands run at once in one sandbox. `spare` sandboxes are started in advance, since a server
+    takes a while to import the modules of `preload`. `limits` apply to commands without their own; `root` is the parent
+    folder of the copies (by default shared memory or the temporary folder). Of this machine's files, commands see the
+    system's, this Python's, Turnstile's, the folders of `readable`, and of the folder `shelf` the part that `start`
+    names as `deps`. Raises ConfigError if a folder of `readable` does not exist.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class BubblewrapSandboxes:
         self._finalizer = weakref.finalize(self, self._home.remove)
 
     async def start(self, template: Template, *, deps: Path | None = None) -> FolderSandbox:
-        """A private copy of `template`. Raises SandboxError when there is no such folder, or no room."""
+        """Start a private copy of `template`. Raises SandboxError if there is no such folder, or no space."""
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")
         shown = on_shelf(deps, self._shelf)
@@ -153,7 +156,7 @@ class BubblewrapSandboxes:
         return sandbox
 
     async def close(self) -> None:
-        """End every command and remove every file."""
+        """End all commands and remove all files."""
         for sandbox in tuple(self._open):
             await sandbox.close()
         for cell in self._spares.empty():
@@ -162,7 +165,7 @@ class BubblewrapSandboxes:
         await asyncio.to_thread(self._finalizer)
 
     def _refill(self, deps: Path | None) -> None:
-        """Fill the places of the spares that are free. One that cannot be had now is missed by nobody yet."""
+        """Start the spares that are missing. A failed start is ignored, since no request waits for it."""
         try:
             for _ in range(self._spares.missing):
                 self._spares.put(deps, self._cell(deps))
@@ -175,7 +178,7 @@ class BubblewrapSandboxes:
         task.add_done_callback(self._ending.discard)
 
     def _cell(self, deps: Path | None) -> Cell:
-        """A folder and a fork server that sees it and `deps`, and of this provider's folders nothing else."""
+        """Create a folder, and a fork server that sees it and `deps` and no other folder of this provider."""
         folder = self._home.new_sandbox()
         work = folder / "work"
         wrapper = [self._bwrap, "--die-with-parent", "--new-session", "--unshare-all", "--cap-drop", "ALL"]
@@ -197,13 +200,13 @@ class BubblewrapSandboxes:
 
 
 async def end(folder: Path, server: ForkServer) -> None:
-    """End a fork server, and remove its folder."""
+    """End a fork server and remove its folder."""
     await server.close()
     await asyncio.to_thread(remove_tree, folder)
 
 
 async def end_spare(folder: Path, server: ForkServer) -> None:
-    """`end` for what nobody waits for: a folder that cannot be removed now goes with the provider's home."""
+    """Do `end` for an unused spare: a folder that cannot be removed now is removed with the provider's home."""
     try:
         await end(folder, server)
     except OSError as error:

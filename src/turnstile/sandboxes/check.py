@@ -1,4 +1,4 @@
-"""Conformance of a sandbox provider: what every tier must do, tried out."""
+"""A conformance check for sandbox providers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDED = 30.0  # seconds within which an ended command's processes must be gone
 
 
 class _Check:
-    """One provider under test; `found` collects what is wrong."""
+    """One provider under test; `found` collects the violations."""
 
     def __init__(self, provider: Sandboxes, template: Path) -> None:
         self.provider = provider
@@ -137,7 +137,7 @@ class _Check:
 
 
 def processes_with(argument: str) -> list[int]:
-    """Processes of this machine that have `argument` on their command line; none where there is no /proc."""
+    """Return the processes of this machine with `argument` on their command line; empty without /proc."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -149,10 +149,10 @@ def processes_with(argument: str) -> list[int]:
 
 
 async def check_sandboxes(provider: Sandboxes, template: Path | None = None) -> list[str]:
-    """Try everything the protocols of `sandboxes.base` promise; returns what is wrong, a line each.
+    """Test everything that the protocols of `sandboxes.base` promise; return the violations, one line each.
 
-    `template` is any folder (a small one of its own if None) and is only read. The provider is
-    closed at the end. Takes about five seconds. An exception that is no promised one propagates.
+    `template` is any folder (a small temporary one if None) and is only read. The provider is closed at the end. Takes
+    about five seconds. Unexpected exceptions propagate.
     """
     with tempfile.TemporaryDirectory() as folder:
         if template is None:

@@ -1,6 +1,6 @@
-"""A sandbox that is a folder: private copies of a tree, and commands run in them by a fork server.
+"""Sandboxes that are folders: private copies of a tree, in which a fork server runs commands.
 
-The tiers on one machine (`local`, `bubblewrap`) share this and differ in where their fork server runs.
+The providers on one machine (`local`, `bubblewrap`) share this and differ in where their fork server runs.
 """
 
 from __future__ import annotations
@@ -60,30 +60,30 @@ class FolderSandbox:
     async def exec(
         self, argv: Sequence[str], *, limits: Limits | None = None, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a command in the root. `env` adds to a plain environment (nothing of the caller's)."""
+        """Run a command in the root. `env` is added to a plain environment without the caller's variables."""
         self._check()
         environment = {**self._environment, **(env or {})}
         return await self._server.run(argv, cwd=self.root, env=environment, limits=limits or self._limits)
 
     async def read(self, path: str) -> bytes:
-        """A file's bytes. Raises ValueError outside the root, FileNotFoundError, IsADirectoryError."""
+        """Return a file's bytes. Raises ValueError outside the root, FileNotFoundError, IsADirectoryError."""
         self._check()
         return await asyncio.to_thread(read_inside, self.root, path)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file, with its folders. Raises ValueError outside the root."""
+        """Create or replace a file and its folders. Raises ValueError outside the root."""
         self._check()
         await asyncio.to_thread(write_inside, self.root, path, data)
 
     async def snapshot(self) -> Path:
-        """A copy of the files now, kept until the provider closes."""
+        """Return a copy of the current files, kept until the provider closes."""
         self._check()
         target = self._snapshots()
         await copy_whole(self.root, target)
         return target
 
     async def close(self) -> None:
-        """End what runs here and remove the files. Closing twice does nothing."""
+        """End the sandbox's commands and remove its files. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
             await self._on_close(self)
@@ -96,10 +96,9 @@ class FolderSandbox:
 
 
 class Home:
-    """The folder under which a provider keeps its sandboxes and snapshots.
+    """The folder of a provider's sandboxes and snapshots.
 
-    It is locked while its provider lives, so that a later one can tell and remove the leavings of a process
-    that was killed.
+    It is locked while its provider lives, so that a later process can detect and remove what a killed one left.
     """
 
     def __init__(self, root: Path | str | None) -> None:
@@ -129,8 +128,10 @@ class Home:
 
 
 def default_parent() -> Path:
-    """Shared memory where there is plenty and programs may run from it (copies cost a quarter), else the temporary
-    folder."""
+    """Return shared memory if it is large and programs may run from it, else the temporary folder.
+
+    Copies into shared memory take a quarter of the time.
+    """
     memory = Path("/dev/shm")
     if os.access(memory, os.W_OK):
         found = os.statvfs(memory)
@@ -140,7 +141,7 @@ def default_parent() -> Path:
 
 
 def sweep(parent: Path) -> int:
-    """Remove the homes of providers that are no more; returns how many there were. What cannot be removed stays."""
+    """Remove the homes of dead providers and return their number. A home that cannot be removed stays."""
     removed = 0
     for home in parent.glob(PREFIX + "*"):
         try:
@@ -156,9 +157,9 @@ def sweep(parent: Path) -> int:
 
 
 def _lock_of(home: Path) -> IO[str]:
-    """A home's lock, opened. One that has been without for a while gets one: its maker was killed before it had.
+    """Open a home's lock file. A home that has lacked one for a while gets one: its maker was killed too early.
 
-    Raises FileNotFoundError for a home that may be about to be locked by its maker.
+    Raises FileNotFoundError for a home that its maker may be about to lock.
     """
     try:
         return (home / "lock").open("r+")
@@ -170,7 +171,7 @@ def _lock_of(home: Path) -> IO[str]:
 
 @contextmanager
 def short_machine(folder: Path) -> Iterator[None]:
-    """Writing to `folder`: what the machine is short of is no fault of a program, but a SandboxError."""
+    """Turn errors of a full or failing machine, on writing to `folder`, into SandboxError."""
     try:
         yield
     except OSError as error:
@@ -182,7 +183,7 @@ def short_machine(folder: Path) -> Iterator[None]:
 
 
 async def copy_whole(source: Template, target: Path) -> None:
-    """`copy_tree` in a thread. Of one that fails or is cancelled nothing is left."""
+    """Do `copy_tree` in a thread, and remove the copy if it fails or is cancelled."""
     copying = asyncio.get_running_loop().run_in_executor(None, copy_tree, source, target)
     try:
         await asyncio.shield(copying)
@@ -193,7 +194,7 @@ async def copy_whole(source: Template, target: Path) -> None:
 
 
 def as_folder(template: Template) -> Path:
-    """The template as a folder. Raises SandboxError when it is none."""
+    """Return the template as a folder. Raises SandboxError if it is none."""
     if isinstance(template, Image):
         raise SandboxError(f"the image {template.name} cannot be started here; choose sandbox kind 'container'")
     if not template.is_dir():
@@ -202,22 +203,22 @@ def as_folder(template: Template) -> Path:
 
 
 def both_names(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Paths as they are named and as they are, links followed."""
+    """Return the paths as given and with links resolved."""
     return tuple(dict.fromkeys(name for path in paths for name in (str(path), str(path.resolve()))))
 
 
 def on_shelf(deps: Path | None, shelf: Path | None) -> Path | None:
-    """`deps` where it is a folder that lies in `shelf` itself, None where it does not: nothing else is shown."""
+    """Return `deps` if it is a folder directly in `shelf`, else None: nothing else is shown."""
     if deps is None or shelf is None or deps.name in ("", "..") or deps.parent != shelf:
         return None
     return deps if deps.is_dir() and not deps.is_symlink() else None
 
 
 def walk_tree(source: Path) -> Iterator[tuple[str, str, str]]:
-    """What of a folder is copied: (kind, path, path below `source`), a folder before what is in it.
+    """Yield what a copy of a folder holds: (kind, path, path below `source`), each folder before its contents.
 
-    The kinds are folder, file and link (a symbolic one that stays inside). Left out: `NOT_COPIED`, links that leave the
-    tree and what is no plain file.
+    The kinds are folder, file and link (a symbolic one that stays inside). `NOT_COPIED`, links that leave the tree and
+    special files are left out.
     """
     top = os.path.realpath(source)
     pending = [(top, "")]
@@ -240,8 +241,11 @@ def walk_tree(source: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def copy_tree(source: Template, target: Path) -> None:
-    """Copy what `walk_tree` finds into `target`, which must not hold anything, less byte code that could be stale (all
-    but that checked by hash). Raises SandboxError when `source` is no folder or the machine has no room."""
+    """Copy what `walk_tree` yields into `target`, which must be empty or missing, without stale byte code.
+
+    All byte code that is not checked by hash could be stale. Raises SandboxError if `source` is no folder or the
+    machine is out of space.
+    """
     source = as_folder(source)
     with short_machine(target):
         target.mkdir(parents=True, exist_ok=True)
@@ -256,9 +260,9 @@ def copy_tree(source: Template, target: Path) -> None:
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copy content and permissions, leaving out byte code that is not checked against its source's hash.
+    """Copy content and permissions, except byte code that is not checked against its source's hash.
 
-    Files are small and many, so this makes few calls: a good third of what `shutil.copy` takes.
+    Files are small and many, so this makes few system calls: a third of those of `shutil.copy`.
     """
     with open(source, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
@@ -274,12 +278,12 @@ def copy_file(source: str, target: str) -> None:
 
 
 def may_be_stale(path: str, data: bytes) -> bool:
-    """Whether it is byte code taken for current by its source's time of change, which copies do not keep."""
+    """Return whether a file is byte code that is validated by its source's time of change, which copies do not keep."""
     return path.endswith(".pyc") and data[4:8] != CHECKED_HASH
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a tree, also one whose folders were made unwritable."""
+    """Remove a tree, even if its folders are not writable."""
     if not folder.exists():
         return
     try:
@@ -299,7 +303,7 @@ def is_inside(top: str, path: str) -> bool:
 
 
 def resolve_inside(root: Path, path: str) -> str:
-    """The real path of `path` below `root`. Raises ValueError when it leaves the root, links followed."""
+    """Return the real path of `path` below `root`. Raises ValueError if it leaves the root, links followed."""
     top = os.path.realpath(root)
     real = os.path.realpath(os.path.join(top, path))
     if os.path.isabs(path) or "\0" in path or not is_inside(top, real):
@@ -316,9 +320,9 @@ def read_inside(root: Path, path: str) -> bytes:
 
 
 def write_inside(root: Path, path: str, data: bytes) -> None:
-    """Replace rather than overwrite, so that no link made by the agent carries the write elsewhere.
+    """Write by replacing the file, so that no link made by the agent redirects the write.
 
-    Raises ValueError outside the root, SandboxError when the machine has no room.
+    Raises ValueError outside the root, SandboxError if the machine is out of space.
     """
     real = resolve_inside(root, path)
     with short_machine(root):

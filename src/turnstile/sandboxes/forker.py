@@ -1,15 +1,15 @@
-"""The process that forks commands: one preloaded Python, told over its standard input what to run.
+"""The fork server: one preloaded Python process that forks commands on request.
 
-Run as a script, with the standard library alone, by `turnstile.sandboxes.forkserver`. Standard input is a
-unix socket. Each message on it is one byte with one file descriptor: a connection for a single request. A
-request and its answer are JSON behind a four-byte length.
+Run as a script, with the standard library alone, by `turnstile.sandboxes.forkserver`. Standard input is a unix socket.
+Each message on it is one byte with one file descriptor: a connection for a single request. A request and its answer are
+JSON after a four-byte length.
 
     server --fork--> warden (one a request: limits, clock, answer) --fork--> the command (own session)
 
-The warden ends the command's whole tree of processes when the command ends, when its time is up, when the client
-hangs up (so also when the client is killed) and when the server dies. On Linux orphans come back to the
-warden (PR_SET_CHILD_SUBREAPER), so a process that left the process group is found too; elsewhere only the
-process group is ended.
+The warden ends the command's whole process tree when the command ends, when its time is up, when the client hangs up
+(so also when the client is killed) and when the server dies. On Linux orphans are reparented to the warden
+(PR_SET_CHILD_SUBREAPER), so a process that left the process group is found too; elsewhere only the process group is
+ended.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def fix_addresses() -> None:
-    """Start over without address space randomisation, where the kernel lets us.
+    """Restart this process without address space randomisation, if the kernel allows it.
 
     Until Python 3.12 the hash of None is its address, so the order of a set, and with it the ids of tests, would differ
     from server to server.
@@ -86,7 +86,7 @@ def preload(names: list[str]) -> None:
 
 
 def prefer(folder: str) -> None:
-    """Import Turnstile from `folder`, as our client does, which alone may have been told so by PYTHONPATH."""
+    """Import Turnstile from `folder`, as the client does: only its PYTHONPATH may have named it."""
     spec = importlib.util.find_spec("turnstile")
     if spec is None or spec.origin is None or os.path.dirname(os.path.dirname(spec.origin)) != folder:
         sys.path.insert(0, folder)
@@ -121,7 +121,7 @@ def serve() -> None:
 
 
 def ward(connection: socket.socket, life: int) -> NoReturn:
-    """One request from start to answer, in a process of its own."""
+    """Handle one request from start to answer, in a process of its own."""
     code = 0
     try:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -154,7 +154,7 @@ def send(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def supervise(request: dict[str, Any], connection: socket.socket, life: int) -> dict[str, Any] | None:
-    """Run the command under its limits; None when nobody is left to hear the answer."""
+    """Run the command under its limits; return None if the client has gone."""
     if not os.path.isdir(request["cwd"]):
         return {"error": f"the working folder {request['cwd']} is gone"}
     limits = request["limits"]
@@ -195,7 +195,7 @@ def supervise(request: dict[str, Any], connection: socket.socket, life: int) -> 
 def watch(
     child: int, started: float, limits: dict[str, Any], ears: tuple[int, int, int]
 ) -> tuple[int, resource.struct_rusage, str]:
-    """Wait for the command's end, bringing it about where a limit, the client or the server says so."""
+    """Wait for the command's end, and end it if a limit, the client or the server requires that."""
     connection, life, bell = ears
     poll = select.poll()
     for descriptor in ears:
@@ -236,7 +236,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def count_tree(pid: int) -> int:
-    """Processes below `pid`."""
+    """Return the number of processes below `pid`."""
     if not LINUX:
         return 0
     below = children_of(pid)
@@ -250,14 +250,14 @@ def kill_group(pid: int) -> None:
 
 
 def kill_tree(child: int) -> None:
-    """End what the command left behind: its process group, and on Linux every orphan that came back to us."""
+    """End the processes that the command left: its process group, and on Linux every orphan reparented to us."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     wait_for_all(kill=True)
 
 
 def wait_for_all(kill: bool = False) -> None:
-    """Wait until no child is left; with `kill`, ending them and whatever they leave behind in turn."""
+    """Wait until no child is left; with `kill`, end them and their orphans in turn."""
     while True:
         if kill and LINUX:
             for pid in children_of(os.getpid()):
@@ -269,7 +269,7 @@ def wait_for_all(kill: bool = False) -> None:
 
 
 def text_of(file: Any, limit: int) -> str:
-    """The head and the tail of a text, `limit` characters together, and how many were left out between them."""
+    """Return the head and the tail of a text, `limit` characters together, and the number of characters left out."""
     file.seek(0)
     text: str = file.read().decode(errors="replace")
     if len(text) <= limit:
@@ -280,7 +280,7 @@ def text_of(file: Any, limit: int) -> str:
 
 
 def become(request: dict[str, Any], out: int, err: int, fault: int) -> NoReturn:
-    """Turn this fresh fork into the command."""
+    """Turn this new fork into the command."""
     try:
         enter(request, out, err, fault)
     except BaseException:
@@ -302,7 +302,7 @@ def become(request: dict[str, Any], out: int, err: int, fault: int) -> NoReturn:
 
 
 def enter(request: dict[str, Any], out: int, err: int, fault: int) -> None:
-    """Session, signals, files, limits, folder and environment of the command."""
+    """Set session, signals, files, limits, folder and environment for the command."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
@@ -328,7 +328,7 @@ def enter(request: dict[str, Any], out: int, err: int, fault: int) -> None:
 
 
 def cap(what: int, soft: int, hard: int | None = None) -> None:
-    """Lower one limit, never above what this process may set."""
+    """Lower one limit, never above the current maximum of this process."""
     ceiling = resource.getrlimit(what)[1]
     top = soft if hard is None else hard
     if ceiling != resource.RLIM_INFINITY:
@@ -337,7 +337,7 @@ def cap(what: int, soft: int, hard: int | None = None) -> None:
 
 
 def run_module(argv: list[str], cwd: str, env: dict[str, str]) -> int:
-    """What `python -m MODULE args...` does, in this process; returns the exit code."""
+    """Do in this process what `python -m MODULE args...` does; return the exit code."""
     sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = os.fdopen(  # type: ignore[misc]
@@ -373,9 +373,9 @@ def run_module(argv: list[str], cwd: str, env: dict[str, str]) -> int:
 
 
 def forget_shadowed(folders: list[str]) -> None:
-    """Drop preloaded modules of which the working folder has its own, so that its own are imported.
+    """Drop preloaded modules that the working folder has too, so that the folder's are imported.
 
-    Not the standard library, as in any Python that is already running, and not what was asked to be preloaded.
+    Modules of the standard library stay, as in any running Python, and so do the modules named by `preload`.
     """
     own = {entry.partition(".")[0] for folder in folders if os.path.isdir(folder) for entry in os.listdir(folder)}
     shadowed = own - KEEP - sys.stdlib_module_names - set(sys.builtin_module_names)
@@ -384,7 +384,7 @@ def forget_shadowed(folders: list[str]) -> None:
 
 
 def execute(name: str) -> None:
-    """Run a module, or a package's `__main__`, as the program."""
+    """Run a module, or a package's `__main__`, as the main program."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(name + ".__main__")

@@ -1,7 +1,7 @@
-"""Commands by fork: a client of one preloaded Python process (`turnstile.sandboxes.forker`).
+"""The client of the fork server `turnstile.sandboxes.forker`, one preloaded Python process that forks commands.
 
-`python -m MODULE ...` costs a fork instead of an interpreter start and its imports; any other command is
-executed by the same wardens under the same limits.
+`python -m MODULE ...` costs a fork instead of an interpreter start and its imports; any other command is executed by
+the same warden processes under the same limits.
 """
 
 from __future__ import annotations
@@ -45,29 +45,27 @@ QUIET = {
 
 
 def base_environment(scratch: Path | str) -> dict[str, str]:
-    """A command's environment: nothing of the caller's own but a PATH that finds this Python first."""
+    """Return a command's environment: no variable of the caller, and a PATH that finds this Python first."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     return {**QUIET, "PATH": path, "HOME": str(scratch), "TMPDIR": str(scratch)}
 
 
 def is_forkable(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """`python -m MODULE ...` without an interpreter setting that a running Python can no longer take."""
+    """Return whether a command is `python -m MODULE ...` without options that a running Python cannot adopt."""
     settings = {name for name in env if name.startswith("PYTHON")} - {"PYTHONPATH"}
     usual = all(env[name] == QUIET.get(name) for name in settings)
     return usual and len(argv) > 2 and argv[0] in ("python", sys.executable) and argv[1] == "-m"
 
 
 class ForkServer:
-    """At most `workers` commands at once over one server process, started when first needed.
+    """A fork server that runs at most `workers` commands at once, started when first needed.
 
-    `preload` names what the server imports before it serves; `package.*` is every module of a package.
-    A server that dies takes the requests in flight with it, as SandboxError, and is started anew by the next
-    one. The server and everything it runs end with `close`, with this object and with this process, however it
-    ends. `wrapper` is put before the server's command line (bubblewrap); `scratch` is a folder for the server's
-    temporary files that exists where it runs.
+    `preload` names what the server imports before it serves; `package.*` is every module of a package. If the server
+    dies, the requests in flight raise SandboxError, and the next one starts a new server. The server and everything it
+    runs end with `close`, with this object and with this process, however it ends. `wrapper` is put before the server's
+    command line (bubblewrap); `scratch` is a folder for the server's temporary files that exists where it runs.
 
-    A cancelled `run` ends its command. Code that kills its own warden (its parent process) shows as
-    SandboxError.
+    Cancelling `run` ends its command. Code that kills its own warden (its parent process) causes SandboxError.
     """
 
     def __init__(
@@ -93,11 +91,11 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """The server's process id (the wrapper's, if there is one); None while none is running."""
+        """The process id of the server, or of its wrapper; None while none is running."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     async def run(self, argv: Sequence[str], *, cwd: Path | str, env: Mapping[str, str], limits: Limits) -> ExecResult:
-        """Run one command in `cwd` with exactly `env`. Raises SandboxError when server or folder are gone."""
+        """Run one command in `cwd` with exactly `env`. Raises SandboxError if server or folder are gone."""
         if not argv:
             raise ValueError("an empty command")
         request = {
@@ -121,7 +119,7 @@ class ForkServer:
         return ExecResult(**answer)
 
     async def close(self) -> None:
-        """End the server and every command still running."""
+        """End the server and all running commands."""
         self._closed = True
         process, self._process = self._process, None
         if self._control is not None:
@@ -138,9 +136,9 @@ class ForkServer:
             self._log = None
 
     def start(self) -> None:
-        """Start the server if none is running, without waiting until it has imported its modules.
+        """Start the server if none is running, without waiting for its imports.
 
-        Raises SandboxError where it was closed or the machine starts no process.
+        Raises SandboxError if it was closed or the machine cannot start a process.
         """
         if self._closed:
             raise SandboxError("the fork server was closed")
@@ -193,7 +191,7 @@ class ForkServer:
         return answer
 
     def _obituary(self) -> str:
-        """What is known of why a request got no answer."""
+        """Return why a request got no answer, as far as that is known."""
         if self._log is None:
             return "the fork server was closed while a command ran"
         size = os.fstat(self._log.fileno()).st_size  # read in place: the server shares the file's offset

@@ -1,7 +1,7 @@
-"""Sandboxes for trusted code: private folders and resource limits, but no wall between them and the machine.
+"""Sandboxes for trusted code: private folders and resource limits, without isolation from the machine.
 
-What runs here can read and write whatever this user can. For code that a model wrote freely, use
-`bubblewrap` or a container.
+Code in them can read and write whatever this user can. For code written freely by a model use `bubblewrap` or a
+container.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from turnstile.sandboxes.forkserver import ForkServer
 class LocalSandboxes:
     """Private copies of a template, all served by one fork server with `workers` commands at once.
 
-    `limits` hold for commands that bring none of their own; `preload` names what the server imports once, so that
-    commands need not (`package.*` is every module of a package);
-    `root` is where the copies live (shared memory or the temporary folder by default). `limits.processes` is looked at
-    ten times a second; the network is open.
+    `limits` apply to commands without their own; `preload` names modules that the server imports once, so that commands
+    need not (`package.*` is every module of a package); `root` is the parent folder of the copies (by default shared
+    memory or the temporary folder). `limits.processes` is checked ten times a second; the network is open.
     """
 
     def __init__(
@@ -43,8 +42,10 @@ class LocalSandboxes:
         self._finalizer = weakref.finalize(self, self._home.remove)
 
     async def start(self, template: Template, *, deps: Path | None = None) -> FolderSandbox:
-        """A private copy of `template`; `deps` can be read like everything else. Raises SandboxError when there is no
-        such folder, or no room."""
+        """Start a private copy of `template`; `deps` can be read like everything else.
+
+        Raises SandboxError if there is no such folder, or no space.
+        """
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")
         self._server.start()
@@ -61,7 +62,7 @@ class LocalSandboxes:
         return sandbox
 
     async def close(self) -> None:
-        """End every command and remove every file."""
+        """End all commands and remove all files."""
         for sandbox in tuple(self._open):
             await sandbox.close()
         await self._server.close()

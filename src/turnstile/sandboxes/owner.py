@@ -1,4 +1,4 @@
-"""Who made a container: a process of this machine, known again even when its number has been given to another."""
+"""The process that owns a container, identified so that a reused process id is not mistaken for it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ STARTED = "turnstile.owner.started"
 
 
 def owner_labels() -> dict[str, str]:
-    """Labels that name this process."""
+    """Return labels that identify this process."""
     return {HOST: host_name(), PID: str(os.getpid()), STARTED: started(os.getpid()) or ""}
 
 
 def is_gone(labels: Mapping[str, str]) -> bool:
-    """Whether the process that labels name is no more. Of another machine's nothing is known, so it is not."""
+    """Return whether the process in the labels has ended; False for a process of another machine."""
     if labels.get(HOST) != host_name() or not labels.get(PID, "").isdigit():
         return False
     return started(int(labels[PID])) != labels.get(STARTED)
 
 
 def host_name() -> str:
-    """This machine, and on Linux the PID namespace: the same number in another one is another process."""
+    """Return the name of this machine, and on Linux its PID namespace, in which process ids are unique."""
     try:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except FileNotFoundError:
@@ -34,7 +34,7 @@ def host_name() -> str:
 
 
 def started(pid: int) -> str | None:
-    """When a process of this machine started, in words to be compared; None where there is no such process."""
+    """Return when a process of this machine started, as a string to compare; None if there is no such process."""
     if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""A pool of things that are slow to start: some are kept ready, few start at once, a struggling maker gets time."""
+"""A pool of resources that are slow to start: some are kept ready, few start at once, failures back off."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _log = logging.getLogger(__name__)
 
 
 class Member(Protocol):
-    """What a pool keeps."""
+    """A resource in a pool."""
 
     async def alive(self) -> bool: ...
 
     async def end(self) -> None:
-        """Never fails: what cannot be ended now is left to a later sweep."""
+        """End the member. Never fails: what cannot be ended now is left to a later sweep."""
         ...
 
 
@@ -33,20 +33,19 @@ M = TypeVar("M", bound=Member)
 
 @dataclass(frozen=True, slots=True)
 class _Gates:
-    """What an event loop waits at."""
+    """The synchronisation primitives of one event loop."""
 
     places: asyncio.Semaphore
     starts: asyncio.Semaphore
 
 
 class Pool(Generic[K, M]):
-    """Hands out members that nobody had before; at most `most` are out at once, and `warm` more are kept ready.
+    """A pool that hands out fresh members: at most `most` are in use, and `warm` more are kept ready.
 
-    Members are of kinds, of which `start` makes one; those that are kept ready are of the kinds last asked for.
-
-    At most `starts` are being started at a time. After a failed start all starts wait, twice as long each time up to
-    `longest` seconds, and one is given up after `tries`. Who finds no free place waits `patience` seconds for one.
-    A pool may be used from one event loop after another, not from two at once.
+    Members have kinds, of which `start` makes one; those kept ready are of the kinds requested last. At most `starts`
+    are being started at a time. After a failed start all starts wait, twice as long each time up to `longest` seconds,
+    and one is given up after `tries`. A request that finds no free place waits up to `patience` seconds. A pool may be
+    used from one event loop after another, not from two at once.
     """
 
     def __init__(
@@ -80,14 +79,13 @@ class Pool(Generic[K, M]):
 
     @property
     def ready(self) -> int:
-        """How many wait to be handed out."""
+        """The number of members that are ready."""
         return len(self._spares)
 
     async def take(self, kind: K, *, spares: bool = True) -> M:
-        """A live member; one that is ready, if there is, unless no `spares` are kept of this kind. `leave` gives its
-        place back.
+        """Return a live member, a ready one if possible, unless no `spares` of this kind are kept.
 
-        Raises SandboxError when none can be had.
+        `leave` returns its place. Raises SandboxError if none can be had.
         """
         gates = self._gates_now()
         try:
@@ -113,11 +111,11 @@ class Pool(Generic[K, M]):
                 self._refill(kind)
 
     def leave(self) -> None:
-        """A member that was taken has ended."""
+        """Free the place of a member that has ended."""
         self._gates_now().places.release()
 
     async def close(self) -> None:
-        """End the members that are ready or on their way."""
+        """End the members that are ready or starting."""
         self._closed = True
         for task in tuple(self._warming):
             task.cancel()

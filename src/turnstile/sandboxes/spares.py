@@ -1,4 +1,4 @@
-"""Things that are slow to start and kept ready, by what they were made for."""
+"""Spare resources that are kept ready, by kind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ REMEMBERED = 8  # requests for each spare
 class Spares(Generic[K, M]):
     """Up to `most` members of different kinds.
 
-    A kind of which none is ready takes a place from the kind that was asked for longest ago, one a request, so that few
-    kinds in turn share the places and a run of one takes them all. A kind that is not asked for any more loses its
-    places to those that are. Members are made and ended by who keeps them.
+    A request for a kind without a ready member takes one place from the kind requested longest ago, so that a few
+    alternating kinds share the places and a run of one kind takes them all. Kinds that are no longer requested lose
+    their places. The owner starts and ends members.
     """
 
     def __init__(self, most: int) -> None:
@@ -28,14 +28,14 @@ class Spares(Generic[K, M]):
 
     @property
     def missing(self) -> int:
-        """How many more there is room for."""
+        """Return how many more members fit."""
         return self._most - len(self._ready)
 
     def put(self, kind: K, member: M) -> None:
         self._ready.append((kind, member))
 
     def ask(self, kind: K) -> list[M]:
-        """Note that one of a kind is asked for; gives those that are to be ended, as they make room for others."""
+        """Record a request for a kind; return the members that must be ended to make room."""
         self._asked.append(kind)
         kept = deque((known, member) for known, member in self._ready if known in self._asked)
         gone = [member for known, member in self._ready if known not in self._asked]
@@ -47,7 +47,7 @@ class Spares(Generic[K, M]):
         return gone
 
     def take(self, kind: K) -> M | None:
-        """The oldest of a kind; None where there is none."""
+        """Remove and return the oldest member of a kind; None if there is none."""
         for place, (known, member) in enumerate(self._ready):
             if known == kind:
                 del self._ready[place]
@@ -55,11 +55,11 @@ class Spares(Generic[K, M]):
         return None
 
     def _age(self, kind: K) -> int:
-        """How many requests ago one of a kind was asked for; kinds need not be hashable."""
+        """Return how many requests ago a kind was requested; kinds need not be hashable."""
         return next(age for age, known in enumerate(reversed(self._asked)) if known == kind)
 
     def empty(self) -> list[M]:
-        """Take all."""
+        """Remove and return all members."""
         gone = [member for _, member in self._ready]
         self._ready.clear()
         return gone

@@ -1,4 +1,4 @@
-"""What goes into the first layer that learns, for the rows of a step: from the rollout, or computed once."""
+"""Activations that enter the first trained layer, for the rows of a step: from the rollout, or computed once."""
 
 from __future__ import annotations
 
@@ -16,58 +16,62 @@ from turnstile.models.frozen_layers import forward_below
 from turnstile.types import Row
 
 RolloutActivations = Callable[[Row], Tensor]
-"""A row -> what the rollout left of its first tokens' trunk, [L', H]."""
+"""A row -> frozen-layer activations [L', H] of its first L' tokens that the rollout engine kept."""
 
 
 class ActivationCache:
-    """The trunks of one step's rows, below `frozen` layers that never learn."""
+    """The outputs of the lowest `frozen` layers, which are never trained, for the rows of one step."""
 
     def __init__(
-        self, model: PreTrainedModel, frozen: int, budget: int, left: RolloutActivations | None, *, keep: bool
+        self, model: PreTrainedModel, frozen: int, budget: int, from_rollout: RolloutActivations | None, *, keep: bool
     ) -> None:
-        """With `keep` what is computed is kept, for rows that come more than once."""
-        self._model, self._frozen, self._budget, self._left, self._keep = model, frozen, budget, left, keep
-        self._kept: dict[int, tuple[Row, Tensor, Tensor]] = {}
-        """By the row's identity: the row, which is held with it, the trunk [T, H] of its forest, its slots i64[L]."""
+        """With `keep`, computed activations are kept for rows that are used again in the step."""
+        self._model, self._frozen, self._budget, self._keep = model, frozen, budget, keep
+        self._from_rollout = from_rollout
+        self._cache: dict[int, tuple[Row, Tensor, Tensor]] = {}
+        """By the row's id: the row (held so that its id stays its own), its forest's activations [T, H], its slots
+        i64[L]."""
 
-    def of(self, rows: Sequence[Row]) -> tuple[list[Tensor] | None, int]:
-        """Each row's trunk [L', H], as far as its trained tokens depend on it, and the tokens that went through the
-        frozen layers for it. None where there is none yet and none would be kept: then the frozen layers may as well
-        run with the others."""
-        found = [self._found(row) for row in rows]
-        lacking = [row for row, trunk in zip(rows, found, strict=True) if trunk is None]
-        if len(lacking) == len(rows) and not self._keep:
+    def get(self, rows: Sequence[Row]) -> tuple[list[Tensor] | None, int]:
+        """Return the activations [L', H] of each row, and the number of tokens computed for them.
+
+        L' reaches as far as the row's trained tokens depend on it. Returns None if nothing is cached and nothing would
+        be kept: then the frozen layers run as cheaply together with the others.
+        """
+        cached = [self._lookup(row) for row in rows]
+        missing = [row for row, hidden in zip(rows, cached, strict=True) if hidden is None]
+        if len(missing) == len(rows) and not self._keep:
             return None, 0
-        trunks, count = self._compute(lacking)
-        computed = iter(trunks)
-        return [next(computed) if trunk is None else trunk for trunk in found], count
+        new, count = self._compute(missing)
+        computed = iter(new)
+        return [next(computed) if hidden is None else hidden for hidden in cached], count
 
-    def _found(self, row: Row) -> Tensor | None:
-        if id(row) in self._kept:
-            _, trunk, slots = self._kept[id(row)]
-            return trunk[slots]
-        left = None if self._left is None else self._left(row)
-        return left if left is not None and len(left) >= int(np.flatnonzero(row.loss_mask)[-1]) else None
+    def _lookup(self, row: Row) -> Tensor | None:
+        if id(row) in self._cache:
+            _, hidden, slots = self._cache[id(row)]
+            return hidden[slots]
+        known = None if self._from_rollout is None else self._from_rollout(row)
+        return known if known is not None and len(known) >= int(np.flatnonzero(row.loss_mask)[-1]) else None
 
     @torch.no_grad()
     def _compute(self, rows: Sequence[Row]) -> tuple[list[Tensor], int]:
-        """The rows' trunks [L, H], and the tokens of their forests; what rows share is computed and kept once."""
-        found: dict[int, tuple[Row, Tensor, Tensor]] = {}
+        """Return the rows' activations [L, H] and the number of tokens computed; shared prefixes are computed once."""
+        computed: dict[int, tuple[Row, Tensor, Tensor]] = {}
         weights, count = [row.loss_mask.astype(np.float32) for row in rows], 0
         for batch in pack_prefix_trees(rows, weights, budget=self._budget, device=self._model.device) if rows else ():
-            trunk = forward_below(self._model, self._frozen, batch.tokens, batch.positions, ForestLayout(batch))
-            found |= {r: (rows[r], trunk, torch.from_numpy(slots)) for r, slots in batch.slots.items()}
+            hidden = forward_below(self._model, self._frozen, batch.tokens, batch.positions, ForestLayout(batch))
+            computed |= {r: (rows[r], hidden, torch.from_numpy(slots)) for r, slots in batch.slots.items()}
             count += batch.size
         if self._keep:
-            self._kept |= {id(row): found[r] for r, row in enumerate(rows)}
-        return [trunk[slots] for _, trunk, slots in (found[r] for r in range(len(rows)))], count
+            self._cache |= {id(row): computed[r] for r, row in enumerate(rows)}
+        return [hidden[slots] for _, hidden, slots in (computed[r] for r in range(len(rows)))], count
 
 
-def share_saved(model: PreTrainedModel, frozen: int, known: int, unique: int, trained: int) -> float:
-    """Which share of an update's operations in matrices fell away, as the trunk of `known` of its `unique` tokens was
-    there already and the vocabulary's matrix sees the `trained` ones.
+def saved_flops_share(model: PreTrainedModel, frozen: int, known: int, unique: int, trained: int) -> float:
+    """Return the share of an update's matmul FLOPs that cached activations saved.
 
-    Each weight takes 2 operations a token on the way there, 2 more on the way back, and 2 if it learns.
+    The activations of `known` of the update's `unique` tokens were cached; `trained` tokens go through the output head.
+    Each weight costs 2 FLOPs a token in the forward pass, 2 more in the backward pass, and 2 if it is trained.
     """
     layers, head = decoder_layers(model), model.get_output_embeddings().weight
     matrices = [[p for p in layer.parameters() if p.ndim > 1] for layer in layers]

@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or not there: a folder written aside, flushed, and renamed into place.
+"""Atomic checkpoints: a folder is written under a temporary name, flushed, and renamed into place.
 
-`checkpoints/step-000012/` holds the network as a plain Hugging Face folder (`model/`), the optimiser
-(`optimizer.pt`), what learns beside it, if anything does (`learned.pt`), and everything else as JSON (`state.json`).
-`SHA256SUMS` lists the checksums of all of them as `sha256sum --check` reads it, so that a torn or changed folder is
-found out when it is read.
+`checkpoints/step-000012/` holds the network as a plain Hugging Face folder (`model/`), the optimiser (`optimizer.pt`),
+the auxiliary model if there is one (`learned.pt`), and everything else as JSON (`state.json`). `SHA256SUMS` lists the
+checksums of all files in the format of `sha256sum --check`, so that a torn or changed folder is detected when it is
+read.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from turnstile.errors import CheckpointError
 from turnstile.models.adapt import adapter_state, merged_state
 from turnstile.records.gzip_log import flush
-from turnstile.trainer import rng as chance
+from turnstile.trainer import rng as rng
 from turnstile.trainer.critic import AuxiliaryModel
 from turnstile.trainer.learner import Learner
 
 SUMS = "SHA256SUMS"
-LEARNED = "learned.pt"
+AUXILIARY = "learned.pt"
 _NAME = re.compile(r"step-(\d{6})")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One checkpoint on disk, found whole."""
+    """A checkpoint on disk whose checksums were correct."""
 
     path: Path
     step: int
     state: Mapping[str, Any]
     digest: str
-    """The checksum of its list of files."""
+    """The checksum of `SHA256SUMS`, its list of files."""
 
     @property
     def model(self) -> Path:
+        """The folder of the network."""
         return self.path / "model"
 
 
@@ -57,23 +58,24 @@ def save(
     tokenizer: PreTrainedTokenizerBase,
     state: Mapping[str, Any],
     *,
-    learned: Mapping[str, Any] | None = None,
+    auxiliary: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
-    """Writes the checkpoint of `step`. `learned`: what a part that learns beside the policy keeps, tensors and all.
+    """Write the checkpoint of `step`.
 
-    Raises CheckpointError where that cannot be done; then those before stand.
+    `auxiliary` is the state of the auxiliary model, tensors included. Raises CheckpointError if that fails; earlier
+    checkpoints are not touched.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".writing-*"):  # by a process that was killed
-        shutil.rmtree(left)
+    for unfinished in folder.glob(".writing-*"):  # left by a process that was killed
+        shutil.rmtree(unfinished)
     target = folder / f"step-{step:06d}"
     scratch = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
     try:
         save_model(learner.model, tokenizer, scratch / "model")
-        numbers = {**learner.state(), "adapter": adapter_state(learner.model), "chance": chance.state()}
-        torch.save(numbers, scratch / "optimizer.pt")
-        if learned is not None:
-            torch.save(dict(learned), scratch / LEARNED)
+        tensors = {**learner.state(), "adapter": adapter_state(learner.model), "chance": rng.state()}
+        torch.save(tensors, scratch / "optimizer.pt")
+        if auxiliary is not None:
+            torch.save(dict(auxiliary), scratch / AUXILIARY)
         (scratch / "state.json").write_text(json.dumps({"step": step, **state}, indent=1), encoding="utf-8")
         sums = {path.relative_to(scratch): _sha256(path) for path in sorted(scratch.rglob("*")) if path.is_file()}
         (scratch / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()), encoding="utf-8")
@@ -83,73 +85,78 @@ def save(
             shutil.rmtree(target)
         scratch.rename(target)
         flush(folder)
-    except (OSError, RuntimeError, SafetensorError) as error:  # what the writers of files raise
+    except (OSError, RuntimeError, SafetensorError) as error:  # json, torch.save and safetensors raise these
         raise CheckpointError(
-            f"the checkpoint of step {step} could not be written ({error}); what was saved before stands: "
-            "mend that and run the same command again"
+            f"the checkpoint of step {step} could not be written ({error}); earlier checkpoints are intact: "
+            "fix the cause and run the same command again"
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Checkpoint(target, step, state, _sha256(target / SUMS))
 
 
-def keep(folder: Path, steps: Collection[int]) -> None:
-    """Removes the checkpoints of all steps but these."""
+def prune(folder: Path, steps: Collection[int]) -> None:
+    """Delete the checkpoints of all steps except `steps`."""
     for path in folder.glob("step-*"):
         if (match := _NAME.fullmatch(path.name)) and int(match[1]) not in steps:
             shutil.rmtree(path)
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """The network, adapters merged in, and its tokenizer as a plain Hugging Face folder."""
+    """Save the network, with adapters merged in, and its tokenizer as a plain Hugging Face folder."""
     model.save_pretrained(folder, state_dict=merged_state(model))
     tokenizer.save_pretrained(folder)
 
 
 def latest(folder: Path, committed: Mapping[int, str] | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint, and a line for each newer one that is torn. With `committed` (step -> digest) only
-    those count, and only as they were then."""
-    complaints: list[str] = []
-    found = sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
-    for path in found:
+    """Return the newest intact checkpoint, and a warning for each newer one that is torn.
+
+    With `committed` (step -> digest) a checkpoint counts only if it is listed there with the same digest.
+    """
+    warnings: list[str] = []
+    newest_first = sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
+    for path in newest_first:
         try:
-            if committed is not None and not _is_committed(path, committed):  # asked first, as `read` hashes all files
+            if committed is not None and not _is_committed(path, committed):  # checked first: `read` hashes all files
                 raise CheckpointError(f"checkpoint {path.name} is not in the ledger, so it was never finished")
-            return read(path), complaints
+            return read(path), warnings
         except CheckpointError as error:
-            complaints.append(f"{error}; going back to the one before")
-    return None, complaints
+            warnings.append(f"{error}; going back to the one before")
+    return None, warnings
 
 
 def _is_committed(path: Path, committed: Mapping[int, str]) -> bool:
-    """Whether the ledger names this folder's list of checksums; a folder without one is left to `read`."""
+    """Return whether the ledger names this folder's checksums; True for a folder without any, which `read` refuses."""
     match, sums = _NAME.fullmatch(path.name), path / SUMS
     return not sums.is_file() or (match is not None and committed.get(int(match[1])) == _sha256(sums))
 
 
-def newest(folder: Path) -> Path | None:
-    """The folder of the newest checkpoint, whole or not."""
+def newest_folder(folder: Path) -> Path | None:
+    """Return the folder of the newest checkpoint, intact or not."""
     return max((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), default=None)
 
 
 def weights_digests(folder: Path) -> dict[int, list[str]]:
-    """The checksums of the weights in each checkpoint, by step, as their lists say."""
-    found = {}
+    """Return the checksum lines of the weight files in each checkpoint, by step."""
+    digests = {}
     for path in folder.glob("step-*"):
         if (match := _NAME.fullmatch(path.name)) and (path / SUMS).is_file():
             lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
-            found[int(match[1])] = [line for line in lines if line.endswith(".safetensors")]
-    return found
+            digests[int(match[1])] = [line for line in lines if line.endswith(".safetensors")]
+    return digests
 
 
 def read(path: Path) -> Checkpoint:
-    """Raises CheckpointError when a file is missing or not what was written."""
+    """Return the checkpoint in a folder.
+
+    Raises CheckpointError if a file is missing or its checksum is wrong.
+    """
     try:
         text = (path / SUMS).read_text(encoding="utf-8")
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in text.splitlines())}
     except (OSError, ValueError):
         raise CheckpointError(f"checkpoint {path.name} is torn: {SUMS} is missing or unreadable") from None
-    if not text.endswith("  state.json\n"):  # the last of them
+    if not text.endswith("  state.json\n"):  # the last line that `save` writes
         raise CheckpointError(f"checkpoint {path.name} is torn: {SUMS} is cut short")
     for name, digest in sums.items():
         if not (path / name).is_file():
@@ -161,37 +168,39 @@ def read(path: Path) -> Checkpoint:
 
 
 def restore(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Puts weights and optimiser back in place, bit by bit.
+    """Restore weights, optimiser and RNG states bit by bit.
 
-    With adapters, the layers below them are the frozen ones of the model the run started from. Raises
-    CheckpointError when the checkpoint is of another architecture or of other trained parameters.
+    With adapters, the layers below them are the frozen ones of the model that the run started from. Raises
+    CheckpointError if the checkpoint is of another architecture or of other trained parameters.
     """
     state = torch.load(checkpoint.path / "optimizer.pt", map_location="cpu", weights_only=True)
     adapter = adapter_state(learner.model)
     if adapter.keys() != state["adapter"].keys():
-        raise CheckpointError(f"checkpoint {checkpoint.path.name} and the recipe do not train the same adapters")
+        raise CheckpointError(f"checkpoint {checkpoint.path.name} holds other adapters than the recipe trains")
     if adapter:
         for name, parameter in adapter.items():
             parameter.copy_(state["adapter"][name])
     else:
         load_weights(learner.model, checkpoint.model)
     learner.restore(state)
-    chance.restore(state["chance"])
+    rng.restore(state["chance"])
 
 
-def restore_learned(checkpoint: Checkpoint, part: AuxiliaryModel) -> None:
-    """Puts a part that learns beside the policy back in place, bit by bit. Raises CheckpointError when the checkpoint
-    holds none."""
-    file = checkpoint.path / LEARNED
+def restore_auxiliary(checkpoint: Checkpoint, part: AuxiliaryModel) -> None:
+    """Restore the state of the auxiliary model bit by bit.
+
+    Raises CheckpointError if the checkpoint has none.
+    """
+    file = checkpoint.path / AUXILIARY
     if not file.is_file():
-        raise CheckpointError(f"checkpoint {checkpoint.path.name} holds nothing of the part that credit.kind learns")
+        raise CheckpointError(f"checkpoint {checkpoint.path.name} has no auxiliary model, which credit.kind needs")
     part.restore(torch.load(file, map_location="cpu", weights_only=True))
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """The weights of a Hugging Face folder into a network that is already there.
+    """Load the weights of a Hugging Face folder into an existing network.
 
-    Raises CheckpointError when they belong to another architecture.
+    Raises CheckpointError if they belong to another architecture.
     """
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -203,7 +212,7 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
         wrong = (missing + unexpected)[0]
         raise CheckpointError(
             f"{folder} does not fit the model: {len(missing)} weights missing, {len(unexpected)} unknown, "
-            f"for example {wrong}; is model.id another?"
+            f"for example {wrong}; check that model.id is the model of this checkpoint"
         )
     model.tie_weights()
 

@@ -18,7 +18,7 @@ from turnstile.batching.rows import by_turn, rows_of
 from turnstile.credit.base import Advantages, Targets
 from turnstile.errors import TrainingError
 from turnstile.losses.value import clipped_error
-from turnstile.trainer.features import features, nothing_said, trajectories_of
+from turnstile.trainer.features import features, trajectories_of, zero_advantages
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Score
 
@@ -80,7 +80,7 @@ class Critic:
     def values(self, groups: Sequence[Group]) -> Advantages:
         """The same by itself."""
         everyone = trajectories_of(groups)
-        owners = _rows(groups, [nothing_said(trajectory) for trajectory in everyone])
+        owners = _rows(groups, [zero_advantages(trajectory) for trajectory in everyone])
         self._seen = features(self._learner, [row for rows in owners for row in rows])
         with torch.no_grad():
             found = iter([self._value(seen).cpu().numpy() for seen in self._seen])
@@ -106,7 +106,7 @@ class Critic:
         count = int(known.sum())
         if not count:
             return {}
-        budget = self._learner.plan.budget
+        budget = self._learner.config.budget
         pieces = list(zip(torch.cat(seen)[known].split(budget), wanted[known].split(budget), strict=True))
         with torch.no_grad():
             before = [self._value(states) for states, _ in pieces]

@@ -16,7 +16,7 @@ from turnstile.agents.history import messages_before
 from turnstile.credit.base import EQUAL
 from turnstile.rewards.judges.transcript import middle, plain, transcript
 from turnstile.trainer.learner import Learner
-from turnstile.trainer.reference import LogprobProvider, annotated
+from turnstile.trainer.reference import LogprobProvider, with_logprobs
 from turnstile.types import Group, Row, Sampling, Score, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -72,11 +72,11 @@ class Feedback(LogprobProvider):
             told.append(f"Another attempt did better:\n{shown}")
         return "\n\n".join(told)
 
-    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+    def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """The rows with `feedback_logprobs` f32[L] among their extras, 0 where masked."""
         taught = [self._taught(row) for row in rows]
         learner = self._learner
-        found = annotated(learner.model, learner.plan.budget, taught, sampling, NAME)
+        found = with_logprobs(learner.model, learner.config.budget, taught, sampling, NAME)
         return [
             replace(row, extras={**row.extras, NAME: _tail(one.extras[NAME], len(row.token_ids))})
             for row, one in zip(rows, found, strict=True)

@@ -26,23 +26,23 @@ from turnstile.batching.weights import constant
 from turnstile.errors import TrainingError
 from turnstile.losses.base import Metrics, extra, needs
 from turnstile.losses.dpo import dpo
-from turnstile.losses.pairs import distance_to, sides
-from turnstile.trainer.features import nothing_said, trajectories_of
+from turnstile.losses.pairs import log_ratio_to, trajectory_pairs
+from turnstile.trainer.features import trajectories_of, zero_advantages
 from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.optim import constant as no_schedule
-from turnstile.trainer.reference import annotated, holding
+from turnstile.trainer.reference import swapped_parameters, with_logprobs
 from turnstile.types import F32, Group, Row, Sampling, Score
 
 
-@needs("ref_logprobs", whole="trajectory")
+@needs("ref_logprobs", scope="trajectory")
 def outcome_cross_entropy(logprobs: Tensor, batch: Batch, *, beta: float) -> tuple[Tensor, Metrics]:
     """-y log sigmoid(h) - (1 - y) log sigmoid(-h) for each trajectory, with h = beta * the sum over its tokens of
     log phi - log reference, and y, the outcome within [0, 1], in the place of its tokens' advantages.
 
     A token has the loss of its trajectory, and its gradient is that of this loss by its log-probability.
     """
-    side = sides(batch)
-    h = beta * side.total(distance_to(extra(batch, "ref_logprobs", "outcome_cross_entropy"), logprobs))
+    side = trajectory_pairs(batch)
+    h = beta * side.total(log_ratio_to(extra(batch, "ref_logprobs", "outcome_cross_entropy"), logprobs))
     loss, slope = softplus(h) - side.score * h, beta * (torch.sigmoid(h) - side.score)
     right = ((h > 0) == (side.score > 0.5)).to(logprobs.dtype)
     return side.spread(loss, slope, logprobs), {"accuracy": right[side.index]}
@@ -72,7 +72,7 @@ class ImplicitReward:
         self._objective, self._reference, self._beta, self._epochs = objective, reference, beta, epochs
         model = _twin(learner.model)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        plan = replace(learner.plan, lr=lr, schedule=no_schedule, warmup=0, weight_decay=0.0)
+        plan = replace(learner.config, lr=lr, schedule=no_schedule, warmup=0, weight_decay=0.0)
         self._phi = Learner(model, parameters, plan)
         self._start = [parameter.detach().clone() for parameter in parameters] if reference == "start" else []
         self._rows: list[list[Row]] = []  # of each trajectory, with the reference's numbers, from `predict` to `update`
@@ -80,9 +80,9 @@ class ImplicitReward:
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`implicit`: [trajectory][turn] -> f32[n], 0 in turns that are not trained."""
         everyone = trajectories_of(groups)
-        owned = [[row for row in rows_of(t, nothing_said(t)) if row.loss_mask.any()] for t in everyone]
+        owned = [[row for row in rows_of(t, zero_advantages(t)) if row.loss_mask.any()] for t in everyone]
         rows = self._against([row for own in owned for row in own])
-        told = iter(annotated(self._phi.model, self._phi.plan.budget, rows, self._sampling, "phi"))
+        told = iter(with_logprobs(self._phi.model, self._phi.config.budget, rows, self._sampling, "phi"))
         known = iter(rows)
         self._rows = [[next(known) for _ in own] for own in owned]
         ratios: list[list[F32]] = []
@@ -96,9 +96,9 @@ class ImplicitReward:
         if not rows:
             return []
         if self._reference == "old":
-            return annotated(self._policy.model, self._policy.plan.budget, rows, self._sampling, "ref_logprobs")
-        with holding(self._phi.parameters, self._start):
-            return annotated(self._phi.model, self._phi.plan.budget, rows, self._sampling, "ref_logprobs")
+            return with_logprobs(self._policy.model, self._policy.config.budget, rows, self._sampling, "ref_logprobs")
+        with swapped_parameters(self._phi.parameters, self._start):
+            return with_logprobs(self._phi.model, self._phi.config.budget, rows, self._sampling, "ref_logprobs")
 
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
@@ -112,7 +112,9 @@ class ImplicitReward:
         own = len({row.origin for row in rows})
         loss = dpo if self._objective == "dpo" else outcome_cross_entropy
         objective = Objective(
-            loss=partial(loss, beta=self._beta), weigh=partial(constant, divisor=own), sampling=self._sampling
+            loss=partial(loss, beta=self._beta),
+            aggregation=partial(constant, divisor=own),
+            sampling=self._sampling,
         )
         reports = [self._phi.update(rows, objective)[0] for _ in range(self._epochs)]
         turns = [float(values.sum()) for trajectory in aux["implicit"] for values in trajectory]

@@ -1,4 +1,4 @@
-"""One update: rows to forests to a gradient to new weights."""
+"""The optimiser step: rows are packed into prefix trees, whose gradients are summed into one update."""
 
 from __future__ import annotations
 
@@ -22,53 +22,54 @@ from turnstile.models.attention import ForestLayout, forward_forest, try_layouts
 from turnstile.models.checkpointing import checkpointed
 from turnstile.models.frozen_layers import forward_above, frozen_layers
 from turnstile.models.logprobs import token_logprobs
-from turnstile.trainer.activation_cache import ActivationCache, RolloutActivations, share_saved
-from turnstile.trainer.optim import Schedule, adamw, factor
-from turnstile.trainer.whole import Evaluate, Measure, is_cut, solve
+from turnstile.trainer.activation_cache import ActivationCache, RolloutActivations, saved_flops_share
+from turnstile.trainer.optim import Schedule, adamw, lr_multiplier
+from turnstile.trainer.scoped_loss import Evaluate, Measure, is_cut, solve
 from turnstile.types import F32, Row, Sampling
 
-Weigh = Callable[[Sequence[Row]], list[F32]]
+LossAggregation = Callable[[Sequence[Row]], list[F32]]
+"""Rows -> the loss weight of each of their tokens, f32[L]."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """A token loss, the weights of its tokens, and further losses (regularisers) with their coefficients.
+    """A token loss, its loss aggregation, and further losses (regularisers) with their coefficients.
 
-    `sampling` is the distribution that was sampled from; its truncation is applied to the trainer's logits.
-    `coefficient` is that of the loss itself.
+    `coefficient` is that of the loss itself. `sampling` is the distribution that the rollout sampled from; its
+    truncation is applied to the trainer's logits.
     """
 
     loss: TokenLoss
-    weigh: Weigh
+    aggregation: LossAggregation
     coefficient: float = 1.0
     regularizers: Sequence[tuple[float, TokenLoss]] = ()
     sampling: Sampling = field(default_factory=Sampling)
 
     @property
     def needs(self) -> Needs:
-        """What the loss and the regularisers need, together."""
+        """The combined needs of the loss and the regularisers."""
         return functools.reduce(operator.or_, map(needs_of, (self.loss, *(loss for _, loss in self.regularizers))))
 
     def evaluate(self, logprobs: Tensor, entropy: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-        """The loss [N] of a forest's tokens, regularisers and all, and its metrics by slash-separated names."""
+        """Return the loss [N] of a forest's tokens, regularisers included, and its metrics by slash-separated names."""
         batch = replace(batch, extras={**batch.extras, "entropy": entropy})
-        loss, found = self.loss(logprobs, batch)
+        loss, diagnostics = self.loss(logprobs, batch)
         loss = loss if self.coefficient == 1.0 else self.coefficient * loss
-        metrics = {f"loss/{name}": value for name, value in found.items()}
+        metrics = {f"loss/{name}": value for name, value in diagnostics.items()}
         gap = (logprobs.detach() - batch.logprobs).abs()
         metrics |= {"policy/entropy": entropy.detach(), "policy/logprob_gap": gap}
         for coefficient, regularizer in self.regularizers:
-            extra, found = regularizer(logprobs, batch)
-            loss = loss + coefficient * extra
-            metrics |= {f"loss/{name}": value for name, value in found.items()}
+            penalty, diagnostics = regularizer(logprobs, batch)
+            loss = loss + coefficient * penalty
+            metrics |= {f"loss/{name}": value for name, value in diagnostics.items()}
         return loss, metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """How gradients become steps. `total` is the number of optimiser steps of the whole run, for the schedule."""
+class LearnerConfig:
+    """The optimiser's settings. `total` is the number of optimiser steps of the whole run, for the schedule."""
 
     lr: float
     schedule: Schedule
@@ -78,70 +79,74 @@ class Plan:
     weight_decay: float = 0.0
     clip: float = 1.0
     budget: int = 8192
-    share: bool = True  # compute what rows begin with in common once
-    checkpointing: bool = False  # keep of each layer only what goes into it, and compute it again for its gradient
+    share: bool = True  # compute the prefixes that rows share once
+    checkpointing: bool = False  # keep only each layer's input, and recompute the layer in the backward pass
 
 
 class Learner:
-    """The network, its optimiser and how far they have come.
+    """The network, its optimiser, and the number of steps they have taken.
 
-    A family whose layers are not plain attention is trained all the same, row by row, and the log says so.
+    A model family whose layers are not plain attention is trained row by row, and a warning says so.
     """
 
-    def __init__(self, model: PreTrainedModel, parameters: Sequence[nn.Parameter], plan: Plan) -> None:
+    def __init__(self, model: PreTrainedModel, parameters: Sequence[nn.Parameter], config: LearnerConfig) -> None:
         why = try_layouts(model)
         if why:
-            _log.warning("%s: its rows are trained one by one, and what they share is computed for each", why)
+            _log.warning("%s: rows are trained one by one, and shared prefixes are computed for each row", why)
         if any(parameter.dtype.itemsize < torch.float32.itemsize for parameter in parameters):
             _log.warning(
-                "what learns is in less than float32, whose rounding most of an optimiser's steps are lost in; take "
-                'model.dtype = "float32", or model.train = "lora", whose adapters are in float32'
+                "the trained parameters have less precision than float32, so rounding discards most of each optimiser "
+                'step; set model.dtype = "float32", or model.train = "lora", which keeps its adapters in float32'
             )
-        self.shares = plan.share and not why
+        self.shares = config.share and not why
         self.model = model
         self.parameters = list(parameters)
-        self.plan = plan
-        self.optimizer = adamw(self.parameters, plan.lr, plan.betas, plan.weight_decay)
+        self.config = config
+        self.optimizer = adamw(self.parameters, config.lr, config.betas, config.weight_decay)
         self.frozen = 0 if why else frozen_layers(model)
         self.step = 0  # optimiser steps taken or skipped
         self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
 
-    def trunks(self, left: RolloutActivations | None = None, *, keep: bool = False) -> ActivationCache | None:
-        """What the frozen layers give for rows, if there are such layers; see `ActivationCache`."""
-        return ActivationCache(self.model, self.frozen, self.plan.budget, left, keep=keep) if self.frozen else None
+    def activation_cache(
+        self, from_rollout: RolloutActivations | None = None, *, keep: bool = False
+    ) -> ActivationCache | None:
+        """Return a cache of the frozen layers' outputs, or None if no layer is frozen."""
+        if not self.frozen:
+            return None
+        return ActivationCache(self.model, self.frozen, self.config.budget, from_rollout, keep=keep)
 
     def update(
         self,
         rows: Sequence[Row],
         objective: Objective,
-        trunks: ActivationCache | None = None,
+        activations: ActivationCache | None = None,
         stored: tuple[Sequence[Row], Objective] | None = None,
     ) -> tuple[dict[str, float], list[F32], list[F32]]:
-        """One optimiser step over `rows`, and over `stored` rows with an objective of their own.
+        """Take one optimiser step over `rows`, and over `stored` rows with an objective of their own.
 
-        Returns its metrics and, for each row, the weights f32[L] and the trainer's log-probabilities f32[L]
-        before the step (0 where masked). `trunks` give what is known of the frozen layers' output. A gradient
-        that is not finite changes nothing and is reported.
+        Returns its metrics and, for each row, the weights f32[L] and the trainer's log-probabilities f32[L] before the
+        step (0 where masked). `activations` caches the frozen layers' outputs. A gradient that is not finite changes
+        nothing and is reported.
         """
         started = time.monotonic()
-        weights = objective.weigh(rows)
+        weights = objective.aggregation(rows)
         logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-        forests, known = self._plant(rows, weights, trunks)
+        forests, known = self._pack(rows, weights, activations)
         self.optimizer.zero_grad(set_to_none=True)
         sums = {"loss/total": 0.0}
         measure = functools.partial(_measure, self.model, objective=objective, frozen=self.frozen)
         evaluate: Evaluate = objective.evaluate
-        if is_cut(forests, objective.needs.whole):
+        if is_cut(forests, objective.needs.scope):
             forests, evaluate = solve(forests, evaluate, measure)
         for batch in forests:
-            found, new = self._accumulate(batch, measure, evaluate)
+            metrics, new = self._accumulate(batch, measure, evaluate)
             scatter(logprobs, rows, batch, new)
-            for name, value in found.items():
+            for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + value
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
         report = {name: value / (1.0 if name == "loss/total" else mass) for name, value in sums.items()}
-        report |= self._rehearse(*stored, trunks) if stored is not None and stored[0] else {}
-        self._remember(report.get("policy/entropy", float("nan")))
+        report |= self._rehearse(*stored, activations) if stored is not None and stored[0] else {}
+        self._update_mean_entropy(report.get("policy/entropy", float("nan")))
         report |= self._step()
         report |= {
             "tokens/rows": float(sum(batch.row_tokens for batch in forests)),
@@ -153,44 +158,48 @@ class Learner:
         }
         return report, weights, logprobs
 
-    def _plant(
-        self, rows: Sequence[Row], weights: Sequence[F32], trunks: ActivationCache | None
+    def _pack(
+        self, rows: Sequence[Row], weights: Sequence[F32], activations: ActivationCache | None
     ) -> tuple[list[Batch], int]:
-        """The rows as forests, and for how many of their tokens the frozen layers need not run again."""
-        known, computed = trunks.of(rows) if trunks else (None, 0)
-        budget, device = self.plan.budget, self.model.device
+        """Return the rows as forests, and the number of their tokens that skip the frozen layers."""
+        known, computed = activations.get(rows) if activations else (None, 0)
+        budget, device = self.config.budget, self.model.device
         forests = pack_prefix_trees(rows, weights, budget=budget, device=device, share=self.shares, trunks=known)
         return forests, 0 if known is None else max(0, sum(batch.size for batch in forests) - computed)
 
     def _saved(self, forests: Sequence[Batch], known: int) -> float:
-        """The share of the update's operations in matrices that fell away with the frozen layers."""
+        """Return the share of the update's matmul FLOPs that the activation cache saved."""
         unique, trained = sum(batch.size for batch in forests), sum(len(batch.target) for batch in forests)
-        return share_saved(self.model, self.frozen, known, unique, trained) if known else 0.0
+        return saved_flops_share(self.model, self.frozen, known, unique, trained) if known else 0.0
 
-    def _rehearse(self, rows: Sequence[Row], objective: Objective, trunks: ActivationCache | None) -> dict[str, float]:
-        """Adds the gradient of stored rows. Metrics of their loss as means, below rehearsal/."""
-        weights = objective.weigh(rows)
-        forests, _ = self._plant(rows, weights, trunks)
+    def _rehearse(
+        self, rows: Sequence[Row], objective: Objective, activations: ActivationCache | None
+    ) -> dict[str, float]:
+        """Add the gradient of stored rows, and return the means of their loss metrics under rehearsal/."""
+        weights = objective.aggregation(rows)
+        forests, _ = self._pack(rows, weights, activations)
         measure = functools.partial(_measure, self.model, objective=objective, frozen=self.frozen)
         sums: dict[str, float] = {}
         for batch in forests:
-            found, _ = self._accumulate(batch, measure, objective.evaluate)
-            for name, value in found.items():
+            metrics, _ = self._accumulate(batch, measure, objective.evaluate)
+            for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + value
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
-        metrics = {name: value / mass for name, value in sums.items() if name.startswith("loss/")}
-        return {f"rehearsal/{name.removeprefix('loss/')}": value for name, value in metrics.items()}
+        means = {name: value / mass for name, value in sums.items() if name.startswith("loss/")}
+        return {f"rehearsal/{name.removeprefix('loss/')}": value for name, value in means.items()}
 
-    def _remember(self, entropy: float) -> None:
-        """Takes one more step's entropy into the mean, if it is a number."""
+    def _update_mean_entropy(self, entropy: float) -> None:
+        """Include the entropy of one more step in the mean, if it is a number."""
         if np.isfinite(entropy):
             before = self.mean_entropy if np.isfinite(self.mean_entropy) else entropy
             self.mean_entropy = before + (entropy - before) / (self.step + 1)
 
     def _accumulate(self, batch: Batch, measure: Measure, evaluate: Evaluate) -> tuple[dict[str, float], Tensor]:
-        """Adds the gradient of one forest to what is there. Returns its metrics, weighted and summed, and the trainer's
-        log-probabilities [N]; nothing else is left of it when the next one begins."""
-        with checkpointed(self.model, wanted=self.plan.checkpointing):
+        """Add the gradient of one forest; return its weighted sums of metrics and the trainer's log-probabilities [N].
+
+        The forest's activations are freed before the next forest begins.
+        """
+        with checkpointed(self.model, wanted=self.config.checkpointing):
             logprobs, entropy = measure(batch)
             loss, metrics = evaluate(logprobs, entropy, batch)
             total = (loss * batch.weights).sum()
@@ -199,13 +208,13 @@ class Learner:
             "loss/total": total.detach(),
             **{name: (value * batch.weights).sum() for name, value in metrics.items()},
         }
-        numbers = torch.stack([value.double() for value in sums.values()]).tolist()  # a GPU is waited for once
+        numbers = torch.stack([value.double() for value in sums.values()]).tolist()  # one synchronisation with the GPU
         return dict(zip(sums, numbers, strict=True)), logprobs.detach().cpu()
 
     def _step(self) -> dict[str, float]:
-        """Clips the gradient and steps, or skips a step whose gradient is not finite."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.plan.clip))
-        rate = self.plan.lr * factor(self.plan.schedule, self.step, self.plan.warmup, self.plan.total)
+        """Clip the gradient and take the optimiser step, or skip a step whose gradient is not finite."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip))
+        rate = self.config.lr * lr_multiplier(self.config.schedule, self.step, self.config.warmup, self.config.total)
         finite = bool(np.isfinite(norm))
         self.step += 1
         if finite:
@@ -216,17 +225,18 @@ class Learner:
         return {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(not finite)}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides the weights."""
+        """Return the state that a checkpoint stores besides the weights."""
         return {"optimizer": self.optimizer.state_dict(), "step": self.step, "mean_entropy": self.mean_entropy}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `state` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
         self.mean_entropy = float(state["mean_entropy"])
 
 
 def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int) -> tuple[Tensor, Tensor]:
-    """The policy's log-probabilities [N] and entropies [N] at a forest's trained tokens."""
+    """Return the policy's log-probabilities [N] and entropies [N] at a forest's trained tokens."""
     if batch.trunk is None:
         hidden = forward_forest(model, batch)
     else:
@@ -242,7 +252,7 @@ def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen:
 
 
 def scatter(into: Sequence[F32], rows: Sequence[Row], batch: Batch, values: Tensor) -> None:
-    """Writes per-token values [N] back to the rows they belong to."""
+    """Write per-token values [N] of a batch into the arrays of their rows."""
     array, owner = values.float().cpu().numpy(), batch.row.cpu().numpy()
     for r in np.unique(owner):
         into[r][rows[r].loss_mask] = array[owner == r]

@@ -1,6 +1,6 @@
-"""Training, on one page: play groups, judge them, give credit, update, publish, write down, go on.
+"""The training loop on one page: sample groups, score them, assign credit, update, publish, record, repeat.
 
-Read this first. Every line of `train` is one room of the house; what is behind it is in the file the name says.
+Read this first. Each line of `train` calls one room of the code base; the import says which file is behind it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.prepare import prepare
 from turnstile.trainer.reference import LogprobProvider
 from turnstile.trainer.rehearsal import Rehearsal
-from turnstile.trainer.step import Trained, per_group, update
+from turnstile.trainer.step import UpdateResult, per_group, update
 from turnstile.types import Group, Score, Stop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The numbers of a run. 0 for the `every`s means never."""
+    """The numbers of a run. 0 means never for `checkpoint_every` and `evaluate_every`."""
 
     steps: int
     epochs: int = 1
@@ -46,8 +46,8 @@ class Settings:
 
 
 @dataclass(kw_only=True, slots=True)
-class Progress:
-    """How far a run has come: everything that is not a weight and must survive a crash."""
+class LoopState:
+    """The state of the loop that a checkpoint stores, besides weights."""
 
     step: int = 0
     credit: State = field(default_factory=dict)
@@ -55,31 +55,31 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingParts:
-    """What a training loop is made of; `build` puts them together."""
+    """The parts of a training loop; `runs.train` builds them."""
 
     source: GroupSource
     scorer: Scorer
     estimator: Estimator
     learner: Learner
     objective: Objective
-    trunk: RolloutActivations | None  # what the engine knows of the frozen layers
-    logprob_providers: Sequence[LogprobProvider]  # for losses that hold on to another policy
-    auxiliary: AuxiliaryModel | None  # what some estimators take from a part that learns beside the policy
-    rehearsal: Rehearsal | None  # samples of the policy that RL began with, to learn from beside what is played
+    rollout_activations: RolloutActivations | None  # frozen-layer outputs that the engine has kept
+    logprob_providers: Sequence[LogprobProvider]  # for losses that compare the policy with another one
+    auxiliary: AuxiliaryModel | None  # a model trained beside the policy, such as a critic
+    rehearsal: Rehearsal | None  # stored samples of the initial policy, trained on in every step
     buffer: ReplayBuffer  # attempts of earlier steps that are trained on again
     tracker: Tracker
     recorder: Recorder
-    books: RunRecords
+    run_records: RunRecords
     alarms: Mapping[str, Alarm]
     evaluate: Callable[[int], Any]  # async (step) -> None
-    checkpoint: Callable[[Progress, Mapping[str, float]], None]
+    checkpoint: Callable[[LoopState, Mapping[str, float]], None]
 
 
-async def train(parts: TrainingParts, settings: Settings, progress: Progress) -> Progress:
-    """Goes on from `progress` to the last step; returns where it stands.
+async def train(parts: TrainingParts, settings: Settings, progress: LoopState) -> LoopState:
+    """Train from `progress` to the last step, and return the state reached.
 
-    It waits only while it evaluates and plays. Whoever cancels it there finds `progress`, the network and all the rest
-    as the last whole step left them, fit for a checkpoint. Raises TrainingError when infrastructure failed in every
+    Safe to cancel at its awaits, which are evaluation and rollout: `progress`, the network and all other state are then
+    those of the last completed step, fit for a checkpoint. Raises TrainingError if infrastructure failed in every
     episode of a step.
     """
     parts.tracker.progress("training", progress.step, settings.steps)
@@ -88,23 +88,23 @@ async def train(parts: TrainingParts, settings: Settings, progress: Progress) ->
             await parts.evaluate(progress.step)
         step = progress.step + 1
         started = time.monotonic()
-        fresh = await parts.source.next(step, _teller(parts.tracker, step))
+        fresh = await parts.source.next(step, _episode_progress(parts.tracker, step))
         played = time.monotonic()
-        _tell_failures(parts, step, fresh)
-        _tell_stopped(parts, step, fresh)
+        _report_failures(parts, step, fresh)
+        _report_timeouts(parts, step, fresh)
         if step == 1 and (line := unread(parts.estimator, fresh)):
             parts.tracker.say(f"step {step}: {line}", level="warning")
 
-        again = parts.buffer.draw(step)
-        groups = [*fresh, *again]
-        scores = [*parts.scorer(fresh), *outside(parts.scorer(again))]
+        replayed = parts.buffer.draw(step)
+        groups = [*fresh, *replayed]
+        scores = [*parts.scorer(fresh), *outside(parts.scorer(replayed))]
         aux = {} if parts.auxiliary is None else parts.auxiliary.predict(groups, scores)
         advantages, progress.credit = estimate(parts.estimator, groups, scores, aux, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_zero_advantage=settings.drop_zero_advantage)
-        _tell_flat(parts, step, prepared.flat, len(groups))
-        for annotator in parts.logprob_providers:
-            annotator.on_step_start(groups, scores)
-            rows = [annotator.annotate(group, parts.objective.sampling) for group in prepared.rows]
+        _warn_if_no_gradient(parts, step, prepared.zero_advantage, len(groups))
+        for provider in parts.logprob_providers:
+            provider.on_step_start(groups, scores)
+            rows = [provider.provide(group, parts.objective.sampling) for group in prepared.rows]
             prepared = replace(prepared, rows=rows)
         trained = update(
             groups,
@@ -113,27 +113,27 @@ async def train(parts: TrainingParts, settings: Settings, progress: Progress) ->
             parts.objective,
             epochs=settings.epochs,
             minibatches=settings.minibatches,
-            trunk=parts.trunk,
+            rollout_activations=parts.rollout_activations,
             stored=None if parts.rehearsal is None else (parts.rehearsal.rows(step), parts.rehearsal.objective),
         )
-        learned = {} if parts.auxiliary is None else parts.auxiliary.update(groups, scores, aux)
-        learnt = time.monotonic()
+        auxiliary_metrics = {} if parts.auxiliary is None else parts.auxiliary.update(groups, scores, aux)
+        updated = time.monotonic()
         parts.source.publish(step)
         published = time.monotonic()
-        for annotator in parts.logprob_providers:
-            annotator.on_step_end(step)
+        for provider in parts.logprob_providers:
+            provider.on_step_end(step)
         progress.step = step
 
         credit = per_group(groups, advantages)
-        for place, (group, own) in enumerate(zip(groups, scores, strict=True)):
-            label = "" if place < len(fresh) else AGAIN
-            parts.recorder.write(step, "train", group, own, credit[place], trained.arrays(place), label=label)
-        parts.books.finalize(step, fresh, scores[: len(fresh)], trained.passes)
+        for i, (group, group_scores) in enumerate(zip(groups, scores, strict=True)):
+            label = "" if i < len(fresh) else AGAIN
+            parts.recorder.write(step, "train", group, group_scores, credit[i], trained.arrays(i), label=label)
+        parts.run_records.finalize(step, fresh, scores[: len(fresh)], trained.passes)
         metrics = _metrics(parts, fresh, scores[: len(fresh)], trained, rollout=played - started)
-        metrics |= {"groups/zero_advantage": float(prepared.flat), "groups/total": float(len(groups))}
-        metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
+        metrics |= {"groups/zero_advantage": float(prepared.zero_advantage), "groups/total": float(len(groups))}
+        metrics |= auxiliary_metrics | staleness(fresh, step - 1) | parts.buffer.metrics(step)
         parts.buffer.keep(step, groups, credit, trained.passes)
-        metrics |= {"seconds/publish": published - learnt, "seconds/step": time.monotonic() - started}
+        metrics |= {"seconds/publish": published - updated, "seconds/step": time.monotonic() - started}
         parts.tracker.log(step, metrics)
         for alarm in parts.alarms.values():
             if line := alarm.update(step, metrics):
@@ -144,18 +144,21 @@ async def train(parts: TrainingParts, settings: Settings, progress: Progress) ->
     return progress
 
 
-def _teller(tracker: Tracker, step: int) -> Tell:
+def _episode_progress(tracker: Tracker, step: int) -> Tell:
     return lambda done, total: tracker.progress(f"step {step}, episodes", done, total)
 
 
-_NAMED = 3  # tasks that are named for each kind of failure
+_TASKS_SHOWN = 3  # tasks named for each kind of failure
 
 
-def _tell_failures(parts: TrainingParts, step: int, groups: list[Group]) -> None:
-    """Failures of infrastructure and faults of the program are never silent, counted by kind and by task, so that
-    neither a broken machine nor a policy that kills its judge can hide; and a step of nothing else ends the run."""
-    everything = [trajectory for group in groups for trajectory in group.trajectories]
-    failed = [trajectory for trajectory in everything if trajectory.stop is Stop.ERROR]
+def _report_failures(parts: TrainingParts, step: int, groups: list[Group]) -> None:
+    """Warn of failed episodes, counted by kind of error and by task; raise TrainingError if all episodes failed.
+
+    Infrastructure errors and faults of the program are never silent, so that neither a broken machine nor a policy that
+    kills its judge stays unseen.
+    """
+    episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    failed = [trajectory for trajectory in episodes if trajectory.stop is Stop.ERROR]
     if not failed:
         return
     tasks: dict[str, Counter[str]] = {}
@@ -163,34 +166,33 @@ def _tell_failures(parts: TrainingParts, step: int, groups: list[Group]) -> None
         kind = (trajectory.error or "").partition(":")[0]
         tasks.setdefault(kind, Counter())[trajectory.task_id] += 1
     kinds = "; ".join(
-        f"{kind} {counts.total()} ({', '.join(f'{task} {count}' for task, count in counts.most_common(_NAMED))}"
-        f"{', ...' if len(counts) > _NAMED else ''})"
+        f"{kind} {counts.total()} ({', '.join(f'{task} {count}' for task, count in counts.most_common(_TASKS_SHOWN))}"
+        f"{', ...' if len(counts) > _TASKS_SHOWN else ''})"
         for kind, counts in tasks.items()
     )
-    line = f"step {step}: no verdict on {len(failed)} of {len(everything)} episodes: {kinds}"
+    line = f"step {step}: {len(failed)} of {len(episodes)} episodes failed: {kinds}"
     line += f"; the first: {failed[0].error}"
-    if len(failed) == len(everything):
-        raise TrainingError(f"{line}; nothing is left to train on, mend it and run the same command again")
+    if len(failed) == len(episodes):
+        raise TrainingError(f"{line}; no episode is left to train on; fix the cause and run the same command again")
     parts.tracker.say(line, level="warning")
 
 
-def _tell_flat(parts: TrainingParts, step: int, flat: int, groups: int) -> None:
-    """A step that learns nothing says so."""
-    if groups and flat == groups:
+def _warn_if_no_gradient(parts: TrainingParts, step: int, zero_advantage: int, groups: int) -> None:
+    """Warn if all groups of a step were dropped because their advantages are zero."""
+    if groups and zero_advantage == groups:
         parts.tracker.say(
-            f"step {step}: no group has a gradient: in each of {groups} all attempts came to the same, so nothing is "
-            "learned",
+            f"step {step}: no group has a gradient: all advantages of all {groups} groups are 0, so nothing is learned",
             level="warning",
         )
 
 
-def _tell_stopped(parts: TrainingParts, step: int, groups: list[Group]) -> None:
-    """Episodes that the clock has stopped are listed: what they would have come to, nobody knows."""
+def _report_timeouts(parts: TrainingParts, step: int, groups: list[Group]) -> None:
+    """Warn of episodes that ran out of time, by task; their outcomes are unknown."""
     stopped = Counter(t.task_id for group in groups for t in group.trajectories if t.stop is Stop.TIMEOUT)
     if stopped:
-        named = ", ".join(f"{task} {count}" for task, count in stopped.most_common(_NAMED))
-        more = ", ..." if len(stopped) > _NAMED else ""
-        parts.tracker.say(f"step {step}: the clock stopped {stopped.total()} episodes: {named}{more}", level="warning")
+        tasks = ", ".join(f"{task} {count}" for task, count in stopped.most_common(_TASKS_SHOWN))
+        more = ", ..." if len(stopped) > _TASKS_SHOWN else ""
+        parts.tracker.say(f"step {step}: {stopped.total()} episodes ran out of time: {tasks}{more}", level="warning")
 
 
 def _due(step: int, every: int) -> bool:
@@ -198,13 +200,13 @@ def _due(step: int, every: int) -> bool:
 
 
 def _metrics(
-    parts: TrainingParts, groups: list[Group], scores: list[list[Score]], trained: Trained, *, rollout: float
+    parts: TrainingParts, groups: list[Group], scores: list[list[Score]], trained: UpdateResult, *, rollout: float
 ) -> dict[str, float]:
-    """Everything a step reports, by slash-separated names; `rollout` is the seconds it waited for its episodes."""
+    """Return all metrics of a step by slash-separated names; `rollout` is the seconds spent waiting for episodes."""
     engine = Counter(parts.source.take_stats())
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     sampled, computed = engine["tokens_sampled"], engine["tokens_computed"]
-    asked = engine["tokens_asked"] + sampled
+    requested = engine["tokens_asked"] + sampled
     return {
         **step_metrics(groups, scores),
         **trained.metrics,
@@ -214,8 +216,8 @@ def _metrics(
         "tokens/recomputed": engine["tokens_rebuilt"],
         "tokens/speculated": engine["tokens_guessed"],
         "tokens/speculated_accepted": engine["tokens_guessed_right"],
-        "tokens/requested": asked,
-        "tokens/saved": asked - computed if computed else 0.0,  # servers do not say what they computed
+        "tokens/requested": requested,
+        "tokens/saved": requested - computed if computed else 0.0,  # servers do not report what they computed
         "tokens/tree": float(sum(tree_tokens(group) for group in groups)),
         "engine/evicted": engine["evicted"],
         "tokens/per_second": sampled / max(engine["seconds"], 1e-9),

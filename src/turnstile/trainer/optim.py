@@ -1,4 +1,4 @@
-"""Learning rates over time, as factors of the recipe's rate."""
+"""The optimiser, and learning-rate schedules as multipliers of the recipe's learning rate."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ import torch
 from torch import nn
 
 Schedule = Callable[[float], float]
-"""Progress in [0, 1) after warm-up -> factor."""
+"""Progress in [0, 1) after warm-up -> learning-rate multiplier."""
 
 
 def constant(progress: float) -> float:
+    """Return 1 at every step."""
     return 1.0
 
 
 def linear(progress: float) -> float:
-    """From 1 down to 0.1."""
+    """Return a multiplier that falls linearly from 1 to 0.1."""
     return 1.0 - 0.9 * progress
 
 
 def cosine(progress: float) -> float:
-    """From 1 down to 0.1 along half a cosine."""
+    """Return a multiplier that falls from 1 to 0.1 along half a cosine."""
     return 0.1 + 0.9 * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def factor(schedule: Schedule, step: int, warmup: int, total: int) -> float:
-    """The factor of optimiser step `step` (from 0) of `total`, the first `warmup` of them rising linearly.
+def lr_multiplier(schedule: Schedule, step: int, warmup: int, total: int) -> float:
+    """Return the learning-rate multiplier of optimiser step `step` (from 0) of `total`.
 
-    Without warm-up, Adam's first step has full size whatever the gradient is.
+    The first `warmup` steps rise linearly. Without warm-up, Adam's first step has full size whatever the gradient is.
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -39,9 +40,11 @@ def factor(schedule: Schedule, step: int, warmup: int, total: int) -> float:
 def adamw(
     parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.AdamW:
-    """AdamW, in one pass over weights, gradients and moments where torch has a kernel for it; elsewhere each operation
-    of its formula makes another copy of the network."""
-    chosen = list(parameters)
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in chosen)
-    how = {"fused": True} if fused else {"foreach": True}
-    return torch.optim.AdamW(chosen, lr=lr, betas=betas, weight_decay=weight_decay, **how)
+    """Return AdamW, fused where torch has a kernel for it.
+
+    The fused kernel takes one pass over weights, gradients and moments; the others copy the network for each operation.
+    """
+    trained = list(parameters)
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trained)
+    implementation = {"fused": True} if fused else {"foreach": True}
+    return torch.optim.AdamW(trained, lr=lr, betas=betas, weight_decay=weight_decay, **implementation)

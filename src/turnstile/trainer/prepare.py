@@ -1,4 +1,4 @@
-"""From judged groups to training rows."""
+"""Training rows from scored groups."""
 
 from __future__ import annotations
 
@@ -15,56 +15,57 @@ from turnstile.types import Group, Row, Score
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """The rows of one step, those of one group together, and which groups gave none."""
+class TrainingRows:
+    """The rows of one step by group, and the number of groups that gave none."""
 
-    rows: list[list[Row]]  # by group that is trained
-    groups: list[int]  # index of that group in the step
-    flat: int  # groups left out because every advantage in them is zero
+    rows: list[list[Row]]  # one list for each trained group
+    groups: list[int]  # index of each trained group in the step
+    zero_advantage: int  # number of groups left out because all their advantages are zero
 
 
 def prepare(
     groups: Sequence[Group], scores: Sequence[Sequence[Score]], advantages: Advantages, *, drop_zero_advantage: bool
-) -> Prepared:
-    """Rows of every trajectory that is in the gradient.
+) -> TrainingRows:
+    """Return the rows of every trajectory that is in the gradient.
 
     With `drop_zero_advantage`, groups whose advantages are all zero are left out, as in the dynamic sampling of DAPO
-    (arXiv 2503.14476), but without sampling others in their place: they cost no forward and backward pass, their
-    tokens take no share of the weights, and regularisers do not see them.
+    (arXiv 2503.14476), but without sampling others in their place: they cost no forward and backward pass, their tokens
+    take no share of the weights, and regularisers do not see them. Raises TrainingError for advantages that are not
+    finite.
     """
     rows: list[list[Row]] = []
-    kept: list[int] = []
-    flat = 0
+    indices: list[int] = []
+    zero_advantage = 0
     credit = iter(advantages)
     for place, (group, group_scores) in enumerate(zip(groups, scores, strict=True)):
-        own = [next(credit) for _ in group.trajectories]
-        _check(group, own)
-        made = [
+        group_advantages = [next(credit) for _ in group.trajectories]
+        _check_finite(group, group_advantages)
+        trained = [
             row
-            for trajectory, score, turns in zip(group.trajectories, group_scores, own, strict=True)
+            for trajectory, score, turns in zip(group.trajectories, group_scores, group_advantages, strict=True)
             if score.in_gradient
             for row in rows_of(trajectory, turns)
             if row.loss_mask.any()
         ]
-        if drop_zero_advantage and not any(np.any(row.advantages) for row in made):
-            flat += 1
-        elif made:
-            rows.append(made)
-            kept.append(place)
-    return Prepared(rows, kept, flat)
+        if drop_zero_advantage and not any(np.any(row.advantages) for row in trained):
+            zero_advantage += 1
+        elif trained:
+            rows.append(trained)
+            indices.append(place)
+    return TrainingRows(rows, indices, zero_advantage)
 
 
-def _check(group: Group, advantages: Advantages) -> None:
+def _check_finite(group: Group, advantages: Advantages) -> None:
     for trajectory, turns in zip(group.trajectories, advantages, strict=True):
         if not all(np.isfinite(values).all() for values in turns):
             raise TrainingError(
-                f"task {group.task.id!r}, attempt {trajectory.attempt}: the estimator gave advantages that are not "
-                "finite (float32 ends at 3e38); scale the rewards"
+                f"task {group.task.id!r}, attempt {trajectory.attempt}: the estimator returned advantages that are not "
+                "finite (float32 ends at 3e38); scale the rewards down"
             )
 
 
-def split(prepared: Prepared, parts: int) -> list[list[Row]]:
-    """The rows of a step as at most `parts` mini-batches, whole groups each."""
+def split(prepared: TrainingRows, parts: int) -> list[list[Row]]:
+    """Split the rows of a step into at most `parts` mini-batches of whole groups."""
     bounds = np.linspace(0, len(prepared.rows), min(parts, len(prepared.rows)) + 1).astype(int)
     return [
         [row for group in prepared.rows[begin:end] for row in group]

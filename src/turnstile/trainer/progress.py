@@ -17,7 +17,7 @@ from torch import Tensor
 from turnstile.credit.base import Targets
 from turnstile.trainer.critic import step_finite
 from turnstile.trainer.learner import Learner
-from turnstile.trainer.turn_features import Spoken, read_spoken, turn_head
+from turnstile.trainer.turn_features import TurnFeatures, read_turn_features, turn_head
 from turnstile.types import Group, Score
 
 
@@ -44,11 +44,11 @@ class ProgressEstimator:
             head = turn_head(2 * int(learner.model.config.get_text_config().hidden_size))
         self._head = head.to(learner.model.device)
         self._optimizer = torch.optim.Adam(self._head.parameters(), lr=lr)
-        self._seen: Spoken | None = None  # from `predict` to `update`
+        self._seen: TurnFeatures | None = None  # from `predict` to `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`progress`: [trajectory] -> f32[K], 0 for turns that are not trained."""
-        self._seen = read_spoken(self._learner, groups)
+        self._seen = read_turn_features(self._learner, groups)
         with torch.no_grad():
             return {"progress": self._seen.spread(self._contributions(self._seen.after))}
 

@@ -1,4 +1,4 @@
-"""New weights for others: a file of what learns for another process, a whole folder for servers, for each version."""
+"""Publishing weights: files of the trained parameters for another process, Hugging Face folders for servers."""
 
 from __future__ import annotations
 
@@ -14,65 +14,77 @@ from turnstile.errors import RunFolderError
 from turnstile.trainer.checkpoint import save_model
 from turnstile.trainer.learner import Learner
 
-KEPT = 2  # the newest, and the one before, which somebody may be reading
+VERSIONS_KEPT = 2  # the newest, and the one before, which another process may be reading
 
 
-def _emptied(folder: Path) -> Path:
-    """The folder, with nothing in it."""
+def _make_empty(folder: Path) -> Path:
+    """Create the folder, or delete what is in it, and return it.
+
+    Raises RunFolderError if that fails.
+    """
     try:
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
     except OSError as error:
         raise RunFolderError(
-            f"{folder}, where weights are handed out, cannot be emptied ({error.strerror}); remove it by hand"
+            f"the weights folder {folder} cannot be emptied ({error.strerror}); remove it by hand"
         ) from None
     return folder
 
 
 class WeightFiles:
-    """Files in a folder of their own, which is emptied first. They are not flushed to the disk: nothing goes on from
-    them after a crash."""
+    """Weight files in a folder that is emptied first. They are not flushed to disk, since no run resumes from them."""
 
     def __init__(self, folder: Path, learner: Learner) -> None:
-        learning = set(map(id, learner.parameters))
-        self._parameters = {name: p for name, p in learner.model.named_parameters() if id(p) in learning}
-        self._folder = _emptied(folder)
+        trained = set(map(id, learner.parameters))
+        self._parameters = {name: p for name, p in learner.model.named_parameters() if id(p) in trained}
+        self._folder = _make_empty(folder)
 
     def write(self, version: int) -> Path:
-        """The file of this version, whole as soon as it is there. Raises OSError where there is no room."""
+        """Write the weights of a version and return the file, which appears complete.
+
+        Raises OSError if the disk is full.
+        """
         file = self._folder / f"{version:06d}.safetensors"
         scratch = file.with_suffix(".writing")
         save_file({name: p.detach().contiguous() for name, p in self._parameters.items()}, scratch)
         scratch.replace(file)
-        for old in sorted(self._folder.glob("*.safetensors"))[:-KEPT]:
+        for old in sorted(self._folder.glob("*.safetensors"))[:-VERSIONS_KEPT]:
             old.unlink()
         return file
 
     def remove(self) -> None:
+        """Delete the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class WeightFolders:
-    """Plain Hugging Face folders in a folder of their own, which is emptied first; the newest `kept` stay, and others
-    for as long as a server loads them. They are not flushed to the disk either."""
+    """Hugging Face folders in a folder that is emptied first. They are not flushed to disk.
+
+    The newest `kept` stay, and older ones for as long as a server loads them.
+    """
 
     def __init__(
-        self, folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, kept: int = KEPT
+        self, folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, kept: int = VERSIONS_KEPT
     ) -> None:
-        self._folder, self._model, self._tokenizer, self._kept = _emptied(folder), model, tokenizer, kept
+        self._folder, self._model, self._tokenizer, self._kept = _make_empty(folder), model, tokenizer, kept
         self._numbers = itertools.count()
 
     def write(self, version: int) -> Path:
-        """The folder of this version, whole as soon as it is there. Raises OSError where there is no room."""
+        """Write the weights of a version and return the folder, which appears complete.
+
+        Raises OSError if the disk is full.
+        """
         scratch = self._folder / ".writing"
-        shutil.rmtree(scratch, ignore_errors=True)  # of one that failed
+        shutil.rmtree(scratch, ignore_errors=True)  # left by a write that failed
         save_model(self._model, self._tokenizer, scratch)
-        found = self._folder / f"{next(self._numbers):06d}-{version}"
-        scratch.rename(found)
+        target = self._folder / f"{next(self._numbers):06d}-{version}"
+        scratch.rename(target)
         for old in sorted(self._folder.glob("[0-9]*"))[: -self._kept]:
             put_away(old)
-        return found
+        return target
 
     def remove(self) -> None:
+        """Delete the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What losses compare the policy with: the one that RL began with, the one before a step, a teacher, its past."""
+"""Log-probabilities that losses compare the policy with: reference, proximal policy, teacher; and past entropy."""
 
 from __future__ import annotations
 
@@ -25,93 +25,98 @@ _log = logging.getLogger(__name__)
 
 
 class LogprobProvider(Protocol):
-    """Gives the rows of a step one more array among their extras, before the step."""
+    """A provider of one more array among the extras of each row, computed before the step."""
 
     def on_step_start(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
-        """Is shown the step before any of its rows. Most need nothing of it."""
+        """Receive the step's groups and scores before any of its rows. Most providers ignore them."""
         return
 
-    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]: ...
+    def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+        """Return the rows with the provider's array f32[L] among their extras."""
+        ...
 
     def on_step_end(self, step: int) -> None:
-        """Is told of each step that is done. Most have nothing to do then."""
+        """Receive the number of each completed step. Most providers ignore it."""
         return
 
 
-class Proximal(LogprobProvider):
-    """The policy as the trainer computes it before the step, which the sampler's word on it may differ from."""
+class ProximalPolicy(LogprobProvider):
+    """The policy before the step, as the trainer computes it; the sampler's log-probabilities may differ slightly."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
 
-    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
-        """The rows with `proximal_logprobs` f32[L] among their extras, 0 where masked."""
-        return annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "proximal_logprobs")
+    def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+        """Return the rows with `proximal_logprobs` f32[L] among their extras, 0 where masked."""
+        return with_logprobs(self._learner.model, self._learner.config.budget, rows, sampling, "proximal_logprobs")
 
 
-class Teacher(LogprobProvider):
-    """Another network with the same vocabulary, for good."""
+class TeacherPolicy(LogprobProvider):
+    """A fixed network with the policy's vocabulary."""
 
     def __init__(self, model: PreTrainedModel, learner: Learner) -> None:
-        own, other = (m.get_output_embeddings().weight.shape[0] for m in (learner.model, model))
-        if own != other:
+        policy, teacher = (m.get_output_embeddings().weight.shape[0] for m in (learner.model, model))
+        if policy != teacher:
             raise ConfigError(
-                f"train.teacher knows {other} tokens, the model that learns {own}; take one of its family"
+                f"train.teacher has a vocabulary of {teacher} tokens and the policy one of {policy}; "
+                "choose a teacher of the policy's model family"
             )
         if why := try_layouts(model):
             _log.warning(
-                "train.teacher: %s: rows go through it one by one, and what they share is computed for each", why
+                "train.teacher: %s: rows are computed one by one, and shared prefixes are computed for each row", why
             )
         self._model = model
-        self._budget = learner.plan.budget
+        self._budget = learner.config.budget
 
-    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
-        """The rows with `teacher_logprobs` f32[L] among their extras, 0 where masked."""
-        return annotated(self._model, self._budget, rows, sampling, "teacher_logprobs")
+    def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+        """Return the rows with `teacher_logprobs` f32[L] among their extras, 0 where masked."""
+        return with_logprobs(self._model, self._budget, rows, sampling, "teacher_logprobs")
 
 
-class Past(LogprobProvider):
-    """The mean entropy of the tokens of all optimiser steps so far."""
+class PastEntropy(LogprobProvider):
+    """The mean entropy of the tokens of all earlier optimiser steps."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
 
-    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
-        """The rows with `entropy_past` f32[L] among their extras, the same everywhere; NaN before the first step."""
+    def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+        """Return the rows with `entropy_past` f32[L] among their extras: one value, NaN before the first step."""
         past = np.float32(self._learner.mean_entropy)
         return [replace(row, extras={**row.extras, "entropy_past": np.full(len(row.token_ids), past)}) for row in rows]
 
 
-class Reference(LogprobProvider):
-    """The policy that RL began with, which a KL penalty holds on to: a copy of what learns; the frozen rest is shared
-    with the network that learns.
+class ReferencePolicy(LogprobProvider):
+    """The policy at the start of RL, which a KL penalty anchors to: a copy of the trained parameters.
 
-    With `every` above 0 it becomes the policy of now after so many steps, and the optimiser begins anew, as in ProRL
-    (arXiv 2505.24864; there by hand, where progress stalls). Kept in `folder`, one file for each policy it was, so
-    that a resumed run holds on to the same one: the last that is not later than its `step`. The last `keep` + 1 of
-    them stay, which is enough for that many checkpoints, if there is one at least every `every` steps.
+    The frozen parameters are shared with the policy. With `every` above 0 the reference is reset to the current policy
+    after that many steps, and the optimiser's state is cleared, as in ProRL (arXiv 2505.24864; there by hand, where
+    progress stalls). Each reference is one file in `folder`, so that a resumed run uses the same one: the last that is
+    not later than its `step`. The last `keep` + 1 files stay, which is enough for that many checkpoints if one is saved
+    at least every `every` steps.
     """
 
     def __init__(self, learner: Learner, folder: Path, *, step: int = 0, every: int = 0, keep: int = 2) -> None:
         self._learner, self._folder, self._every, self._keep = learner, folder, every, keep
         for file in self._files():
-            if _step_of(file) > step:  # of a future that this run has gone back behind
+            if _step_of(file) > step:  # from steps after the checkpoint that this run resumes from
                 file.unlink()
         if files := self._files():
             values = torch.load(files[-1], map_location="cpu", weights_only=True)
             self._values = [value.to(learner.model.device) for value in values]
         elif step:
-            raise CheckpointError(f"{folder} has no reference-*.pt, which the policy of step {step} was held to")
+            raise CheckpointError(
+                f"{folder} has no reference-*.pt, the reference policy of step {step}; restore the file or start anew"
+            )
         else:
-            self._become(step)
+            self._snapshot(step)
 
     def on_step_end(self, step: int) -> None:
-        """Becomes the policy of now if it is time."""
+        """Reset the reference to the current policy if it is due."""
         if self._every and step % self._every == 0:
-            self._become(step)
+            self._snapshot(step)
             self._learner.optimizer.state.clear()
 
-    def _become(self, step: int) -> None:
+    def _snapshot(self, step: int) -> None:
         self._values = [parameter.detach().clone() for parameter in self._learner.parameters]
         file = self._folder / f"reference-{step:06d}.pt"
         scratch = file.with_suffix(".writing")
@@ -124,24 +129,24 @@ class Reference(LogprobProvider):
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("reference-*.pt"))
 
-    def annotate(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
-        """The rows with `ref_logprobs` f32[L] among their extras, 0 where masked."""
-        with holding(self._learner.parameters, self._values):
-            return annotated(self._learner.model, self._learner.plan.budget, rows, sampling, "ref_logprobs")
+    def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
+        """Return the rows with `ref_logprobs` f32[L] among their extras, 0 where masked."""
+        with swapped_parameters(self._learner.parameters, self._values):
+            return with_logprobs(self._learner.model, self._learner.config.budget, rows, sampling, "ref_logprobs")
 
 
 @contextmanager
-def holding(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Other values in a network's parameters for a while."""
+def swapped_parameters(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Put other values into a network's parameters for the duration of a `with` block."""
     current = [parameter.detach().clone() for parameter in parameters]
-    _put(parameters, values)
+    _copy_into(parameters, values)
     try:
         yield
     finally:
-        _put(parameters, current)
+        _copy_into(parameters, current)
 
 
-def _put(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+def _copy_into(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
             parameter.copy_(value)
@@ -151,8 +156,8 @@ def _step_of(file: Path) -> int:
     return int(file.stem.removeprefix("reference-"))
 
 
-def annotated(model: PreTrainedModel, budget: int, rows: Sequence[Row], sampling: Sampling, name: str) -> list[Row]:
-    """The rows with the log-probabilities f32[L] that the network has now among their extras, 0 where masked."""
+def with_logprobs(model: PreTrainedModel, budget: int, rows: Sequence[Row], sampling: Sampling, name: str) -> list[Row]:
+    """Return the rows with the network's log-probabilities f32[L] among their extras, 0 where masked."""
     logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     no_weights = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     with torch.no_grad():

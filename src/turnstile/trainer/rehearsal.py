@@ -1,4 +1,4 @@
-"""What the policy could do when RL began, learned from again beside what it plays: samples against forgetting."""
+"""Rehearsal: stored samples of the initial policy, trained on in every step against forgetting."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from turnstile.types import Row, Trajectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsal:
-    """Stored episodes, and what is learned from them in every optimiser step, on top of its own objective.
+    """Stored episodes, and the objective that trains on them in every optimiser step, beside the policy's own.
 
-    Each step draws `batch` of them by `seed` and its number alone, so that a step which is done again takes the same.
-    Their tokens share weights of their own and take none from what was played. Advantages are 1, and `ref_logprobs` the
-    recorded ones, which were the reference's own when it sampled them.
+    Each step draws `batch` of them by `seed` and its number alone, so that a repeated step draws the same ones. Their
+    tokens are aggregated by themselves and take no weight from fresh samples. Advantages are 1; `ref_logprobs` are the
+    recorded log-probabilities, which are those of the reference, since it sampled them.
     """
 
     episodes: tuple[Trajectory, ...]
@@ -28,7 +28,7 @@ class Rehearsal:
     seed: int
 
     def rows(self, step: int) -> list[Row]:
-        """Those of a step of training."""
+        """Return the rows of a training step."""
         draw = random.Random(f"{self.seed}/{step}/rehearsal")
         chosen = draw.sample(self.episodes, min(self.batch, len(self.episodes)))
         return [row for episode in chosen for row in _rows(episode)]

@@ -1,5 +1,7 @@
-"""The random numbers that nobody keys: Python's, numpy's and torch's own. Nothing of ours draws from them, but an
-environment, a reward or a loss of one's own may."""
+"""Save and restore the global RNG states of Python, NumPy and torch.
+
+Turnstile itself draws nothing from them, but a custom environment, reward or loss may.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ import torch
 
 
 def seed(number: int) -> None:
-    """Begins all of them anew."""
+    """Seed all generators."""
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)
 
 
 def state() -> dict[str, Any]:
-    """Where they are: tensors and plain numbers."""
+    """Return the states of all generators, as tensors and plain numbers."""
     kind, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, following = random.getstate()
     return {
@@ -32,8 +34,8 @@ def state() -> dict[str, Any]:
 
 
 @contextmanager
-def untouched() -> Iterator[None]:
-    """What is drawn inside was not drawn."""
+def preserved() -> Iterator[None]:
+    """Restore the states when the `with` block ends, as if nothing had been drawn in it."""
     before = state()
     try:
         yield
@@ -42,7 +44,7 @@ def untouched() -> Iterator[None]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Puts them back, bit by bit; those of devices that are not there are left out."""
+    """Restore the states bit by bit; those of missing devices are skipped."""
     version, internal, following = state["python"]
     random.setstate((version, tuple(internal), following))
     kind, keys, place, has_gauss, gauss = state["numpy"]

@@ -1,4 +1,4 @@
-"""Supervised learning on oracle episodes, so that RL begins with an agent that knows how to act."""
+"""Supervised fine-tuning on oracle episodes, so that RL starts from an agent that can act."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from turnstile.trainer.learner import Learner, Objective
 from turnstile.types import F32, Row, Trajectory
 
 TokenWeights = Callable[[Trajectory, int], F32]
-"""(trajectory, turn) -> f32[n]: how much each token of a demonstrated turn counts."""
+"""(trajectory, turn) -> f32[n]: the weight of each token of a demonstrated turn."""
 
 
 def demo_rows(demos: Sequence[Trajectory], token_weights: TokenWeights | None = None) -> list[Row]:
-    """Rows of demonstrations. The advantage of a token is its weight: 1, or what `token_weights` says."""
+    """Return rows of demonstrations, whose advantages are token weights: 1, or what `token_weights` returns."""
 
     def credit(demo: Trajectory, turn: int) -> F32:
         if token_weights is None:
@@ -41,7 +41,7 @@ def warm_start(
     seed: int,
     report: Callable[[int, int, dict[str, float]], None] = lambda done, total, metrics: None,
 ) -> dict[str, float]:
-    """Passes over `rows` in mini-batches of `batch` rows, shuffled by `seed`; returns the last metrics.
+    """Train on `rows` for `epochs` passes in mini-batches of `batch` rows, shuffled by `seed`; return the last metrics.
 
     `report(done, total, metrics)` is called after each optimiser step.
     """

@@ -1,4 +1,4 @@
-"""The update half of a training step: judged groups in, new weights and what was trained out."""
+"""The update of a training step: scored groups in, new weights and their record out."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from turnstile.credit.base import Advantages
 from turnstile.records.record import LOGPROB, WEIGHT
 from turnstile.trainer.activation_cache import RolloutActivations
 from turnstile.trainer.learner import Learner, Objective
-from turnstile.trainer.prepare import Prepared, split
+from turnstile.trainer.prepare import TrainingRows, split
 from turnstile.types import F32, Group, Row
 
 PerGroup = list[list[list[F32]]]
-"""[group][trajectory][turn] -> f32[n]"""
+"""[group][trajectory][turn] -> f32[n]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """What an update saw, token by token: the loss weights, the trainer's log-probabilities before it, and the other
-    policies' that its losses needed; and which attempts it trained on in each pass."""
+class UpdateResult:
+    """What an update computed for each token, and the attempts that each pass trained on.
+
+    `weights` are the loss weights, `logprobs` the trainer's log-probabilities before the update, `extras` the
+    log-probabilities of other policies that the losses needed.
+    """
 
     metrics: dict[str, float]
     weights: PerGroup
@@ -31,71 +34,72 @@ class Trained:
     extras: Mapping[str, PerGroup] = field(default_factory=dict)
 
     def arrays(self, place: int) -> dict[str, list[list[F32]]]:
-        """What a record keeps of group `place`."""
+        """Return the arrays that a record stores for the group with index `place`."""
         named = {WEIGHT: self.weights, LOGPROB: self.logprobs, **self.extras}
         return {name: values[place] for name, values in named.items()}
 
 
 def update(
     groups: Sequence[Group],
-    prepared: Prepared,
+    prepared: TrainingRows,
     learner: Learner,
     objective: Objective,
     *,
     epochs: int,
     minibatches: int,
-    trunk: RolloutActivations | None = None,
+    rollout_activations: RolloutActivations | None = None,
     stored: tuple[Sequence[Row], Objective] | None = None,
-) -> Trained:
-    """`epochs` passes over the step's rows in `minibatches` optimiser steps each, every one of them over the `stored`
-    rows too. `trunk` is what the rollout left of what the frozen layers gave.
+) -> UpdateResult:
+    """Take `epochs` passes over the step's rows, in `minibatches` optimiser steps each.
 
-    Metrics are means over the optimiser steps, sums for tokens and seconds, the worst for the gradient's norm, and
-    the first for the gap between sampler and trainer (later ones hold what was learnt since).
-    The arrays are those of the first pass, when the policy was still the one that sampled.
+    Every optimiser step includes the `stored` rows. `rollout_activations` are the frozen-layer activations that the
+    rollout engine kept. Metrics are means over the optimiser steps, except for tokens and seconds (sums), the gradient
+    norm (maximum), and the gap between sampler and trainer (first step, since later ones include the policy's change).
+    The arrays are those of the first pass, when the policy is still the one that sampled.
     """
     reports: list[dict[str, float]] = []
-    seen: dict[int, tuple[F32, F32]] = {}
+    first: dict[int, tuple[F32, F32]] = {}
     passes: list[list[tuple[str, int]]] = []
-    again = epochs > 1 or bool(objective.needs.whole) or (bool(stored) and minibatches > 1)  # some rows come again
-    trunks = learner.trunks(trunk, keep=again)
+    # Rows come again in later epochs, in the extra pass of a scoped loss, and as stored rows of the next minibatch.
+    reuse = epochs > 1 or bool(objective.needs.scope) or (bool(stored) and minibatches > 1)
+    activations = learner.activation_cache(rollout_activations, keep=reuse)
     for _ in range(epochs):
         passes.append([])
         for rows in split(prepared, minibatches):
-            report, weights, logprobs = learner.update(rows, objective, trunks, stored)
+            report, weights, logprobs = learner.update(rows, objective, activations, stored)
             reports.append(report)
             passes[-1] += dict.fromkeys(row.origin for row in rows)
             for row, w, lp in zip(rows, weights, logprobs, strict=True):
-                seen.setdefault(id(row), (w, lp))
+                first.setdefault(id(row), (w, lp))
     trained = [row for group in prepared.rows for row in group]
-    return Trained(
+    return UpdateResult(
         _merge(reports),
-        _per_turn(groups, trained, [seen[id(row)][0] for row in trained]),
-        _per_turn(groups, trained, [seen[id(row)][1] for row in trained]),
+        _per_turn(groups, trained, [first[id(row)][0] for row in trained]),
+        _per_turn(groups, trained, [first[id(row)][1] for row in trained]),
         passes,
-        {name: _per_turn(groups, trained, [row.extras[name] for row in trained]) for name in _kept(trained)},
+        {name: _per_turn(groups, trained, [row.extras[name] for row in trained]) for name in _logprob_names(trained)},
     )
 
 
-def _kept(rows: Sequence[Row]) -> list[str]:
-    """The arrays of log-probabilities that all rows have."""
+def _logprob_names(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the log-probability arrays that all rows have."""
     names = set.intersection(*(set(row.extras) for row in rows)) if rows else set()
     return sorted(name for name in names if name.endswith("_logprobs"))
 
 
 def per_group(groups: Sequence[Group], advantages: Advantages) -> PerGroup:
-    """Advantages in the order of trajectories, by group."""
-    rest = iter(advantages)
-    return [[next(rest) for _ in group.trajectories] for group in groups]
+    """Return the advantages by group, in the order of trajectories."""
+    remaining = iter(advantages)
+    return [[next(remaining) for _ in group.trajectories] for group in groups]
 
 
 def _per_turn(groups: Sequence[Group], rows: Sequence[Row], values: Sequence[F32]) -> PerGroup:
-    of: dict[tuple[str, int], tuple[list[Row], list[F32]]] = {}
+    by_trajectory: dict[tuple[str, int], tuple[list[Row], list[F32]]] = {}
     for row, array in zip(rows, values, strict=True):
-        own = of.setdefault(row.origin, ([], []))
-        own[0].append(row)
-        own[1].append(array)
-    return [[by_turn(t, *of.get(t.key, ([], []))) for t in group.trajectories] for group in groups]
+        its_rows, its_values = by_trajectory.setdefault(row.origin, ([], []))
+        its_rows.append(row)
+        its_values.append(array)
+    return [[by_turn(t, *by_trajectory.get(t.key, ([], []))) for t in group.trajectories] for group in groups]
 
 
 def _merge(reports: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""What heads that judge whole turns read of the policy's last hidden states: a turn's state, and what was said in it.
+"""Inputs of heads that judge turns: the policy's hidden states before and within each turn.
 
-The state is read before the first token of a turn; what was said in it is that and the mean over the turn's tokens,
-each read once it is there.
+The state is the hidden state before the first token of a turn. The turn itself is represented by that state and the
+mean of the hidden states after each of its tokens.
 """
 
 from __future__ import annotations
@@ -15,82 +15,85 @@ import torch
 from torch import Tensor, nn
 
 from turnstile.batching.rows import rows_of
-from turnstile.trainer.features import features, nothing_said, trajectories_of
+from turnstile.trainer.features import features, trajectories_of, zero_advantages
 from turnstile.trainer.learner import Learner
 from turnstile.types import F32, Group, Row
 
-Places = np.ndarray[Any, Any]
+Indices = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """The turns of a step that are trained."""
+class TurnFeatures:
+    """Features of a step's trained turns."""
 
-    turns: Places  # [M] which of the step's turns
-    lengths: list[int]  # turns of each trajectory
-    before: Tensor  # [M, H] the state
-    after: Tensor  # [M, 2H] the state, and what was said in it
+    turns: Indices  # [M] index of each turn among all turns of the step
+    lengths: list[int]  # number of turns of each trajectory
+    before: Tensor  # [M, H] the state before the turn
+    after: Tensor  # [M, 2H] that state, and the mean state over the turn's tokens
 
     def spread(self, values: Tensor) -> list[F32]:
-        """[M] as [trajectory] -> f32[K], 0 in turns that are not trained."""
+        """Return values [M] as [trajectory] -> f32[K], with 0 in turns that are not trained."""
         flat = np.zeros(sum(self.lengths), np.float32)
         flat[self.turns] = values.detach().float().cpu().numpy()
         return np.split(flat, np.cumsum(self.lengths)[:-1])
 
     @property
-    def trajectory(self) -> Places:
-        """Which of the step's trajectories each turn is of, [M]."""
+    def trajectory(self) -> Indices:
+        """The index of each turn's trajectory in the step, [M]."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)[self.turns]
 
 
-def read_spoken(learner: Learner, groups: Sequence[Group]) -> Spoken:
-    """The turns of a step that are trained, as the network stands now; states are in main memory."""
-    everyone = trajectories_of(groups)
-    lengths = [len(trajectory.turns) for trajectory in everyone]
+def read_turn_features(learner: Learner, groups: Sequence[Group]) -> TurnFeatures:
+    """Return the features of the step's trained turns under the current weights, in main memory."""
+    trajectories = trajectories_of(groups)
+    lengths = [len(trajectory.turns) for trajectory in trajectories]
     rows, turns = [], []
-    for begin, trajectory in zip(np.cumsum([0, *lengths]), everyone, strict=False):
-        for row in rows_of(trajectory, nothing_said(trajectory)):
+    for begin, trajectory in zip(np.cumsum([0, *lengths]), trajectories, strict=False):
+        for row in rows_of(trajectory, zero_advantages(trajectory)):
             if row.loss_mask.any():
                 trained = np.unique(row.turn_ids[row.loss_mask])
                 rows.append((row, trained))
                 turns.append(begin + trained)
     if not rows:
         width = int(learner.model.config.get_text_config().hidden_size)
-        return Spoken(np.empty(0, np.int64), lengths, torch.empty(0, width), torch.empty(0, 2 * width))
-    seen = features(learner, [_opened(row, trained) for row, trained in rows])
-    before = [states for each in zip(seen, rows, strict=True) for states in _apart(*each)]
-    state = torch.stack([states[0] for states in before])
-    said = torch.stack([states[1:].mean(0) for states in before])
-    return Spoken(np.concatenate(turns), lengths, state, torch.cat([state, said], dim=1))
+        return TurnFeatures(np.empty(0, np.int64), lengths, torch.empty(0, width), torch.empty(0, 2 * width))
+    hidden = features(learner, [_with_boundaries(row, trained) for row, trained in rows])
+    by_turn = [states for each in zip(hidden, rows, strict=True) for states in _split_by_turn(*each)]
+    before = torch.stack([states[0] for states in by_turn])
+    action = torch.stack([states[1:].mean(0) for states in by_turn])
+    return TurnFeatures(np.concatenate(turns), lengths, before, torch.cat([before, action], dim=1))
 
 
 def turn_head(size: int) -> nn.Sequential:
-    """One hidden layer as wide as what it reads, and one number, which begins at 0."""
+    """Return a head with one hidden layer as wide as its input and one output, initialised to 0."""
     last = nn.Linear(size, 1)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
     return nn.Sequential(nn.Linear(size, size), nn.ReLU(), last)
 
 
-def _opened(row: Row, turns: Places) -> Row:
-    """The row with exactly those tokens marked before which something of these turns is read: their own, and the one
-    after each turn; the row has one more, so that there is one after the last."""
+def _with_boundaries(row: Row, turns: Indices) -> Row:
+    """Return the row with a mask of the tokens of `turns` and of the token after each turn.
+
+    The hidden states before these tokens are those before each turn and after each of its tokens. The row has one token
+    more, so that the last turn has a token after it.
+    """
     mask = np.append(np.isin(row.turn_ids, turns), False)
     mask[1:] |= mask[:-1]
-    arrays: dict[str, Any] = {name: np.append(getattr(row, name), getattr(row, name)[-1]) for name in _ARRAYS}
+    arrays: dict[str, Any] = {name: np.append(getattr(row, name), getattr(row, name)[-1]) for name in _PER_TOKEN}
     return replace(row, loss_mask=mask, **arrays)
 
 
-def _apart(states: Tensor, row: tuple[Row, Places]) -> list[Tensor]:
-    """What `_opened` read, [n + 1, H] for each turn of n tokens."""
+def _split_by_turn(states: Tensor, row: tuple[Row, Indices]) -> list[Tensor]:
+    """Split the states of `_with_boundaries` by turn: [n + 1, H] for each turn of n tokens."""
     owner = row[0].turn_ids
-    places = np.flatnonzero(_opened(*row).loss_mask)
-    found = []
+    positions = np.flatnonzero(_with_boundaries(*row).loss_mask)
+    by_turn = []
     for turn in row[1]:
-        own = np.flatnonzero(owner == turn)
-        begin = int(np.searchsorted(places, own[0]))
-        found.append(states[begin : begin + len(own) + 1])
-    return found
+        tokens = np.flatnonzero(owner == turn)
+        begin = int(np.searchsorted(positions, tokens[0]))
+        by_turn.append(states[begin : begin + len(tokens) + 1])
+    return by_turn
 
 
-_ARRAYS = ("token_ids", "logprobs", "advantages", "turn_ids", "versions")
+_PER_TOKEN = ("token_ids", "logprobs", "advantages", "turn_ids", "versions")

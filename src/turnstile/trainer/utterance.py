@@ -18,7 +18,7 @@ from torch.nn.functional import mse_loss
 from turnstile.credit.base import Targets
 from turnstile.trainer.critic import step_finite
 from turnstile.trainer.learner import Learner
-from turnstile.trainer.turn_features import Spoken, read_spoken, turn_head
+from turnstile.trainer.turn_features import TurnFeatures, read_turn_features, turn_head
 from turnstile.types import Group, Score
 
 TWICE = (1, 2)
@@ -57,14 +57,14 @@ class UtteranceCritic:
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """`q` and `v` as `values` has them, once the critic has learned from these groups."""
-        seen = read_spoken(self._learner, groups)
+        seen = read_turn_features(self._learner, groups)
         before = self._told(seen)
         self._metrics = self._fit(groups, scores, seen, before)
         return self._told(seen)
 
     def values(self, groups: Sequence[Group]) -> dict[str, Any]:
         """`q` and `v`: [trajectory] -> f32[K], each the smaller of two; 0 for turns that are not trained."""
-        return self._told(read_spoken(self._learner, groups))
+        return self._told(read_turn_features(self._learner, groups))
 
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
@@ -75,7 +75,7 @@ class UtteranceCritic:
         metrics, self._metrics = self._metrics, {}
         return metrics
 
-    def _told(self, seen: Spoken) -> dict[str, Any]:
+    def _told(self, seen: TurnFeatures) -> dict[str, Any]:
         with torch.no_grad():
             q, v = (
                 torch.minimum(*(self._of(self._heads, f"{what}{i}", states) for i in TWICE))
@@ -84,7 +84,7 @@ class UtteranceCritic:
         return {"q": seen.spread(q), "v": seen.spread(v)}
 
     def _fit(
-        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], seen: Spoken, before: Mapping[str, Any]
+        self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], seen: TurnFeatures, before: Mapping[str, Any]
     ) -> dict[str, float]:
         """Learns from a step; {} where there is nothing to learn."""
         if not len(seen.turns):

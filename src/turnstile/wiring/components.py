@@ -24,7 +24,7 @@ from turnstile.envs.threads import Threads
 from turnstile.errors import ConfigError, TaskError
 from turnstile.lookup import resolve
 from turnstile.losses.base import TokenLoss, needs_of
-from turnstile.losses.multipliers import PROXIMAL, weighted
+from turnstile.losses.multipliers import PROXIMAL, with_multipliers
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.allocator import keep_freed_memory
 from turnstile.models.load import check_model, load_model, load_tokenizer
@@ -41,8 +41,8 @@ from turnstile.tracking.base import Tracker
 from turnstile.tracking.board import StatusBoard
 from turnstile.tracking.fanout import Trackers
 from turnstile.trainer.critic import AuxiliaryModel
-from turnstile.trainer.learner import Learner, Objective, Plan
-from turnstile.trainer.reference import LogprobProvider, Past, Proximal, Reference, Teacher
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
+from turnstile.trainer.reference import LogprobProvider, PastEntropy, ProximalPolicy, ReferencePolicy, TeacherPolicy
 from turnstile.types import Sampling, Task
 from turnstile.wiring.hints import make_hint
 from turnstile.wiring.kinds import bind, bind_part, make_part, takes
@@ -268,7 +268,7 @@ def trainable(recipe: Recipe, agent: Agent) -> list[nn.Parameter]:
 def make_learner(recipe: Recipe, agent: Agent) -> Learner:
     """The learner of RL."""
     train = recipe.train
-    plan = Plan(
+    plan = LearnerConfig(
         lr=train.lr,
         schedule=bind("schedule", Kind(kind=train.schedule)),
         warmup=train.warmup,
@@ -300,33 +300,35 @@ def make_objective(recipe: Recipe) -> Objective:
     if (older or elsewhere) and not corrected:
         multipliers.append(bind("loss_multiplier", Kind(kind="tis"), given=("batch",)))
     objective = Objective(
-        loss=weighted(loss, multipliers),
-        weigh=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
+        loss=with_multipliers(loss, multipliers),
+        aggregation=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
         regularizers=tuple(regularizers),
         sampling=make_sampling(recipe),
     )
-    given = {*ANNOTATORS, *_declared_providers(recipe)}
+    given = {*PROVIDERS, *_declared_providers(recipe)}
     if unknown := [name for name in objective.needs.extras if name not in given]:
         raise ConfigError(f"nothing in a recipe gives the array {unknown[0]!r} that its losses need")
     return objective
 
 
-ANNOTATORS: Mapping[str, Callable[[Recipe, Learner, Path, int], LogprobProvider]] = {
+PROVIDERS: Mapping[str, Callable[[Recipe, Learner, Path, int], LogprobProvider]] = {
     "ref_logprobs": lambda recipe, learner, folder, step: _reference(recipe, learner, folder, step),
-    "proximal_logprobs": lambda _, learner, *__: Proximal(learner),
+    "proximal_logprobs": lambda _, learner, *__: ProximalPolicy(learner),
     "teacher_logprobs": lambda recipe, learner, *_: _teacher(recipe, learner),
-    "entropy_past": lambda _, learner, *__: Past(learner),
+    "entropy_past": lambda _, learner, *__: PastEntropy(learner),
 }
 """Array that losses may need -> what gives it, from the recipe, the learner, the run's folder and the last step. What a
 loss needs besides it has a provider for, which it declares (`losses.base.needs`)."""
 
 
-def _reference(recipe: Recipe, learner: Learner, folder: Path, step: int) -> Reference:
-    return Reference(learner, folder, step=step, every=recipe.train.reference_every, keep=recipe.train.keep)
+def _reference(recipe: Recipe, learner: Learner, folder: Path, step: int) -> ReferencePolicy:
+    return ReferencePolicy(learner, folder, step=step, every=recipe.train.reference_every, keep=recipe.train.keep)
 
 
-def _teacher(recipe: Recipe, learner: Learner) -> Teacher:
-    return Teacher(load_model(recipe.train.teacher, device=recipe.model.device, dtype=recipe.model.dtype), learner)
+def _teacher(recipe: Recipe, learner: Learner) -> TeacherPolicy:
+    return TeacherPolicy(
+        load_model(recipe.train.teacher, device=recipe.model.device, dtype=recipe.model.dtype), learner
+    )
 
 
 def _declared_providers(recipe: Recipe) -> dict[str, functools.partial[LogprobProvider]]:
@@ -338,7 +340,7 @@ def _declared_providers(recipe: Recipe) -> dict[str, functools.partial[LogprobPr
     for room, kind in kinds:
         if (bound := bind_part(room, kind)) is None:
             continue
-        for name in set(needs_of(resolve(room, kind.kind)).extras) - set(ANNOTATORS):
+        for name in set(needs_of(resolve(room, kind.kind)).extras) - set(PROVIDERS):
             first = found.setdefault(name, bound)
             if (first.func, first.keywords) != (bound.func, bound.keywords):
                 raise ConfigError(f"two losses want the array {name!r} in different ways; give them the same knobs")
@@ -352,8 +354,8 @@ def make_logprob_providers(
     asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
     declared = _declared_providers(recipe)
     return tuple(
-        ANNOTATORS[name](recipe, learner, folder, step)
-        if name in ANNOTATORS
+        PROVIDERS[name](recipe, learner, folder, step)
+        if name in PROVIDERS
         else make_part(declared[name], learner=learner, renderer=renderer, sampling=objective.sampling)
         for name in asked
     )

@@ -1,4 +1,4 @@
-"""Losses of whole trajectories, groups and steps over the real forest: packing and sharing change nothing."""
+"""Losses over whole trajectories, groups and steps: packing and prefix sharing change no gradient."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from turnstile.losses.check import DECLARED
 from turnstile.losses.gspo import gspo
 from turnstile.losses.kl import kl
 from turnstile.trainer import learner as learner_module
-from turnstile.trainer.learner import Learner, Objective, Plan
+from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
-from turnstile.trainer.whole import is_cut
+from turnstile.trainer.scoped_loss import is_cut
 from turnstile.types import F32, Row
 
 
-@needs(whole="step", entropy_gradient=True)
+@needs(scope="step", entropy_gradient=True)
 def tangled(logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Every token's loss depends on every other token's log-probability and entropy."""
     share = (logprobs * batch.advantages).sum().tanh() + batch.extras["entropy"].square().sum().sqrt()
@@ -45,14 +45,14 @@ def rows_of_groups() -> list[Row]:
 
 
 def extras(row: Row, rng: np.random.Generator) -> dict[str, F32]:
-    """Log-probabilities of other policies, near those recorded."""
+    """Return rows with log-probabilities of other policies near the recorded ones."""
     names = ("ref_logprobs", "proximal_logprobs", "teacher_logprobs", "feedback_logprobs", "values", "returns")
     near = {name: (row.logprobs + 0.2 * rng.normal(size=len(row.logprobs))).astype(np.float32) for name in names}
     return {**near, "entropy_past": np.full(len(row.logprobs), 2.0, np.float32)}
 
 
-class Keep:
-    """An optimiser's clipping that keeps the gradient it was shown."""
+class GradientRecorder:
+    """A replacement of the learner's step that records the gradient."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: dict[str, Tensor] = {}
@@ -63,21 +63,23 @@ class Keep:
         return {}
 
 
-def step(keep: Keep, objective: Objective, rows: list[Row], budget: int) -> tuple[dict[str, float], dict[str, Tensor]]:
+def step(
+    recorder: GradientRecorder, objective: Objective, rows: list[Row], budget: int
+) -> tuple[dict[str, float], dict[str, Tensor]]:
     model = network(dtype=torch.float64)
-    plan = Plan(lr=1e-3, schedule=constant, warmup=0, total=1, budget=budget)
-    report, _, _ = Learner(model, list(model.parameters()), plan).update(rows, objective)
-    return report, keep.found
+    config = LearnerConfig(lr=1e-3, schedule=constant, warmup=0, total=1, budget=budget)
+    report, _, _ = Learner(model, list(model.parameters()), config).update(rows, objective)
+    return report, recorder.found
 
 
 @pytest.mark.parametrize("regularizers", [(), ((0.3, kl),)])
 def test_packing_changes_no_gradient_of_a_loss_of_the_step(regularizers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep, rows = Keep(monkeypatch), rows_of_groups()
-    objective = Objective(loss=tangled, weigh=token_weights, regularizers=regularizers)
-    report, expected = step(keep, objective, rows, 10_000)
+    recorder, rows = GradientRecorder(monkeypatch), rows_of_groups()
+    objective = Objective(loss=tangled, aggregation=token_weights, regularizers=regularizers)
+    report, expected = step(recorder, objective, rows, 10_000)
     assert len(pack_prefix_trees(rows, token_weights(rows), budget=20)) > 3
     for budget in (20, 45):
-        other, found = step(keep, objective, rows, budget)
+        other, found = step(recorder, objective, rows, budget)
         assert distance(found, expected)[0] < 1e-9
         for name in ("loss/total", "loss/share", "policy/entropy", "policy/logprob_gap"):
             assert other[name] == pytest.approx(report[name], rel=1e-9), name
@@ -88,14 +90,14 @@ def test_packing_and_sharing_change_no_gradient_of_any_loss(
     declared: Declaration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss = functools.partial(resolve("loss", declared.kind), **declared.knobs)
-    keep, rows = Keep(monkeypatch), rows_of_groups()
-    objective = Objective(loss=loss, weigh=token_weights)
-    report, expected = step(keep, objective, rows, 10_000)
+    recorder, rows = GradientRecorder(monkeypatch), rows_of_groups()
+    objective = Objective(loss=loss, aggregation=token_weights)
+    report, expected = step(recorder, objective, rows, 10_000)
     assert any(tensor.any() for tensor in expected.values())
     reports = [report]
     for budget, share in ((20, True), (45, True), (10_000, False), (20, False)):
         monkeypatch.setattr(learner_module, "pack_prefix_trees", functools.partial(pack_prefix_trees, share=share))
-        other, found = step(keep, objective, rows, budget)
+        other, found = step(recorder, objective, rows, budget)
         assert distance(found, expected)[0] < 1e-9
         reports.append(other)
     for name in report:
@@ -103,15 +105,15 @@ def test_packing_and_sharing_change_no_gradient_of_any_loss(
             assert [other[name] for other in reports] == pytest.approx([report[name]] * 5, rel=1e-5, abs=1e-9), name
 
 
-def test_a_loss_that_keeps_its_need_to_itself_is_changed_by_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep, rows = Keep(monkeypatch), rows_of_groups()
-    silent = Objective(loss=lambda logprobs, batch: tangled(logprobs, batch), weigh=token_weights)
-    _, expected = step(keep, silent, rows, 10_000)
-    _, found = step(keep, silent, rows, 20)
+def test_packing_changes_a_loss_that_does_not_declare_its_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, rows = GradientRecorder(monkeypatch), rows_of_groups()
+    silent = Objective(loss=lambda logprobs, batch: tangled(logprobs, batch), aggregation=token_weights)
+    _, expected = step(recorder, silent, rows, 10_000)
+    _, found = step(recorder, silent, rows, 20)
     assert distance(found, expected)[0] > 1e-3
 
 
-def test_what_is_cut() -> None:
+def test_is_cut_by_scope() -> None:
     rows = rows_of_groups()
     small = pack_prefix_trees(rows, token_weights(rows), budget=20)
     assert [is_cut(small, whole) for whole in ("", "trajectory", "group", "step")] == [False, True, True, True]
@@ -122,7 +124,7 @@ def test_what_is_cut() -> None:
     assert not is_cut(alone[:1], "step")
 
 
-def test_join_is_one_forest_side_by_side() -> None:
+def test_join_puts_forests_side_by_side() -> None:
     rows = random_rows(6)
     weights = token_weights(rows)
     parts = pack_prefix_trees(rows, weights, budget=20)
@@ -138,11 +140,11 @@ def test_join_is_one_forest_side_by_side() -> None:
         begin, first = begin + n, first + m
 
 
-def test_needs_add_up() -> None:
-    objective = Objective(loss=tangled, weigh=token_weights, regularizers=((1.0, kl),))
+def test_needs_combine() -> None:
+    objective = Objective(loss=tangled, aggregation=token_weights, regularizers=((1.0, kl),))
     assert needs_of(kl) == Needs(extras=("ref_logprobs",))
-    assert objective.needs == Needs(extras=("ref_logprobs",), whole="step", entropy_gradient=True)
+    assert objective.needs == Needs(extras=("ref_logprobs",), scope="step", entropy_gradient=True)
     assert needs_of(lambda logprobs, batch: (logprobs, {})) == Needs()
-    assert needs_of(gspo).whole == "trajectory"
-    assert needs_of(functools.partial(gspo, unit="turn")).whole == ""
-    assert Needs(whole="group") | Needs(whole="trajectory") == Needs(whole="group")
+    assert needs_of(gspo).scope == "trajectory"
+    assert needs_of(functools.partial(gspo, unit="turn")).scope == ""
+    assert Needs(scope="group") | Needs(scope="trajectory") == Needs(scope="group")

@@ -1,9 +1,9 @@
-"""Losses whose value at one token depends on tokens that were packed elsewhere.
+"""Losses whose value at a token depends on tokens that were packed into other batches.
 
-A sequence's ratio, a pair of trajectories or a quantile of the step must not change with packing. Where the tokens
-that such a loss sees together lie in several forests, their log-probabilities are computed once without a gradient,
-the loss is taken on all of them at once, and its derivatives by each token's log-probability and entropy go back to
-the forests: the usual pass with them has the same gradient, for one more forward pass and no more memory.
+A sequence's ratio, a pair of trajectories or a quantile of the step must not change with packing. If the tokens that
+such a loss must see together lie in several forests, their log-probabilities are first computed without gradient, and
+the loss is evaluated on all of them at once. Its derivatives by each token's log-probability and entropy are then
+passed to the forests, whose usual backward pass gives the same gradient, for one more forward pass and no more memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import Batch, join
-from turnstile.losses.base import Metrics, Whole
+from turnstile.losses.base import Metrics, Scope
 
 Measure = Callable[[Batch], tuple[Tensor, Tensor]]
 """A forest -> its tokens' log-probabilities [N] and entropies [N]."""
@@ -26,9 +26,9 @@ Evaluate = Callable[[Tensor, Tensor, Batch], tuple[Tensor, Metrics]]
 _METRIC = "metric:"
 
 
-def is_cut(forests: Sequence[Batch], whole: Whole) -> bool:
-    """Whether something that must lie in one forest lies in several."""
-    match whole:
+def is_cut(forests: Sequence[Batch], scope: Scope) -> bool:
+    """Return whether tokens that must lie in one forest lie in several."""
+    match scope:
         case "":
             return False
         case "step":
@@ -39,7 +39,7 @@ def is_cut(forests: Sequence[Batch], whole: Whole) -> bool:
 
 
 def solve(forests: Sequence[Batch], evaluate: Evaluate, measure: Measure) -> tuple[list[Batch], Evaluate]:
-    """Forests that carry the loss of their tokens and its derivatives, and what to evaluate them with."""
+    """Return forests that carry the loss of their tokens and its derivatives, and the function that evaluates them."""
     with torch.no_grad():
         measured = [measure(forest) for forest in forests]
     logprobs, entropy = (torch.cat(parts).requires_grad_() for parts in zip(*measured, strict=True))
@@ -58,7 +58,7 @@ def solve(forests: Sequence[Batch], evaluate: Evaluate, measure: Measure) -> tup
 
 
 def _linear(logprobs: Tensor, entropy: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-    """The loss that was found, with a gradient that is what was found for it once the weights are multiplied in."""
+    """Return the solved loss, whose gradient is the solved derivative once the weights are multiplied in."""
     solved = batch.extras
     slope = solved["by_logprob"] * (logprobs - logprobs.detach()) + solved["by_entropy"] * (entropy - entropy.detach())
     weights = batch.weights.to(slope.dtype)
