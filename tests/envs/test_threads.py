@@ -168,10 +168,40 @@ async def test_a_call_that_never_ends_is_the_infrastructures_failure(monkeypatch
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await env.step(SAY)
-    with pytest.raises(SandboxError, match=r"Plain went on for 0\.05 s"):
+    with pytest.raises(SandboxError, match=r"Plain\.step of the environment went on for 0\.05 s"):
         await env.measure()
     go.set()
     await env.close()
+    await threads.close()
+
+
+async def test_graders_that_hang_do_not_use_up_the_threads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads_module, "GRACE", 0.05)
+    go = threading.Event()
+
+    class Hangs(Plain):
+        def measure(self) -> dict[str, int]:
+            go.wait()
+            return {}
+
+    threads = Threads(workers=2)
+    hung = [threads.around(Hangs)() for _ in range(3)]
+    for env in hung:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await env.measure()
+    assert "Hangs.measure was given up on before it had a thread; busy: 2 x Hangs.measure" in caplog.text
+    for env in hung[:2]:
+        with pytest.raises(SandboxError, match=r"Hangs\.measure of the environment went on"):
+            await env.close()
+    await hung[2].close()  # its call had not begun
+    together = threading.Barrier(2)
+    others = [threads.around(lambda: Plain(lambda: together.wait(timeout=20)))() for _ in range(2)]
+    await asyncio.gather(*(env.step(SAY) for env in others))  # both places are free, though both threads hang
+    go.set()
+    await hung[0].close()
     await threads.close()
 
 

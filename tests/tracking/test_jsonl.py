@@ -56,7 +56,7 @@ def test_resume_drops_later_steps_and_goes_on(tracker: JsonlTracker, tmp_path: P
     assert [(line["step"], line["x"]) for line in lines(tmp_path / "run")] == [(1, 1), (2, 2), (3, 30)]
 
 
-def test_a_torn_last_line_is_cut_off_on_opening(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_moved_aside_on_opening(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "x": 1}\n{"step": 2, "x"')
     assert [step["step"] for step in read_metrics(tmp_path)] == [1]
@@ -75,7 +75,8 @@ def test_what_a_stopped_machine_left_is_dropped_and_said(
     assert [step["step"] for step in read_metrics(tmp_path)] == [1, 2]
     with caplog.at_level(logging.WARNING):
         tracker = JsonlTracker(tmp_path)
-    assert f"cut off its last {len(end)} bytes" in caplog.text
+    assert f"moved its last {len(end)} bytes, which are damaged, to metrics.jsonl.damaged" in caplog.text
+    assert path.with_name("metrics.jsonl.damaged").read_bytes() == end
     tracker.resume_at(1)
     tracker.log(2, {"x": 2})
     tracker.close()

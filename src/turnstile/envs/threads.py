@@ -4,9 +4,13 @@ or waits holds up nobody else's episode."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import logging
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from turnstile.envs.base import Env, Rates, Start, Step
@@ -14,15 +18,79 @@ from turnstile.errors import SandboxError
 from turnstile.types import JSON, Message, Task
 
 METHODS = ("reset", "step", "measure", "close")
+_log = logging.getLogger(__name__)
 GRACE = 30.0
 """Seconds that a call may go on after its episode's time was up, before the episode is given up."""
 
 
+class Call(Future[Any]):
+    """A call of a plain method, which waits, runs or has ended."""
+
+    def __init__(self, method: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        super().__init__()
+        owner = type(getattr(method, "__self__", None)).__name__
+        self.name = f"{owner}.{getattr(method, '__name__', method)}"
+        self._work = functools.partial(method, *arguments)
+
+    def run(self) -> None:
+        """Call the method, unless the call was cancelled while it waited."""
+        if self.set_running_or_notify_cancel():
+            try:
+                self.set_result(self._work())
+            except BaseException as error:  # it belongs to the episode that asked
+                self.set_exception(error)
+
+
 class Threads:
-    """At most `workers` calls of plain methods at once, over all episodes; further ones wait their turn."""
+    """At most `workers` calls of plain methods at once, over all episodes; further ones wait their turn.
+
+    A call that was given up on and does not end leaves its place to the next, so that what hangs does not use up all
+    places. It keeps its thread, which does not keep the process from ending.
+    """
 
     def __init__(self, workers: int) -> None:
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="environment")
+        self._free = workers
+        self._waiting: deque[Call] = deque()
+        self._running: set[Call] = set()
+        self._lock = threading.Lock()
+
+    def submit(self, method: Callable[..., Any], *arguments: Any) -> Call:
+        """Run a method in a thread, as soon as there is a place."""
+        call = Call(method, arguments)
+        with self._lock:
+            self._waiting.append(call)
+        self._begin()
+        return call
+
+    def leave(self, call: Call) -> None:
+        """Give the place of a call that has ended, or hangs, to the next that waits."""
+        with self._lock:
+            if call in self._running:
+                self._running.remove(call)
+                self._free += 1
+        self._begin()
+
+    def busy(self) -> str:
+        """Return what the calls are that run, as one reads it in a message."""
+        with self._lock:
+            return ", ".join(
+                f"{count} x {name}" for name, count in Counter(call.name for call in self._running).items()
+            )
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._free or not self._waiting:
+                return
+            self._free -= 1
+            call = self._waiting.popleft()
+            self._running.add(call)
+        threading.Thread(target=self._run, args=(call,), name=f"environment, {call.name}", daemon=True).start()
+
+    def _run(self, call: Call) -> None:
+        try:
+            call.run()
+        finally:
+            self.leave(call)
 
     def around(self, make: Callable[[], Any]) -> Callable[[], Env]:
         """A maker of environments that may be awaited: those whose methods are all `async` as they are, others with
@@ -31,23 +99,26 @@ class Threads:
         def made() -> Env:
             env = make()
             awaited = all(inspect.iscoroutinefunction(getattr(env, name)) for name in METHODS)
-            return env if awaited else _Threaded(env, self._pool)
+            return env if awaited else _Threaded(env, self)
 
         return made
 
     async def close(self) -> None:
         """Begins no further call; one that goes on is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            waiting, self._waiting, self._free = self._waiting, deque(), 0
+        for call in waiting:
+            call.cancel()
 
 
 class _Threaded:
     """One episode's environment. Its calls never overlap, not even when one was given up on half-way."""
 
-    def __init__(self, env: Any, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, env: Any, threads: Threads) -> None:
         self._env = env
-        self._pool = pool
+        self._threads = threads
         self.rates: Rates | None = getattr(env, "rates", None)
-        self._last: asyncio.Future[Any] | None = None
+        self._last: Call | None = None
 
     async def reset(self, task: Task) -> Start:
         start: Start = await self._call(self._env.reset, task)
@@ -73,20 +144,27 @@ class _Threaded:
         await self._ended()
         if inspect.iscoroutinefunction(method):
             return await method(*arguments)
-        self._last = asyncio.wrap_future(self._pool.submit(method, *arguments))
-        found = await asyncio.shield(self._last)  # a thread cannot be stopped: the next call must know of this one
+        self._last = call = self._threads.submit(method, *arguments)
+        try:
+            found = await asyncio.shield(asyncio.wrap_future(call))  # a thread cannot be stopped
+        except asyncio.CancelledError:
+            if call.cancel():  # it had not begun
+                _log.warning("%s was given up on before it had a thread; busy: %s", call.name, self._threads.busy())
+            raise
         return await found if inspect.isawaitable(found) else found
 
     async def _ended(self) -> None:
         if self._last is None:
             return
-        done, _ = await asyncio.wait({self._last}, timeout=GRACE)
-        if not done:
+        ending = asyncio.wrap_future(self._last)
+        await asyncio.wait({ending}, timeout=GRACE)
+        if not ending.done():
+            self._threads.leave(self._last)
             raise SandboxError(
-                f"a call of the environment {type(self._env).__name__} went on for {GRACE:g} s after its episode's "
-                "time was up; give its work a time limit of its own"
+                f"{self._last.name} of the environment went on for {GRACE:g} s after its episode's time was up; give "
+                "its work a time limit of its own"
             )
-        if self._last.cancelled() or self._last.exception() is not None:
+        if ending.cancelled() or ending.exception() is not None:
             return  # whoever called was told, or is gone
-        if inspect.iscoroutine(found := self._last.result()):
+        if inspect.iscoroutine(found := ending.result()):
             found.close()  # one that nobody was there to await; others have ended

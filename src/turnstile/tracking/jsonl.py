@@ -17,9 +17,9 @@ class JsonlTracker:
     """Appends an object for each step to `metrics.jsonl` and one for each message to `messages.jsonl`.
 
     A line is in its file when the call returns, and outlives a machine that stops after the next `sync`. A damaged
-    end (the process was killed, the machine stopped) is cut off with a warning in the log when the file is opened
-    again, and damaged lines before it are left out. Numbers that are not finite become the strings "NaN", "Infinity"
-    and "-Infinity", which `float` reads, so that every line is plain JSON.
+    end (the process was killed, the machine stopped) is moved to `NAME.damaged` with a warning in the log when the file
+    is opened again, and damaged lines before it are left out. Numbers that are not finite become the strings "NaN",
+    "Infinity" and "-Infinity", which `float` reads, so that every line is plain JSON.
     """
 
     def __init__(self, run: Path) -> None:
@@ -84,8 +84,13 @@ def _open(path: Path) -> TextIO:
         if within:
             _log.warning("%s: left out %d bytes between whole lines, which are damaged", path, within)
         if behind:
-            _log.warning("%s: cut off its last %d bytes, which are damaged", path, behind)
+            aside = path.with_name(f"{path.name}.damaged")
+            with aside.open("ab") as file:
+                file.write(path.read_bytes()[end:])
+                file.flush()
+                os.fsync(file.fileno())
             os.truncate(path, end)
+            _log.warning("%s: moved its last %d bytes, which are damaged, to %s", path, behind, aside.name)
     return path.open("a", encoding="utf-8")
 
 
