@@ -9,13 +9,12 @@ import lab_game
 from lab_kept import Body, lines_of, races_of, section, sweeps_of
 from lab_short import short
 from lab_tables import factor_tables, hacking_table, loss_sweep_tables, loss_tables, shaping_table, sweep_tables
-from turnstile.credit.base import learned_of
 from turnstile.lab.curves import Race
 from turnstile.lab.figures import draw_races, draw_study, draw_sweeps, to_png
 from turnstile.lab.processes import PROCESSES
 from turnstile.lab.study import Line
 from turnstile.lab.table import Grid, details, directions, learning, number, progress, to_markdown
-from turnstile.lookup import resolve
+from turnstile.lookup import part_of, resolve
 
 MARK = "<!-- below: written by benchmarks/lab.py -->"
 DRAWN = ("rloo", "grpo", "reinforce", "turn_return", "gigpo", "salt", "empg", "per_agent", "reinforce_pp", "gae")
@@ -139,7 +138,7 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
 
 def has_critic(name: str) -> bool:
     """Whether the estimator of that kind or label takes the word of a critic."""
-    return learned_of(resolve("credit", name.partition(" (")[0])) is not None
+    return part_of(resolve("credit", name.partition(" (")[0])) is not None
 
 
 def progress_of(lines: Sequence[Line], process: str) -> dict[tuple[str, str], list[float]]:

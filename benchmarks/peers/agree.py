@@ -49,7 +49,7 @@ def advantages(case: Case, under: tuple[str, ...], seed: int) -> tuple[F64, F64]
 
     scores = [[score(len(t.turns)) for t in group.trajectories] for group in groups]
     aux = {"values": sample_values(groups)}
-    theirs, _ = PaddedEstimator(case.function, dtype=torch.float64)(groups, scores, aux, {})
+    theirs = PaddedEstimator(case.function, dtype=torch.float64)(groups, scores, aux)
     ours, _ = resolve("credit", case.ours)(groups, scores, aux, {}, **case.knobs)
     return _flat(theirs), _flat(ours)
 

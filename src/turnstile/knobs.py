@@ -62,7 +62,8 @@ def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, al
         elif name in own.get("part", {}):
             _check_table(f"{section}.{name}", own["part"][name], value)
         elif not own.get("any"):
-            near = _near(room, name, own["knobs"], also)
+            homes = [part for part, keys in own.get("part", {}).items() if name in keys]
+            near = f"it is {section}.{homes[0]}.{name}" if homes else _near(room, name, own["knobs"], also)
             raise ConfigError(f"{section}: {room} kind {kind!r} has no knob {name!r}; {near}")
     lacking = [name for name, knob in own["knobs"].items() if "default" not in knob and name not in knobs]
     if lacking and "name" not in lacking:

@@ -13,7 +13,7 @@ Command = Callable[..., Any]
 MINE = """
 import torch
 from turnstile.credit.base import to_tokens
-from turnstile.credit.invariants import exempt
+from turnstile.credit.invariants import at, declare
 from turnstile.credit.rloo import rloo
 
 def counts_failures(token_level_rewards, response_mask, index, scale=1.0):
@@ -21,12 +21,12 @@ def counts_failures(token_level_rewards, response_mask, index, scale=1.0):
     means = torch.stack([scores[torch.from_numpy(index == one)].mean() for one in index])
     return (scale * (scores - means))[:, None] * response_mask
 
-@exempt({4: "rows that failed are left out before"})
+@declare(at({4: "rows that failed are left out before"}))
 def with_excuse(token_level_rewards, response_mask, index):
     return counts_failures(token_level_rewards, response_mask, index)
 
-def mine(groups, scores, aux, state, *, sign=1.0):
-    return rloo(groups, scores, aux, state)
+def mine(groups, scores, *, sign=1.0):
+    return rloo(groups, scores)
 
 def their_names(r, m, g, sign=1.0):
     return sign * counts_failures(r, m, g)

@@ -31,12 +31,12 @@ def test_another_frameworks_function_is_held_against_the_same(
     monkeypatch.syspath_prepend(tmp_path)  # as the command does with the folder it is started in
     (tmp_path / "theirs.py").write_text(
         "from turnstile.credit.base import to_tokens\n"
-        "def their_rloo(groups, scores, aux, state, *, sign=1.0):\n"
+        "def their_rloo(groups, scores, *, sign=1.0):\n"
         "    out = []\n"
         "    for group, found in zip(groups, scores):\n"
         "        totals = [s.total for s in found]\n"
         "        out += to_tokens(group, [sign * t for t in totals])\n"
-        "    return out, state\n",
+        "    return out\n",
         encoding="utf-8",
     )
     done = cli("lab", "theirs:their_rloo", "sign=-1.0", "--process", "stopping", "--groups", "64")

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnstile.conform.verdicts import ROOMS, Subject, conform, declared, form_of, ours
+from turnstile.conform.verdicts import ROOMS, Subject, conform, form_of, ours
+from turnstile.credit.invariants import exempt_of
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS, resolve
 
@@ -27,9 +28,9 @@ def test_every_kind_of_the_tables_is_among_ours() -> None:
 
 
 def test_what_is_declared_follows_the_knobs() -> None:
-    assert set(declared("credit", "grpo", {})) == set()
-    assert set(declared("credit", "grpo", {"scale": "batch_std"})) == {3}
-    assert set(declared("credit", "turn_return", {"gamma": 0.8})) == {3, 7}  # unheard of: what it says of any
+    assert set(exempt_of(resolve("credit", "grpo"), {})) == set()
+    assert set(exempt_of(resolve("credit", "grpo"), {"scale": "batch_std"})) == {3}
+    assert set(exempt_of(resolve("credit", "turn_return"), {"gamma": 0.8})) == {3, 7}  # unheard of: what it says of any
 
 
 def test_a_form_is_read_from_names() -> None:
@@ -43,17 +44,12 @@ def test_a_form_is_read_from_names() -> None:
         form_of("x", lambda a, b: None)
 
 
-def _grpo(groups: Any, scores: Any, aux: Any, state: Any) -> Any:
-    return resolve("credit", "grpo")(groups, scores, aux, state)
-
-
-def _fails(groups: Any, scores: Any, aux: Any, state: Any) -> Any:
+def _fails(groups: Any, scores: Any, aux: Any) -> Any:
     return aux["what nobody gives"]
 
 
-def _infinite(groups: Any, scores: Any, aux: Any, state: Any) -> Any:
-    found, state = _grpo(groups, scores, aux, state)
-    return [[np.log(values * 0) for values in turns] for turns in found], state
+def _infinite(groups: Any, scores: Any) -> Any:
+    return [[np.log(values * 0) for values in turns] for turns in resolve("credit", "grpo")(groups, scores)]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +59,22 @@ def _infinite(groups: Any, scores: Any, aux: Any, state: Any) -> Any:
             _fails,
             r"mine raised KeyError: 'what nobody gives' \(test_verdicts.py, line \d+\); as an estimator it is called",
         ),
-        (lambda groups: None, "mine raised TypeError: .*as an estimator it is called as .groups, scores, aux, state"),
+        (
+            lambda groups: None,
+            "cannot be called: too many positional arguments; an estimator is .groups, scores",
+        ),
+        (
+            lambda groups, scores, cap: [],
+            "cannot be called: missing a required argument: 'cap'; an estimator is",
+        ),
+        (
+            lambda groups, scores: ([], {}),
+            "credit '<lambda>' returned tuple; an estimator is .groups, scores, .*",
+        ),
+        (
+            lambda groups, scores, state: [],
+            "'<lambda>' returned list; .* with a parameter `state` .advantages, state",
+        ),
         (
             _infinite,
             "mine cannot be held to the invariants: the advantage of turn 0 of attempt 0 of g0 is -inf, of fin",
@@ -78,8 +89,8 @@ def test_what_cannot_be_called_is_one_clear_line(function: Any, message: str) ->
 
 
 def test_a_declaration_takes_the_place_of_a_counterexample_and_one_too_many_is_told() -> None:
-    def bare(groups: Any, scores: Any, aux: Any, state: Any) -> Any:
-        return resolve("credit", "signed")(groups, scores, aux, state)
+    def bare(groups: Any, scores: Any) -> Any:
+        return resolve("credit", "threshold")(groups, scores, positive=0.1, negative=1.0)
 
     exempt = {7: "no baseline", 1: "why not"}
     first, *_, last = conform(Subject(name="bare", form="estimator", function=bare, exempt=exempt))

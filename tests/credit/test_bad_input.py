@@ -10,7 +10,7 @@ import pytest
 
 from knobs import wrong_knobs
 from turnstile.config import Kind
-from turnstile.credit.base import Advantages
+from turnstile.credit.base import GIVEN, Advantages, estimate
 from turnstile.credit.check import DECLARED
 from turnstile.credit.invariants import Declaration
 from turnstile.credit.samples import sample_aux, sample_group, sample_score
@@ -19,7 +19,6 @@ from turnstile.lookup import KINDS
 from turnstile.types import Group, Score
 from turnstile.wiring.kinds import bind
 
-GIVEN = ("groups", "scores", "aux", "state")
 every = pytest.mark.parametrize("declared", DECLARED, ids=lambda d: f"{d.kind}-{'-'.join(map(str, d.knobs.values()))}")
 
 
@@ -41,7 +40,7 @@ def scores_of(groups: list[Group], seed: int = 1) -> list[list[Score]]:
 
 def run(declared: Declaration, groups: list[Group], scores: list[list[Score]]) -> Advantages:
     estimator = bind("credit", Kind.model_validate({"kind": declared.kind, **declared.knobs}), given=GIVEN)
-    advantages, _ = estimator(groups, scores, sample_aux(groups), {})
+    advantages, _ = estimate(estimator, groups, scores, sample_aux(groups), {})
     everyone = [trajectory for group in groups for trajectory in group.trajectories]
     assert [[len(own) for own in turns] for turns in advantages] == [
         [len(turn.completion.token_ids) for turn in trajectory.turns] for trajectory in everyone
@@ -54,7 +53,7 @@ def flat(advantages: Advantages) -> list[float]:
     return [float(value) for turns in advantages for own in turns for value in own]
 
 
-OUTCOME_ALONE = {"tree", "accept", "signed", "recalibrated"}
+OUTCOME_ALONE = {"tree", "threshold", "recalibrated"}
 """Kinds that read no step rewards unless a knob says so."""
 
 

@@ -19,26 +19,26 @@ def test_every_kind_declares_itself() -> None:
     assert all(set(declared.exempt) <= set(INVARIANTS) for declared in DECLARED)
 
 
-def _uncentred_std(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+def _uncentred_std(groups, scores):  # type: ignore[no-untyped-def]
     """Divides by a standard deviation that may be 0, and counts failures."""
     out: Advantages = []
     for group, group_scores in zip(groups, scores, strict=True):
         totals = np.array([score.total for score in group_scores])
         with np.errstate(all="ignore"):
             out += to_tokens(group, (totals - totals.mean()) / totals.std())
-    return out, state
+    return out
 
 
-def _finds_turns_by_reward(groups, scores, aux, state):  # type: ignore[no-untyped-def]
-    out, _ = resolve("credit", "grpo")(groups, scores, aux, state)
+def _finds_turns_by_reward(groups, scores):  # type: ignore[no-untyped-def]
+    out = resolve("credit", "grpo")(groups, scores)
     flat = [score for group_scores in scores for score in group_scores]
     return [
         [values * float(r != 0) for values, r in zip(turns, score.turn, strict=True)]
         for turns, score in zip(out, flat, strict=True)
-    ], state
+    ]
 
 
-def _over_all_tokens(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+def _over_all_tokens(groups, scores):  # type: ignore[no-untyped-def]
     """Takes the mean over all sampled tokens off, also over those that are not trained."""
     out: Advantages = []
     for group, group_scores in zip(groups, scores, strict=True):
@@ -46,17 +46,17 @@ def _over_all_tokens(groups, scores, aux, state):  # type: ignore[no-untyped-def
         totals, weights = np.array([s.total for s in group_scores]), np.array([s.in_baseline for s in group_scores])
         learning = np.array([s.in_gradient for s in group_scores])
         out += to_tokens(group, (totals - np.average(totals, weights=weights * sizes)) * learning)
-    return out, state
+    return out
 
 
-def _context_counts(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+def _context_counts(groups, scores):  # type: ignore[no-untyped-def]
     """Looks at observations, at the order of the group, and loses the terminal reward."""
     out: Advantages = []
     for group in groups:
         out += to_tokens(
             group, [i + sum(len(turn.context_ids) for turn in t.turns) for i, t in enumerate(group.trajectories)]
         )
-    return out, state
+    return out
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_the_checker_catches_faults(estimator: Callable[..., Any], caught: set[i
 
 
 def test_the_checker_wants_one_array_for_each_turn() -> None:
-    def too_short(groups, scores, aux, state):  # type: ignore[no-untyped-def]
-        out, state = resolve("credit", "grpo")(groups, scores, aux, state)
-        return [turns[:-1] for turns in out], state
+    def too_short(groups, scores):  # type: ignore[no-untyped-def]
+        out = resolve("credit", "grpo")(groups, scores)
+        return [turns[:-1] for turns in out]
 
     with pytest.raises(AssertionError, match="trajectory"):
         check_estimator(too_short)
@@ -100,21 +100,21 @@ def test_what_is_broken_has_a_counterexample(estimator: Callable[..., Any], numb
 
 
 def test_what_is_not_finite_is_no_matter_of_invariants() -> None:
-    def blind(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+    def blind(groups, scores):  # type: ignore[no-untyped-def]
         return [
             [np.full(len(turn.completion.token_ids), np.nan) for turn in t.turns]
             for g in groups
             for t in g.trajectories
-        ], state
+        ]
 
     with pytest.raises(AssertionError, match="the advantage of turn 0 of attempt 0 of g0 is nan"):
         check_estimator(blind)
 
 
 def test_an_estimator_that_raises_on_what_is_unusual_has_that_as_its_counterexample() -> None:
-    def never_flat(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+    def never_flat(groups, scores):  # type: ignore[no-untyped-def]
         if any(len({score.total for score in found}) == 1 for found in scores):
             raise ZeroDivisionError("all the same")
-        return resolve("credit", "grpo")(groups, scores, aux, state)
+        return resolve("credit", "grpo")(groups, scores)
 
     assert check_estimator(never_flat) == {7: "raises ZeroDivisionError: all the same"}

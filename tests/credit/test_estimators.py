@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from turnstile.credit.base import Advantages
+from turnstile.credit.base import Advantages, estimate
 from turnstile.credit.grpo import grpo
 from turnstile.credit.rloo import rloo
 from turnstile.credit.samples import sample_trajectory
@@ -41,7 +42,8 @@ def firsts(advantages: Advantages) -> list[float]:
 
 def run(estimator: Any, rewards: Sequence[Sequence[float]], **knobs: Any) -> list[float]:
     groups = [group(f"g{i}", [1] * len(values)) for i, values in enumerate(rewards)]
-    advantages, state = estimator(groups, [[score(v) for v in values] for values in rewards], {}, {"kept": 1}, **knobs)
+    scores = [[score(v) for v in values] for values in rewards]
+    advantages, state = estimate(functools.partial(estimator, **knobs), groups, scores, {}, {"kept": 1})
     assert state == {"kept": 1}
     return firsts(advantages)
 
@@ -70,9 +72,9 @@ def test_rloo_by_hand() -> None:
 def test_total_and_outcome(estimator: Any) -> None:
     g = group("g", [2, 2])
     scores = [[score(1.0, [0.5, 0.5]), score(1.0, [0.0, 0.0])]]
-    total = firsts(estimator([g], scores, {}, {})[0])
+    total = firsts(estimator([g], scores))
     assert total[0] > 0 > total[1]
-    assert firsts(estimator([g], scores, {}, {}, of="outcome")[0]) == [0.0, 0.0]
+    assert firsts(estimator([g], scores, of="outcome")) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("estimator", [grpo, rloo, turn_return])
@@ -85,16 +87,16 @@ def test_failures_and_masked_trajectories() -> None:
     g = group("g", [1, 1, 1, 1])
     scores = [[score(1.0), score(None), score(0.0), score(5.0, in_gradient=False)]]
     # the baseline is {1, 0, 5}: mean 2
-    assert firsts(grpo([g], scores, {}, {}, scale="none")[0]) == [-1.0, 0.0, -2.0, 0.0]
-    assert firsts(rloo([g], scores, {}, {})[0]) == [1 - 2.5, 0.0, 0 - 3.0, 0.0]
-    assert firsts(turn_return([g], scores, {}, {}, scale="none")[0]) == [-1.0, 0.0, -2.0, 0.0]
+    assert firsts(grpo([g], scores, scale="none")) == [-1.0, 0.0, -2.0, 0.0]
+    assert firsts(rloo([g], scores)) == [1 - 2.5, 0.0, 0 - 3.0, 0.0]
+    assert firsts(turn_return([g], scores, scale="none")) == [-1.0, 0.0, -2.0, 0.0]
 
 
 def test_a_trajectory_outside_the_baseline_is_compared_with_all_inside() -> None:
     g = group("g", [1, 1, 1])
     scores = [[score(1.0), score(3.0), score(7.0, in_baseline=False)]]
-    assert firsts(rloo([g], scores, {}, {})[0]) == [-2.0, 2.0, 5.0]
-    assert firsts(grpo([g], scores, {}, {}, scale="none")[0]) == [-1.0, 1.0, 5.0]
+    assert firsts(rloo([g], scores)) == [-2.0, 2.0, 5.0]
+    assert firsts(grpo([g], scores, scale="none")) == [-1.0, 1.0, 5.0]
 
 
 # A: r = (1, 2), R = 4 -> G = (1 + 2/2 + 4/2, 2 + 4) = (4, 6)
@@ -111,20 +113,20 @@ def values(advantages: Advantages, trajectory: int) -> list[float]:
 
 def test_turn_return_at_equal_index_by_hand() -> None:
     g = group("g", [2, 3])
-    advantages, _ = turn_return([g], RETURNS, {}, {}, gamma=0.5, scale="none")
+    advantages = turn_return([g], RETURNS, gamma=0.5, scale="none")
     assert values(advantages, A) == pytest.approx([1.875, 2.75])
     assert values(advantages, B) == pytest.approx([-1.875, -2.75, 0.0])
-    advantages, _ = turn_return([g], RETURNS, {}, {}, gamma=0.5, eps=0.0)  # two values: +-1/sqrt(2)
+    advantages = turn_return([g], RETURNS, gamma=0.5, eps=0.0)  # two values: +-1/sqrt(2)
     assert values(advantages, A) == pytest.approx([0.70710678, 0.70710678])
     assert values(advantages, B) == pytest.approx([-0.70710678, -0.70710678, 0.0])
 
 
 def test_turn_return_over_the_batch_and_mixed_by_hand() -> None:
     g = group("g", [2, 3])
-    advantages, _ = turn_return([g], RETURNS, {}, {}, gamma=0.5, among="batch", scale="none")  # mean 11.75/5
+    advantages = turn_return([g], RETURNS, gamma=0.5, among="batch", scale="none")  # mean 11.75/5
     assert values(advantages, A) == pytest.approx([4 - 2.35, 6 - 2.35])
     assert values(advantages, B) == pytest.approx([0.25 - 2.35, 0.5 - 2.35, 1 - 2.35])
-    advantages, _ = turn_return([g], RETURNS, {}, {}, gamma=0.5, among="mixed", mix=0.25, scale="none")
+    advantages = turn_return([g], RETURNS, gamma=0.5, among="mixed", mix=0.25, scale="none")
     assert values(advantages, A) == pytest.approx([0.25 * 1.875 + 0.75 * 1.65, 0.25 * 2.75 + 0.75 * 3.65])
     assert values(advantages, B)[2] == pytest.approx(0.75 * -1.35)
 
@@ -132,21 +134,21 @@ def test_turn_return_over_the_batch_and_mixed_by_hand() -> None:
 def test_turn_return_compares_within_groups_by_index() -> None:
     groups = [group("g", [1, 1]), group("h", [1, 1])]
     scores = [[score(0.0), score(1.0)], [score(10.0), score(12.0)]]
-    assert firsts(turn_return(groups, scores, {}, {}, scale="none")[0]) == [-0.5, 0.5, -1.0, 1.0]
+    assert firsts(turn_return(groups, scores, scale="none")) == [-0.5, 0.5, -1.0, 1.0]
 
 
 @pytest.mark.parametrize("estimator", [grpo, rloo, turn_return])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_reward_that_is_not_finite_is_one_clear_error(estimator: Any, bad: float) -> None:
     with pytest.raises(TrainingError, match=r"task 't', attempt 1: .* cannot be trained on") as caught:
-        estimator([group("g", [1, 1])], [[score(1.0), score(bad)]], {}, {})
+        estimator([group("g", [1, 1])], [[score(1.0), score(bad)]])
     assert "\n" not in str(caught.value)
 
 
 def test_a_step_reward_that_is_not_finite_is_found_even_where_the_total_is() -> None:
     bad = Score(outcome={"agent": 1.0}, turn=np.array([np.nan], dtype=np.float32), total=1.0)
     with pytest.raises(TrainingError, match=r"step rewards \[nan\]"):
-        turn_return([group("g", [1, 1])], [[score(1.0), bad]], {}, {})
+        turn_return([group("g", [1, 1])], [[score(1.0), bad]])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_bad_knobs(estimator: Any, knobs: dict[str, Any], message: str) -> None:
 
 def test_scores_must_line_up() -> None:
     with pytest.raises(ValueError, match="groups of"):
-        grpo([group("g", [1, 1])], [[score(1.0)]], {}, {})
+        grpo([group("g", [1, 1])], [[score(1.0)]])
 
 
 def test_statistics_are_in_float64() -> None:

@@ -24,7 +24,7 @@ AUX = {"values": [[np.array([1.0, 2.0], np.float32), np.array([3.0], np.float32)
 
 
 def run(estimator: Any, **knobs: Any) -> list[list[float]]:
-    (found,) = nested(estimator([G], SCORES, AUX, {}, **knobs)[0])
+    (found,) = nested(estimator([G], SCORES, AUX, **knobs))
     return found
 
 
@@ -74,7 +74,7 @@ def test_the_reward_of_a_turn_without_tokens_is_not_lost() -> None:
     silent = group_of(attempt(0, [1, 0, 1]))
     values = {"values": [[np.zeros(1, np.float32), np.zeros(0, np.float32), np.zeros(1, np.float32)]]}
     for estimator in (gae, turn_gae):
-        (found,) = nested(estimator([silent], [[score(1.0, [0, 5, 0])]], values, {}, lam=0.0)[0])
+        (found,) = nested(estimator([silent], [[score(1.0, [0, 5, 0])]], values, lam=0.0))
         assert found == [[5.0], [], [1.0]]
 
 
@@ -85,7 +85,7 @@ def test_turns_that_the_critic_does_not_know_are_passed_over(estimator: Any) -> 
     passed = group_of(replace(told, turns=tuple(turns)))
     values = {"values": [[np.full(n, n == 1, np.float32) for n in (1, 3, 0, 1)]]}
     scores = [[score(1.0, [0, 0, 0, 0])]]
-    (found,) = nested(estimator([passed], scores, values, {})[0])
+    (found,) = nested(estimator([passed], scores, values))
     assert found == [[0.0], [0.0, 0.0, 0.0], [], [0.0]]
     learn = targets_of(estimator)
     assert learn is not None
@@ -101,7 +101,7 @@ def test_a_forced_token_is_no_false_value_on_the_way() -> None:
     values = {"values": [[np.full(1, 0.8, np.float32), np.array([0.8, 0.8, 0, 0], np.float32)]]}
     scores = [[score(0.0, [0, 0])]]
     for estimator in (gae, turn_gae, bilevel_gae):
-        (found,) = nested(estimator([group_of(told)], scores, values, {}, lam=0.5, bootstrap=True)[0])
+        (found,) = nested(estimator([group_of(told)], scores, values, lam=0.5, bootstrap=True))
         assert found == [[0.0], [0.0, 0.0, 0.0, 0.0]]
         learn = targets_of(estimator)
         assert learn is not None
@@ -115,22 +115,22 @@ def test_what_does_not_count_is_not_learned() -> None:
     learn = targets_of(gae)
     assert learn is not None
     assert all(np.isnan(own).all() for own in learn([G], [[lost]], AUX)[0])
-    assert nested(gae([G], [[lost]], AUX, {})[0]) == [[[0.0, 0.0], [0.0]]]
+    assert nested(gae([G], [[lost]], AUX)) == [[[0.0, 0.0], [0.0]]]
 
 
 def test_without_a_critic() -> None:
     assert targets_of(grpo) is None
     for estimator in (gae, turn_gae, bilevel_gae):
         with pytest.raises(ConfigError, match="needs the values of a critic"):
-            estimator([G], SCORES, {}, {})
+            estimator([G], SCORES, {})
         with pytest.raises(ValueError, match=r"not \[trajectory\]\[turn\]"):
-            estimator([G], SCORES, {"values": [[np.zeros(1, np.float32)]]}, {})
+            estimator([G], SCORES, {"values": [[np.zeros(1, np.float32)]]})
 
 
 def test_values_that_are_not_finite() -> None:
     broken = {"values": [[np.array([np.nan, 0.0], np.float32), np.zeros(1, np.float32)]]}
-    with pytest.raises(TrainingError, match=r"values of a critic are not finite; lower critic\.lr"):
-        gae([G], SCORES, broken, {})
+    with pytest.raises(TrainingError, match=r"values of a critic are not finite; lower credit\.critic\.lr"):
+        gae([G], SCORES, broken)
 
 
 @pytest.mark.parametrize("stop", [Stop.TURNS, Stop.CONTEXT, Stop.TOKENS, Stop.TIMEOUT])
@@ -140,10 +140,10 @@ def test_an_episode_that_a_limit_stopped_might_have_gone_on(stop: Stop) -> None:
     cut = replace(G, trajectories=(replace(whole, stop=stop),))
     for estimator, expected in ((gae, [[5 / 32, 5 / 8], [1 / 2]]), (turn_gae, [[13 / 8, 13 / 8], [1 / 2]])):
         knobs = {"gamma": 0.5, "lam": 0.5}
-        (found,) = nested(estimator([cut], SCORES, AUX, {}, bootstrap=True, **knobs)[0])
+        (found,) = nested(estimator([cut], SCORES, AUX, bootstrap=True, **knobs))
         assert found == [pytest.approx(own) for own in expected]
         assert run(estimator, bootstrap=True, **knobs) == run(estimator, **knobs)  # it had come to its end
-        (plain,) = nested(estimator([cut], SCORES, AUX, {}, **knobs)[0])
+        (plain,) = nested(estimator([cut], SCORES, AUX, **knobs))
         assert plain == run(estimator, **knobs)
     learn = targets_of(functools.partial(gae, gamma=0.5, lam=1.0, bootstrap=True))
     assert learn is not None

@@ -44,7 +44,7 @@ def rows(group: Group, advantages: Advantages) -> list[list[Row]]:
 
 
 def test_an_episode_is_a_row_for_each_of_its_contexts() -> None:
-    found = rows(FOLDED, segments([FOLDED], SCORES, {}, {})[0])
+    found = rows(FOLDED, segments([FOLDED], SCORES))
     assert [len(own) for own in found] == [3, 1, 2]
     assert [row.origin for row in found[0]] == [("g", 0)] * 3
     assert [np.unique(row.turn_ids[row.loss_mask]).tolist() for own in found for row in own] == [
@@ -54,7 +54,7 @@ def test_an_episode_is_a_row_for_each_of_its_contexts() -> None:
 
 def test_all_segments_share_their_trajectorys_advantage() -> None:
     """Mean and deviation are of three attempts, 1/3 and 1/sqrt(3); of six rows they would be 1/2 and sqrt(3/10)."""
-    advantages, _ = segments([FOLDED], SCORES, {}, {}, eps=0.0)
+    advantages = segments([FOLDED], SCORES, eps=0.0)
     expected = [2 / 3 * 3**0.5, -1 / 3 * 3**0.5, -1 / 3 * 3**0.5]
     for own, value in zip(rows(FOLDED, advantages), expected, strict=True):
         for row in own:
@@ -67,15 +67,15 @@ def test_a_rewritten_context_changes_no_advantage() -> None:
     longer = group_of(*(with_observations(t, extra=4) for t in FOLDED.trajectories))
     for knobs in ({}, {"process": 0.5, "low": -1.0, "high": 2.0}):
         scores = [[score(1.0, [0.5, 0, 1]), score(0.0, [0, 1]), score(0.0, [0, 0, 0.25])]]
-        expected = by_turn(segments([plain], scores, {}, {}, **knobs)[0])  # type: ignore[arg-type]
+        expected = by_turn(segments([plain], scores, **knobs))  # type: ignore[arg-type]
         for group in (FOLDED, longer):
-            assert by_turn(segments([group], scores, {}, {}, **knobs)[0]) == expected  # type: ignore[arg-type]
+            assert by_turn(segments([group], scores, **knobs)) == expected  # type: ignore[arg-type]
 
 
 def test_folds_are_judged_turn_by_turn_across_rows() -> None:
     # with process rewards, cut to [0, 1]: 1 1/2 0 | 1/4 0 | 0 0 1. Outcomes 1, 0, 0: mean 1/3, deviation 1/sqrt(3)
     scores = [[score(1.0, [0, -0.5, -2]), score(0.0, [0.25, -1]), score(0.0, [0, 0, 3])]]
-    advantages, _ = segments([FOLDED], scores, {}, {}, process=1.0, eps=0.0)
+    advantages = segments([FOLDED], scores, process=1.0, eps=0.0)
     wanted = [[1, 0.5, 0], [0.25, 0], [0, 0, 1]]
     found = rows(FOLDED, advantages)
     assert by_turn(advantages) == [pytest.approx([(v - 1 / 3) * 3**0.5 for v in own]) for own in wanted]
@@ -87,7 +87,7 @@ def test_folds_are_judged_turn_by_turn_across_rows() -> None:
 
 def gradient(group: Group, share: str) -> tuple[F32, list[int]]:
     """Of a step by each sampled token's log-probability, and the rows of each attempt."""
-    owned = rows(group, segments([group], SCORES, {}, {})[0])
+    owned = rows(group, segments([group], SCORES))
     flat = [row for own in owned for row in own]
     made: Sequence[F32] = {"trajectory": weights.trajectory, "token": weights.token, "turn": weights.turn}[share](flat)
     (batch,) = pack_prefix_trees(flat, made, budget=4096)

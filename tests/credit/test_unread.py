@@ -64,9 +64,7 @@ def signalled(**signals: Any) -> Group:
 def test_zero_is_a_name_like_any_other() -> None:
     scores = [[score(1.0, [0, 1]), score(0.0, [0])]]
     for estimator, signal in ((subgoal, "subgoal"), (rlvmr, "tag")):
-        zero, word, none = (
-            by_turn(estimator([signalled(**{signal: value})], scores, {}, {})[0]) for value in (0, "find", "")
-        )
+        zero, word, none = (by_turn(estimator([signalled(**{signal: value})], scores)) for value in (0, "find", ""))
         assert zero == word != none
 
 
@@ -74,9 +72,9 @@ def test_a_group_of_one_compares_its_turns_with_one_another() -> None:
     """As the docstrings of `igpo` and `per_agent` say: not 0, unlike what compares attempts."""
     alone = [group_of(attempt(0, [1, 1, 1]))]
     # rewards 0 0 3: less the mean 1 -1 2, to go 0 1 2
-    assert by_turn(igpo(alone, [[score(3.0, [0, 0, 0])]], {}, {}, scale="none")[0]) == [[0.0, 1.0, 2.0]]
+    assert by_turn(igpo(alone, [[score(3.0, [0, 0, 0])]], scale="none")) == [[0.0, 1.0, 2.0]]
     # returns 4 3 3: less the mean 10/3
-    found = by_turn(per_agent(alone, [[score(3.0, [1, 0, 0])]], {}, {}, scale="none")[0])
+    found = by_turn(per_agent(alone, [[score(3.0, [1, 0, 0])]], scale="none"))
     assert found[0] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
-    assert by_turn(per_agent(alone, [[score(3.0, [0, 0, 0])]], {}, {})[0]) == [[0.0, 0.0, 0.0]]
-    assert by_turn(grpo(alone, [[score(3.0, [1, 0, 0])]], {}, {})[0]) == [[0.0, 0.0, 0.0]]
+    assert by_turn(per_agent(alone, [[score(3.0, [0, 0, 0])]])) == [[0.0, 0.0, 0.0]]
+    assert by_turn(grpo(alone, [[score(3.0, [1, 0, 0])]])) == [[0.0, 0.0, 0.0]]

@@ -73,11 +73,11 @@ def test_the_direction_is_that_of_turn_returns(process: str, rest: str) -> None:
 
 
 def test_what_an_estimator_does_not_know_is_a_bias_unless_it_falls_on_the_last_turn() -> None:
-    def ignorant(groups, scores, aux, state, **knobs):  # type: ignore[no-untyped-def]
+    def ignorant(groups, scores, **knobs):  # type: ignore[no-untyped-def]
         """Contributions by nothing but a turn's length in tokens."""
         turns = [[len(turn.completion.token_ids) for turn in t.turns] for group in groups for t in group.trajectories]
         said = {"progress": [np.array(own, dtype=np.float32) / 3 for own in turns]}
-        return progress_attribution(groups, scores, said, state, scale="none", **knobs)
+        return progress_attribution(groups, scores, said, scale="none", **knobs)
 
     on = small("lock")
     assert not measure(Subject(name="mine", estimator=ignorant), on).biased

@@ -42,7 +42,7 @@ def test_a_game_is_played_against_the_policy_it_began_with() -> None:
 
 
 def test_a_race_says_who_cannot_take_part() -> None:
-    def no(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+    def no(groups, scores):  # type: ignore[no-untyped-def]
         raise TrainingError("it wants a critic's values")
 
     world = list_world(make("stopping", horizon=2))

@@ -108,7 +108,7 @@ def test_samples_agree_with_the_list(process: str, kind: str) -> None:
 
 
 def test_an_estimator_that_remembers_and_one_of_whole_steps_are_sampled() -> None:
-    def moving(groups, scores, aux, state, *, decay=0.5):  # type: ignore[no-untyped-def]
+    def moving(groups, scores, state, *, decay=0.5):  # type: ignore[no-untyped-def]
         """The total less the mean of the step before, which does not depend on this one's samples."""
         before = state.get("mean", 0.0)
         totals = [score.total for group in scores for score in group]
@@ -127,9 +127,9 @@ def test_an_estimator_that_remembers_and_one_of_whole_steps_are_sampled() -> Non
 def test_wrong_gradients_are_found_wrong() -> None:
     """The same advantages with one turn's sign turned must be seen at once."""
 
-    def turned(groups, scores, aux, state):  # type: ignore[no-untyped-def]
-        credit, _ = resolve("credit", "rloo")(groups, scores, aux, state)
-        return [[-values if t == 1 else values for t, values in enumerate(turns)] for turns in credit], {}
+    def turned(groups, scores):  # type: ignore[no-untyped-def]
+        credit = resolve("credit", "rloo")(groups, scores)
+        return [[-values if t == 1 else values for t, values in enumerate(turns)] for turns in credit]
 
     for exact in (True, False):
         found = measure(Subject(name="turned", estimator=turned), bench("stopping"), exact=exact)
@@ -160,8 +160,8 @@ def test_a_mean_over_branches_shortens_the_trunk() -> None:
     branched = make_bench(world, some_policy(world), size=4, groups=600, branched=True)
     assert figures("rloo", branched).biased
 
-    def bare(groups, scores, aux, state):  # type: ignore[no-untyped-def]
-        return [turns for g, s in zip(groups, scores, strict=True) for turns in to_tokens(g, [x.total for x in s])], {}
+    def bare(groups, scores):  # type: ignore[no-untyped-def]
+        return [turns for g, s in zip(groups, scores, strict=True) for turns in to_tokens(g, [x.total for x in s])]
 
     plain = measure(Subject(name="bare", estimator=bare), branched)
     assert not plain.biased
@@ -171,13 +171,13 @@ def test_a_mean_over_branches_shortens_the_trunk() -> None:
 def test_an_estimator_with_a_critic_gets_exact_values() -> None:
     """The return to go less the exact value is unbiased, and less noisy than any baseline of the whole attempt."""
 
-    def critic(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+    def critic(groups, scores, aux):  # type: ignore[no-untyped-def]
         flat = [score for group in scores for score in group]
         to_go = [np.cumsum(score.turn[::-1])[::-1] + score.outcome["agent"] for score in flat]
         return [
             [ahead - values for ahead, values in zip(own, turns, strict=True)]
             for own, turns in zip(to_go, aux["values"], strict=True)
-        ], state
+        ]
 
     on = bench("stopping", size=8, groups=256)
     found = measure(Subject(name="critic", estimator=critic), on)

@@ -28,7 +28,7 @@ def lines() -> list[Line]:
     return study(subjects, settings)
 
 
-def _no(groups, scores, aux, state):  # type: ignore[no-untyped-def]
+def _no(groups, scores):  # type: ignore[no-untyped-def]
     raise TrainingError("it wants a critic's values")
 
 

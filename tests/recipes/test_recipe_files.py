@@ -11,6 +11,7 @@ import pytest
 from helpers import TEMPLATES, byte_tokenizer, tiny_llama
 from turnstile.agents.check import check_renderer
 from turnstile.config import load_recipe
+from turnstile.credit.base import GIVEN
 from turnstile.runs.scripted import check_scripts
 from turnstile.wiring.components import (
     SHARED,
@@ -41,7 +42,7 @@ def test_a_recipe_is_short_and_everything_it_names_is_there(path: Path) -> None:
     make_scorer(recipe)
     make_objective(recipe)
     check_scripts(recipe)
-    bind("credit", recipe.credit, given=("groups", "scores", "aux", "state"))
+    bind("credit", recipe.credit, given=GIVEN)
     bind("env", recipe.env, given=SHARED)
     bind("sandbox", recipe.sandbox)
     bind("parser", recipe.agent.parser)

@@ -95,7 +95,7 @@ def test_gradients_agree(page: Any, budget: int) -> None:
     steps = make_term("consistent", "env", level=0)
     scores = Scorer(terms=(outcome, steps))(groups)
     assert [score.total for own in scores for score in own] == pytest.approx(rewards)
-    advantages, _ = grpo(groups, scores, {}, {})
+    advantages = grpo(groups, scores)
     prepared = prepare(groups, scores, advantages, drop_zero_advantage=True)
     assert any(score.withheld["consistent"].any() for own in scores for score in own)
     plan = LearnerConfig(lr=0.0, schedule=constant, warmup=0, total=1, clip=1e9, budget=budget)

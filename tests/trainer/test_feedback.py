@@ -19,7 +19,7 @@ from turnstile.agents.renderer import ChatRenderer
 from turnstile.batching.rows import rows_of
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.distill import self_distill
-from turnstile.trainer.feedback import Feedback, FeedbackSettings
+from turnstile.trainer.feedback import Feedback
 from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 from turnstile.types import Group, Row, Sampling, Stop
@@ -51,7 +51,7 @@ def learner(words: Any) -> Learner:
 
 
 def feedback(words: Any, group: Group, scaffold: Scaffold = SCAFFOLD, **told: Any) -> Feedback:
-    found = Feedback(learner(words), scaffold.renderer, FeedbackSettings(**told))
+    found = Feedback(learner(words), scaffold.renderer, **told)
     found.on_step_start([group], [judged(group)])
     return found
 
@@ -83,7 +83,7 @@ async def test_the_prompt_tells_what_came_of_it(kind: str, bytes_: Any) -> None:
 
 async def test_an_attempt_that_earned_more_is_shown(bytes_: Any) -> None:
     group = await played(bytes_)
-    told = FeedbackSettings(last=False)
+    told = feedback(bytes_, group, last=False)
     texts = [told.text(group, judged(group), place) for place in range(4)]
     assert texts[1:3] == ["", ""]  # the best have nothing to learn from
     assert texts[0] == texts[3]
@@ -96,7 +96,7 @@ async def test_feedback_is_bounded(bytes_: Any) -> None:
     group = await played(bytes_)
     long = replace(group.trajectories[0], signals={"log": "x" * 9000})
     group = replace(group, trajectories=(long, *group.trajectories[1:]))
-    text = FeedbackSettings(show=("log",), chars=600).text(group, judged(group), 0)
+    text = feedback(bytes_, group, show=("log",), chars=600).text(group, judged(group), 0)
     assert "characters left out" in text
     assert len(text) < 900
 
@@ -123,7 +123,7 @@ async def test_feedback_without_room_is_told_once_and_teaches_nothing(
     for row, other in zip(found, plain, strict=True):
         assert row.extras["feedback_logprobs"] == pytest.approx(other.extras["feedback_logprobs"], abs=1e-5)
     (said,) = caplog.records
-    assert "the model's window holds 80: nothing is learned from it there; lower feedback.chars" in said.message
+    assert "the model's window holds 80: nothing is learned from it there; lower loss.feedback.chars" in said.message
 
 
 async def test_learning_from_it_goes_towards_it(bytes_: Any) -> None:

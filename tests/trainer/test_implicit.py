@@ -17,7 +17,7 @@ from turnstile.credit.base import Advantages
 from turnstile.errors import TrainingError
 from turnstile.losses.check import sample_batch
 from turnstile.models.adapt import choose_trainable
-from turnstile.trainer.implicit import ImplicitReward, ImplicitRewardSettings, outcome_cross_entropy
+from turnstile.trainer.implicit import ImplicitReward, outcome_cross_entropy
 from turnstile.trainer.learner import Learner, LearnerConfig
 from turnstile.trainer.optim import constant
 from turnstile.types import Group, Sampling, Score, Trajectory
@@ -46,9 +46,7 @@ def learner(train: Any = "all", *, budget: int = 4096, **knobs: Any) -> Learner:
 
 
 def reward(policy: Learner | None = None, **manner: Any) -> ImplicitReward:
-    return ImplicitReward(
-        policy or learner(), ImplicitRewardSettings(**{"lr": 3e-3, "beta": 0.5, **manner}), Sampling()
-    )
+    return ImplicitReward(policy or learner(), Sampling(), **{"lr": 3e-3, "beta": 0.5, **manner})
 
 
 def step(part: ImplicitReward, groups: Sequence[Group] = GROUPS, scores: Any = SCORES) -> dict[str, float]:

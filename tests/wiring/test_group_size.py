@@ -10,6 +10,7 @@ import pytest
 import guess_run
 import turnstile
 from turnstile.config import Kind, make_recipe
+from turnstile.credit.base import GIVEN
 from turnstile.credit.check import DECLARED
 from turnstile.errors import ConfigError
 from turnstile.wiring.group_size import check_company
@@ -25,7 +26,7 @@ COMPARES = {
 def check(credit: Any, *, attempts: int = 1, **sections: Any) -> None:
     rollout = {"group_size": attempts, **sections.pop("rollout", {})}
     recipe = make_recipe({"credit": credit, "rollout": rollout, **sections})
-    check_company(recipe, bind("credit", recipe.credit, given=("groups", "scores", "aux", "state")))
+    check_company(recipe, bind("credit", recipe.credit, given=GIVEN))
 
 
 def refused(credit: Any, **sections: Any) -> bool:
@@ -53,7 +54,8 @@ def test_it_depends_on_the_knobs() -> None:
 @pytest.mark.parametrize("groups", [1, 2, 16])
 def test_what_is_kept_by_a_threshold_or_compared_with_earlier_steps_is_no_comparison(groups: int) -> None:
     for credit in (
-        {"kind": "accept"}, {"kind": "accept", "threshold": 1.0}, {"kind": "signed", "threshold": 1.0},
+        {"kind": "threshold"}, {"kind": "threshold", "threshold": 1.0},
+        {"kind": "threshold", "threshold": 1.0, "positive": 0.1, "negative": 1.0},
         {"kind": "recalibrated"},
     ):  # fmt: skip
         assert not refused(credit, rollout={"tasks_per_step": groups})

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from turnstile.config import Kind
+from turnstile.credit.base import GIVEN, estimate
 from turnstile.errors import ConfigError
 from turnstile.wiring.kinds import bind
-
-GIVEN = ("groups", "scores", "aux", "state")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def test_a_knob_that_does_not_fit_is_named(knobs: Mapping[str, Any], message: st
 
 def test_knobs_that_fit_are_bound() -> None:
     bound = bind("credit", Kind(kind="gigpo", gamma=1, scale="none"), given=GIVEN)
-    assert bound([], [], {}, {}) == ([], {})
+    assert estimate(bound, [], [], {}, {}) == ([], {})
 
 
 @pytest.mark.parametrize(

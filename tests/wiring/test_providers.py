@@ -30,8 +30,7 @@ from turnstile.wiring.recipe_check import check_recipe
 
 SECTIONS: Mapping[str, Any] = {
     "credit": {"kind": "recalibrated", "over": "trajectories"},
-    "regularizers": [{"kind": "self_distill", "coef": 0.1}],
-    "feedback": {"show": ["rounds"]},
+    "regularizers": [{"kind": "self_distill", "coef": 0.1, "feedback": {"show": ["rounds"]}}],
     "rehearsal": {"tasks": 3, "attempts": 2, "batch": 4, "coef": 0.05},
     "replay_buffer": {"size": 6, "batch": 3, "uses": 2},
     "eval": {"before": False},
@@ -145,8 +144,15 @@ def configure(sections: dict[str, Any]) -> None:
         ),
         ({"rehearsal": {"tasks": 1, "loss": {"kind": "dpo"}}}, "compares the tokens of a whole group, which stored"),
         ({"rehearsal": {"tasks": 1, "coef": 0.0}}, "rehearsal.coef"),
-        ({"feedback": {"chars": 3}}, "feedback.chars"),
-        ({"critic": {"clip": -1.0}}, "critic.clip"),
+        ({"loss": {"kind": "self_distill", "feedback": {"chars": 3}}}, "loss.feedback.chars"),
+        ({"credit": {"kind": "gae", "critic": {"clip": -1.0}}}, "credit.critic.clip"),
+        (
+            {
+                "loss": {"kind": "self_distill", "feedback": {"last": False}},
+                "regularizers": [{"kind": "self_distill", "coef": 0.1}],
+            },
+            "two losses want the array 'feedback_logprobs' in different ways",
+        ),
     ],
 )
 def test_bad_recipes_are_one_clear_error(sections: dict[str, Any], message: str) -> None:
