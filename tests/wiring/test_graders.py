@@ -42,7 +42,7 @@ def tasks(name: str, lacking: str | None = None) -> list[Task]:
 
 def recipe(inputs: Path, sections: dict[str, Any], **lacking: str) -> Recipe:
     """One whose model cannot be loaded."""
-    made = guess_run.recipe(inputs, sections={"model": {"id": str(inputs / "none")}, "sft": {}, **sections})
+    made = guess_run.recipe(inputs, sections={"model": {"id": "nobody/none"}, "sft": {}, **sections})
     for name in ("train", "heldout"):
         write_tasks(inputs / f"{name}.jsonl", tasks(name, lacking.get(name)))
     return made

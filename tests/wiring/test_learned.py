@@ -99,7 +99,7 @@ def test_a_part_of_ones_own_is_made_from_its_table() -> None:
         ("my_credit:mine", {"critic": {"hight": 3}}, "credit.critic has no knob 'hight'; did you mean 'height'"),
         ("my_credit:mine", {"critic": {"learner": 3}}, "credit.critic has no knob 'learner'"),
         ("my_credit:mine", {"critic": {"height": "3"}}, "credit.critic: height = '3' is not a whole number"),
-        ("my_credit:mine", {"critic": {"height": 0}}, "credit.critic.height = 0 must be at least 1"),
+        ("my_credit:mine", {"critic": {"height": 0}}, "credit.critic: height = 0 must be at least 1"),
         ("my_credit:mine", {"critic": 3}, "credit.critic = 3 is not a table"),
         ("my_credit:mine", {"oracle": {}}, "credit kind 'my_credit:mine' has no knob 'oracle'"),
         ("my_credit:lost", {"oracle": {}}, "credit.oracle of 'my_credit:lost': my_credit has no 'Oracle'"),
