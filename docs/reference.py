@@ -253,7 +253,9 @@ def pages() -> dict[Path, str]:
     made = "Made by `make docs` from the code.\n"
     configuration = [
         f"# Configuration\n\n{made}\nA recipe is a TOML file with these keys; `section.key=value` on the command line "
-        "changes one. Relative paths in a recipe start at its folder, those on the command line at the current one. A "
+        'changes one. `base = "other.toml"` at the top takes from another recipe what this one does not say: tables '
+        "are merged key by key, lists and tables of another `kind` replace the whole. "
+        "Relative paths in a recipe start at its folder, those on the command line at the current one. A "
         "section with a `kind` takes the knobs of the function that it names, and `kind` may be any "
         '`package.module:name` of your own; without knobs the name alone will do: `sandbox = "bubblewrap"`.\n',
         *sections(),
