@@ -34,6 +34,7 @@ def features(learner: Learner, rows: Sequence[Row]) -> list[Tensor]:
 
 
 def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
+    """Return the trajectories of all groups, in their order."""
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 

@@ -13,6 +13,7 @@ Schedule = Callable[[float], float]
 
 
 def constant(progress: float) -> float:
+    """Return 1 throughout."""
     return 1.0
 
 
