@@ -94,6 +94,7 @@ def _fail(line: str, code: int) -> int:
 
 
 def main() -> None:
+    """Run the command, and end the process with its exit code."""
     sys.path.append(os.getcwd())  # a recipe may name package.module:function of the folder one works in
     try:
         code = run(sys.argv[1:])

@@ -51,6 +51,7 @@ def rescore(entries: Iterable[Entry], scorer: Scorer) -> Iterator[Rescored]:
 
 
 def compare(rescored: Sequence[Rescored]) -> Comparison:
+    """Compare rewards and rates as recorded with those of scoring again."""
     groups = [item.entry.group for item in rescored]
     sides = [(_totals(item.entry.scores), _totals(item.scores)) for item in rescored]
     sides = [(before, after) for before, after in sides if len(before) > 1 and len(after) > 1]

@@ -36,6 +36,7 @@ def as_object(data: bytes) -> dict[str, Any]:
 
 
 def read_message(item: object) -> Message:
+    """Read a message of plain text. Raises RefusedError for anything else."""
     if not isinstance(item, Mapping) or item.get("role") not in ("system", "user", "assistant"):
         raise RefusedError("a message is an object with a role (system, user or assistant) and content")
     content = item.get("content")

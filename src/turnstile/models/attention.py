@@ -77,6 +77,7 @@ def use_layouts(model: PreTrainedModel) -> None:
 
 
 def uses_layouts(model: PreTrainedModel) -> bool:
+    """Return whether a model attends through layouts."""
     return bool(model.config.get_text_config()._attn_implementation == NAME)
 
 
@@ -134,7 +135,6 @@ INSTEAD = "take one with full attention (Llama, SmolLM2, Qwen2.5, Qwen3, Mistral
 
 def _layers_reached(model: PreTrainedModel) -> set[int]:
     """The layers that ask the layout: a family that ignores it would let every row see every other."""
-
     reached: set[int] = set()
 
     class Probe:

@@ -84,6 +84,7 @@ def by_task(db: sqlite3.Connection) -> list[TaskBalance]:
 
 
 def by_step(db: sqlite3.Connection) -> list[StepBalance]:
+    """Return the balance of each step, oldest first."""
     rows = db.execute(f"SELECT {_COUNTS}, step FROM attempts GROUP BY step ORDER BY step", _COUNTED)
     return [StepBalance(**_balance(row), step=row[-1]) for row in rows]
 

@@ -79,7 +79,7 @@ class AsyncSource:
     attempt from its first turn and with its own seed. `board` shows where the episodes are.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place, by keyword
         self,
         *,
         start: Callable[[Hear], Worker],

@@ -69,7 +69,7 @@ class Seeds:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
-async def play(
+async def play(  # noqa: PLR0913 - called in one place, by keyword
     task: Task,
     attempt: Attempt,
     *,

@@ -105,6 +105,7 @@ class SyncSource:
 
 
 def taken(step: int, number: int, total: int) -> str:
+    """Return a line that says how many episodes of a step were taken from the journal."""
     return f"step {step}: {number} of {total} episodes had finished before, and were not played again"
 
 

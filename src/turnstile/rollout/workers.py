@@ -182,6 +182,7 @@ class _Log:
 
 
 def cannot_be_sent(error: Exception) -> ConfigError:
+    """Return the error for a part of a run that cannot be sent to another process."""
     return ConfigError(
         f"this run cannot be played ahead, as a part of it cannot be sent to another process ({error}); define it in a "
         "module, or set rollout.max_staleness = 0"

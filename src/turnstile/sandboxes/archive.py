@@ -62,6 +62,7 @@ def add_tree(made: IO[bytes], source: Path, prefix: str, *, byte_code: bool = Fa
 
 
 def add_file(made: IO[bytes], path: str, name: str, *, byte_code: bool = False) -> None:
+    """Add a file; byte code that may be stale is checked by hash, or left out."""
     with open(path, "rb", buffering=0) as file:
         data = file.read()
         mode = os.fstat(file.fileno()).st_mode
@@ -89,6 +90,7 @@ def checked_by_hash(path: str, data: bytes) -> bytes:
 
 
 def add(made: IO[bytes], entry: dict[str, Any], data: bytes = b"") -> None:
+    """Add one entry with its data."""
     body = json.dumps(entry).encode()
     made.write(HEAD.pack(len(body), len(data)) + body)
     made.write(data)

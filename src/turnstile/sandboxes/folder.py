@@ -299,6 +299,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def is_inside(top: str, path: str) -> bool:
+    """Return whether a real path is `top` or lies below it."""
     return path == top or path.startswith(top + os.sep)
 
 
@@ -312,6 +313,7 @@ def resolve_inside(root: Path, path: str) -> str:
 
 
 def read_inside(root: Path, path: str) -> bytes:
+    """Read a plain file below `root`. Raises ValueError outside it, and for what is no plain file."""
     descriptor = os.open(resolve_inside(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe or a device would never end

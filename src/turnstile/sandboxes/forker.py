@@ -51,6 +51,7 @@ PROGRAMS: dict[str, types.CodeType] = {}  # of preloaded modules: their files ma
 
 
 def prctl(option: int, value: int) -> None:
+    """Set an option of this process, on Linux."""
     if LINUX:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -93,6 +94,7 @@ def prefer(folder: str) -> None:
 
 
 def serve() -> None:
+    """Serve requests from the control socket until it is closed."""
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -141,6 +143,7 @@ def ward(connection: socket.socket, life: int) -> NoReturn:
 
 
 def receive(connection: socket.socket) -> Any:
+    """Return the next message of a connection; None where it has ended."""
     stream = connection.makefile("rb")
     head = stream.read(4)
     if len(head) < 4:
@@ -149,6 +152,7 @@ def receive(connection: socket.socket) -> Any:
 
 
 def send(connection: socket.socket, answer: dict[str, Any]) -> None:
+    """Send a message."""
     body = json.dumps(answer).encode()
     connection.sendall(struct.pack(">I", len(body)) + body)
 
@@ -225,6 +229,7 @@ def watch(
 
 
 def children_of(pid: int) -> list[int]:
+    """Return the ids of the processes that a process started."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -244,6 +249,7 @@ def count_tree(pid: int) -> int:
 
 
 def kill_group(pid: int) -> None:
+    """Kill a process and its group."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):  # not a group leader yet, or gone
             kill(pid, signal.SIGKILL)

@@ -26,6 +26,7 @@ class Phase:
 
 
 def left_text(seconds: float | None) -> str:
+    """Return the time left in words; None is unknown."""
     return "time left unknown yet" if seconds is None else f"{duration(seconds)} left"
 
 

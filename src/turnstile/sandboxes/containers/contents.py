@@ -26,6 +26,7 @@ def digest_of(*parts: str) -> str:
 
 
 def file_digest(path: Path | str) -> str:
+    """Return the SHA-256 digest of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -227,7 +227,7 @@ class ContainerSandboxes:
     answers.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the knobs of a section of a recipe
         self,
         *,
         image: str = "",

@@ -188,6 +188,7 @@ class Line:
 
 
 async def pieces(body: IO[bytes]) -> AsyncIterator[bytes]:
+    """Yield a file in pieces."""
     while data := body.read(CHUNK):
         yield data
 

@@ -225,6 +225,7 @@ async def result(job: asyncio.Task[bytes]) -> bytes:
 
 
 def answered(body: bytes) -> web.Response:
+    """Return a response that carries these bytes."""
     return web.Response(body=body, content_type="application/octet-stream")
 
 

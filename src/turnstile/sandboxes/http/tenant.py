@@ -191,6 +191,7 @@ def end(job: asyncio.Task[bytes]) -> None:
 
 
 def words(told: Mapping[str, Any], name: str) -> list[str]:
+    """Return a list of strings of a request. Raises GarbageError for anything else."""
     found = part(told, name, list)
     if not all(isinstance(word, str) for word in found):
         raise GarbageError(f"{name} has a word that is no string")

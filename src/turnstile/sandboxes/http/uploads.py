@@ -114,6 +114,7 @@ class Uploads:
 
 
 def too_large(most: int) -> ConfigError:
+    """Return the error for a template of more than `most` bytes."""
     return ConfigError(f"a template of more than {most >> 20} MiB; give the sandbox server a larger --templates-mb")
 
 

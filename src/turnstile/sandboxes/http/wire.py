@@ -47,6 +47,7 @@ class GarbageError(ValueError):
 
 
 def frame(told: Mapping[str, Any], data: bytes = b"") -> bytes:
+    """Return a message and its data as bytes."""
     body = json.dumps(told).encode()
     return b"".join((HEAD.pack(len(body), len(data)), body, data))
 

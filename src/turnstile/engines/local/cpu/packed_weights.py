@@ -26,6 +26,7 @@ Stamp = list[tuple[int, int]]
 
 
 def stamp_of(weights: Sequence[Tensor]) -> Stamp:
+    """Return the stamp of weights, which differs once they have changed in place or moved."""
     return [(weight._version, weight.data_ptr()) for weight in weights]
 
 

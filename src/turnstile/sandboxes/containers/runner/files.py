@@ -50,6 +50,7 @@ def remove_inside(folder: str) -> None:
 
 
 def check_root(root: str) -> None:
+    """Raise GoneError where the working folder is gone."""
     if os.path.islink(root) or not os.path.isdir(root):
         raise GoneError(f"its folder {root} is gone")
 

@@ -62,11 +62,13 @@ class Data:
 
 
 def send(answer: dict[str, Any], data: bytes = b"") -> None:
+    """Send an answer and its data."""
     body = json.dumps(answer).encode()
     put(HEAD.pack(len(body), len(data)) + body + data)
 
 
 def put(data: bytes) -> None:
+    """Write all bytes to standard output."""
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]

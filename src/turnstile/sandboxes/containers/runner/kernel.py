@@ -54,13 +54,16 @@ def kill_all() -> bool:
 
 
 def count_others() -> int:
+    """Return how many processes there are besides this one."""
     return sum(name.isdigit() for name in os.listdir("/proc")) - 1
 
 
 def is_full(folder: str) -> bool:
+    """Return whether a folder's disk has no room left."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize < NO_ROOM
 
 
 def prctl(option: int, value: int) -> None:
+    """Set an option of this process."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -50,6 +50,7 @@ def main() -> NoReturn:
 
 
 def answer(request: dict[str, Any], data: Data, commands: Commands) -> None:
+    """Carry out a request, and send what came of it."""
     operation = request["op"]
     try:
         if operation == "exec":
@@ -83,4 +84,5 @@ def answer(request: dict[str, Any], data: Data, commands: Commands) -> None:
 
 
 def shown(name: Any) -> str:
+    """Return a name of a file as text."""
     return os.fsdecode(name) if isinstance(name, (str, bytes)) else str(name)

@@ -112,7 +112,7 @@ def _mix(shares: Any, values: Any, then: Any, seen: Any, heads: Any, width: Any)
 
 
 @compiled
-def _absorb(
+def _absorb(  # noqa: PLR0913 - a kernel takes arrays, not objects
     asked: Any, keys: Any, values: Any, then: Any, scale: Any, scores: Any, highest: Any, total: Any, seen: Any,
     heads: Any, width: Any,
 ) -> None:  # fmt: skip
