@@ -93,13 +93,13 @@ docs: setup
 
 results: setup
 	@$(BIN)/turnstile tasks prepare data/demo/train.jsonl data/demo/heldout.jsonl
-	@$(BIN)/python benchmarks/results.py $(ARGS)
+	@$(BIN)/python -m benchmarks.research.results $(ARGS)
 
-# Whoever has a GPU: does a run train, stop and resume there, how fast, in how much memory. ARGS='--device cpu' rehearses.
+# With a GPU: does a run train, stop and resume on it, how fast, in how much memory. ARGS='--device cpu' rehearses.
 gpu: setup
-	@$(BIN)/python benchmarks/device.py $(ARGS)
+	@$(BIN)/python -m benchmarks.speed.gpu_check $(ARGS)
 
-# What benchmarks/vs_trl.py compares with, in an environment of its own, with the CPU build of torch.
+# What benchmarks/peers/vs_trl.py compares with, in an environment of its own, with the CPU build of torch.
 PEER := .peers/trl
 bench-peers: setup $(PEER)/.ready
 
@@ -124,7 +124,7 @@ $(VLLM)/.ready: benchmarks/peers/vllm.txt
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
-# What benchmarks/conform_peers.py looks at: beside the packages named, torch and the like are those of .venv.
+# What benchmarks/peers/conform.py looks at: beside the packages named, torch and the like are those of .venv.
 CONFORM := .peers/conform
 SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 conform-peers: setup $(CONFORM)/.ready
@@ -138,4 +138,4 @@ $(CONFORM)/.ready: benchmarks/peers/conform.txt
 
 clean:
 	rm -rf $(VENV) .peers build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

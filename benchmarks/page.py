@@ -50,7 +50,7 @@ def write(name: str, parts: Sequence[str]) -> None:
 
 def written(text: str, name: str, parts: Sequence[str]) -> str:
     """The page with `parts` between the marks of `name`. Ends the program where it lacks them."""
-    begin, end = f"<!-- {name}: written by benchmarks/{name}.py -->", f"<!-- end of {name} -->"
+    begin, end = f"<!-- {name}: generated, do not edit -->", f"<!-- end of {name} -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from peers.functions import HORIZON, Case
+from benchmarks.peers.functions import HORIZON, Case
 from turnstile.conform.padded import PaddedEstimator, roles
 from turnstile.conform.padded_losses import Rows, padded, sample_rows, slopes
 from turnstile.credit.samples import sample_group, sample_score, sample_values

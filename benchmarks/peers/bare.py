@@ -1,7 +1,7 @@
 """What this machine makes of the model without any framework, at the sizes of one case: the rates from which the step
 time of `vs_trl.py`'s ceiling follows.
 
-    PYTHONPATH=benchmarks python -m peers.bare SHAPE MODEL SEED OUT
+    python -m benchmarks.peers.bare SHAPE MODEL SEED OUT
 
 Decoding and prefilling are a forward pass written by hand (`decode.py`), training is a plain loop over rows of the
 length of an episode: forward, cross-entropy of the share of tokens that is learnt, backward; then clipping and AdamW.
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from decode import by_hand
-from peers.game import LEARNING_RATE, Shape
+from benchmarks.peers.game import LEARNING_RATE, Shape
+from benchmarks.speed.decode import by_hand
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.load import load_model
 

@@ -1,63 +1,110 @@
-"""Every function of `functions.py` against the seven invariants, and beside ours: a process of its own, started by
-`conform_peers.py` with the Python of `.peers/conform`.
+"""The advantage and loss functions of verl, TRL, OpenRLHF and SkyRL against the seven invariants, and beside ours.
 
-    PYTHONPATH=src:benchmarks .peers/conform/bin/python -m peers.conform OUT
+    make conform-peers                            the four, in an environment of their own (.peers/conform)
+    python -m benchmarks.peers.conform            looks, prints, and writes the tables of docs/results/conform.md
+    python -m benchmarks.peers.conform --tables   only writes the tables of what is kept
+
+What is found is kept in docs/results/conform/peers.json. Some seconds on one core.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import subprocess
 import sys
-import warnings
-from dataclasses import asdict
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from peers.agree import gap
-from peers.functions import PEERS, UNDER, Case
-from turnstile.conform.verdicts import Subject, conform
-from turnstile.errors import ConfigError
+from benchmarks.page import ROOT, Body, table, written
+
+PEERS = ROOT / ".peers/conform"
+PAGE = ROOT / "docs/results/conform.md"
+KEPT = ROOT / "docs/results/conform/peers.json"
+MARKS = {"holds": "+", "broken": "**no**", "declared": "d", "does not apply": "-"}
+AGREES = 1e-6
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")  # of what frameworks say of themselves when they are loaded
-    found: dict[str, Any] = {}
-    for peer, (module, cases) in PEERS.items():
-        found[peer] = {"module": module}
-        try:
-            found[peer] |= {"version": version(peer.lower()), "functions": [look(case) for case in cases()]}
-        except (ImportError, AttributeError) as error:  # another version of it
-            found[peer]["error"] = f"{type(error).__name__}: {error}"
-    Path(sys.argv[1]).write_text(one_a_line(found), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", action="store_true", help="only write the tables of what is kept")
+    if not parser.parse_args().tables:
+        look()
+    found = json.loads(KEPT.read_text(encoding="utf-8"))
+    tables = parts(found)
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), "conform", tables), encoding="utf-8")
+    print("\n\n".join(tables))
+    print(f"\nwrote {PAGE.relative_to(ROOT)}")
 
 
-def one_a_line(found: dict[str, Any]) -> str:
-    """As JSON, one function a line, so that a change of one is a change of one line."""
-    peers = []
+def look() -> None:
+    """Has the peers looked at, in their own environment."""
+    interpreter = PEERS / "bin/python"
+    if not interpreter.exists():
+        sys.exit(f"error: there is no {PEERS.relative_to(ROOT)}; make it with: make conform-peers")
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    ended = subprocess.run(
+        [interpreter, "-m", "benchmarks.peers.conform_worker", KEPT], cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    if ended.returncode:
+        sys.exit(f"{ended.stdout}\nerror: conform_worker ended with {ended.returncode}; what it said stands above")
+
+
+def parts(found: Mapping[str, Body]) -> list[str]:
+    """The page's tables: one a peer with its counterexamples, then where values are others, and why."""
+    made = []
     for peer, body in found.items():
-        functions = ",\n  ".join(map(json.dumps, body.get("functions", ())))
-        rest = json.dumps({name: value for name, value in body.items() if name != "functions"})[:-1]
-        peers.append(f'{json.dumps(peer)}: {rest}, "functions": [\n  {functions}\n]}}')
-    return "{\n" + ",\n".join(peers) + "\n}\n"
+        made.append(f"## {peer} {body.get('version', '')}".rstrip())
+        if "error" in body:
+            made.append(f"Not looked at: {body['error']}.")
+            continue
+        made.append(f"From `{body['module']}`:")
+        head = ("function", *"1234567", "ours", "largest difference")
+        made.append(table(head, [row(one) for one in body["functions"]]))
+        made.append("\n".join(f"- {line}" for one in body["functions"] for line in broken(one)))
+    made.append("## Where values are others")
+    rows = [line for peer, body in found.items() for line in others(peer, body)]
+    made.append(table(("", "function", "ours", "difference", "what it does otherwise", "the same", "difference"), rows))
+    return made
 
 
-def look(case: Case) -> dict[str, Any]:
-    """What the page says of one function."""
-    body: dict[str, Any] = {"name": case.name, "ours": case.ours, "knobs": dict(case.knobs), "differs": case.differs}
-    try:
-        subject = Subject(name=case.name, form="padded", function=case.function, exempt=case.exempt)
-        body["verdicts"] = [asdict(verdict) for verdict in conform(subject)]
-        if case.ours:
-            body["gap"] = gap(case)
-        if case.under:
-            body |= {
-                "under": " and ".join(UNDER[each] for each in case.under),
-                "gap under": gap(case, under=case.under),
-            }
-    except ConfigError as error:
-        body["error"] = str(error)
-    return body
+def row(one: Body) -> list[str]:
+    """A function's row: its standing by each invariant, what is the same here, and how far values lie apart."""
+    if "error" in one:
+        return [f"`{one['name']}`", *["?"] * 7, one["error"], ""]
+    marks = [MARKS[verdict["standing"]] for verdict in one["verdicts"]]
+    return [f"`{one['name']}`", *marks, ours(one), number(one["gap"]) if one["ours"] else ""]
+
+
+def ours(one: Body) -> str:
+    """`ppo` (clip_low = 0.2)"""
+    knobs = [f"{knob} = {value}" for knob, value in one["knobs"].items()]
+    return f"`{one['ours']}`" + (f" ({', '.join(knobs)})" if one["knobs"] else "") if one["ours"] else ""
+
+
+def broken(one: Body) -> Iterator[str]:
+    """The counterexamples of a function."""
+    for verdict in one.get("verdicts", ()):
+        if verdict["standing"] == "broken":
+            yield f"`{one['name']}`, {verdict['number']}: {verdict['note']}"
+
+
+def others(peer: str, body: Body) -> Iterator[list[str]]:
+    """The functions whose values are not ours to 1e-6, why, and where they are."""
+    for one in body.get("functions", ()):
+        if one.get("gap", 0.0) > AGREES:
+            why = one["differs"] or "not explained"
+            yield [
+                peer, f"`{one['name']}`", f"`{one['ours']}`", number(one["gap"]), why, one.get("under", ""),
+                number(one["gap under"]) if "gap under" in one else "",
+            ]  # fmt: skip
+
+
+def number(value: float) -> str:
+    """0, or two digits."""
+    return f"{value:.1e}" if value and value < 0.01 else f"{value:.2g}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The functions of other frameworks that `conform_peers.py` looks at: each with the little it takes to call it on
+"""The functions of other frameworks that `conform.py` looks at: each with the little it takes to call it on
 padded arrays, what is the same here, and which invariants no function of its kind can keep.
 
 Nothing of a framework is copied: its module is imported as it was installed. Two kinds of stand-ins make that possible

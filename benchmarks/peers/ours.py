@@ -1,6 +1,6 @@
 """One measured step of Turnstile at the game of `game.py`: a process of its own, started by `vs_trl.py`.
 
-    PYTHONPATH=benchmarks python -m peers.ours SHAPE MODEL SEED OUT
+    python -m benchmarks.peers.ours SHAPE MODEL SEED OUT
 
 SHAPE is a `Shape` in JSON, MODEL a folder, OUT a file to write.
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import turnstile
-from peers.game import ATTEMPTS, LEARNING_RATE, TEMPERATURE, TURN_TOKENS, WARM_UP_ROUNDS, Game, Shape
+from benchmarks.peers.game import ATTEMPTS, LEARNING_RATE, TEMPERATURE, TURN_TOKENS, WARM_UP_ROUNDS, Game, Shape
 from turnstile.envs.guess import guess_tasks
 from turnstile.records.record import read_record
 from turnstile.tracking.jsonl import read_metrics

@@ -1,7 +1,7 @@
 """The model that both sides of `vs_trl.py` start from: SmolLM2 with a chat template that knows tools (the one that TRL
 brings for Qwen2.5), taught by a few demonstrations to call the game's tool.
 
-    PYTHONPATH=benchmarks python -m peers.prepare TEMPLATE OUT
+    python -m benchmarks.peers.prepare TEMPLATE OUT
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import turnstile
-from peers.game import HIGH, LOW, TURN_TOKENS, Game
+from benchmarks.peers.game import HIGH, LOW, TURN_TOKENS, Game
 from turnstile.envs.guess import demonstrate, guess_tasks
 from turnstile.models.load import load_model, load_tokenizer
 from turnstile.tasks.demonstration import DemoStep
@@ -60,7 +60,7 @@ def recipe(model: str) -> dict[str, object]:
         "episode": {"turns": ROUNDS, "context": 4096},
         "rewards": {"terms": [{"kind": "signal", "name": "worth", "level": 1}]},
         "sft": {
-            "demos": DEMOS, "demonstrator": {"kind": "peers.prepare:demonstration"}, "batch": 2,
+            "demos": DEMOS, "demonstrator": {"kind": "benchmarks.peers.prepare:demonstration"}, "batch": 2,
             "lr": 3e-4, "warmup": 2,
         },
         "train": {"steps": 0, "max_tokens_per_microbatch": 2048},

@@ -1,7 +1,7 @@
 """One measured step of TRL's GRPOTrainer at the game of `game.py`: a process of its own, started by `vs_trl.py` with
 the Python of `.peers/trl` and Turnstile's sources on its path, of which it takes the game alone.
 
-    PYTHONPATH=src:benchmarks .peers/trl/bin/python -m peers.theirs SHAPE MODEL SEED OUT
+    PYTHONPATH=src:. .peers/trl/bin/python -m benchmarks.peers.theirs SHAPE MODEL SEED OUT
 
 The first step, of one turn, warms up; the second is the one that counts. Where that would take minutes, a generation
 and a training pass over one batch warm up. Its settings are the fastest that it has
@@ -26,7 +26,16 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from peers.game import ATTEMPTS, LEARNING_RATE, TEMPERATURE, TURN_TOKENS, WARM_UP_ROUNDS, Game, Shape, at_once
+from benchmarks.peers.game import (
+    ATTEMPTS,
+    LEARNING_RATE,
+    TEMPERATURE,
+    TURN_TOKENS,
+    WARM_UP_ROUNDS,
+    Game,
+    Shape,
+    at_once,
+)
 from turnstile.envs.guess import guess_tasks
 from turnstile.tasks.demonstration import call
 

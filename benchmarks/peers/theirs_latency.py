@@ -1,6 +1,6 @@
 """Seconds of a rollout of TRL whose tool sleeps; started by `latency.py` with the Python of `.peers/trl`.
 
-    PYTHONPATH=src:benchmarks .peers/trl/bin/python -m peers.theirs_latency SHAPE MODEL SLEEP OUT
+    PYTHONPATH=src:. .peers/trl/bin/python -m benchmarks.peers.theirs_latency SHAPE MODEL SLEEP OUT
 
 The turns are scripted: what is measured is the trainer's own loop of tool calls, and the tool.
 """
@@ -18,8 +18,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
-from peers.game import Shape
-from peers.theirs import config
+from benchmarks.peers.game import Shape
+from benchmarks.peers.theirs import config
 
 SLEEP = float(sys.argv[3])
 

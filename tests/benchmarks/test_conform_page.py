@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from conform_peers import others, parts
-from page import written
+from benchmarks.page import written
+from benchmarks.peers.conform import others, parts
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "results" / "conform.md").read_text(encoding="utf-8")
@@ -12,7 +12,7 @@ KEPT = json.loads((ROOT / "docs" / "results" / "conform" / "peers.json").read_te
 
 
 def test_the_page_says_what_is_kept() -> None:
-    assert written(PAGE, "conform_peers", parts(KEPT)) == PAGE
+    assert written(PAGE, "conform", parts(KEPT)) == PAGE
 
 
 def test_every_function_was_called_and_every_difference_is_explained() -> None:

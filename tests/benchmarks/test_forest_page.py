@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-import forest
-import gpu
-import page
+from benchmarks import page
+from benchmarks.speed import forest, gpu_speed
 from networks import network
 
 
@@ -57,12 +56,12 @@ def test_what_an_update_allocates_is_counted() -> None:
 
 def test_the_one_for_accelerators_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(page, "KEPT", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--tiny", "--repeats", "1"])
-    gpu.main()
+    monkeypatch.setattr(sys, "argv", ["gpu_speed.py", "--device", "cpu", "--tiny", "--repeats", "1"])
+    gpu_speed.main()
     name, _, told = capsys.readouterr().out.partition(" ")
     body = json.loads(told)
     assert body["training"]["ratio of FLOPs"] > 1.5
     assert body["decoding"]["engine"] > 0
-    row = gpu.parts({f"cpu float32 {name}": body})[0].splitlines()[2].split(" | ")
+    row = gpu_speed.parts({f"cpu float32 {name}": body})[0].splitlines()[2].split(" | ")
     assert row[1:4] == ["tiny", "float32", "8 x (48 + 32)"]
-    assert not (tmp_path / "gpu.json").exists()  # of a CPU nothing is kept
+    assert not (tmp_path / "gpu_speed.json").exists()  # of a CPU nothing is kept

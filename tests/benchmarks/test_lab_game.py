@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import lab_game
+from benchmarks.research import lab_game
 from turnstile.lookup import KINDS
 
 

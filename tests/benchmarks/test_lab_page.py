@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import lab
-from lab_page import whole
+from benchmarks.research import lab
+from benchmarks.research.lab_page import whole
 from turnstile.lab.processes import make
 from turnstile.lab.study import Line, Setting, study
 from turnstile.lab.subjects import subject

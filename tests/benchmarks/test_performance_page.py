@@ -7,37 +7,29 @@ import asyncio
 import numpy as np
 import pytest
 
-import attention
-import compiled
-import decode
-import forest
-import goals
-import gpu
-import latency
-import load
-import page
-import turns
-import vs_trl
-from peers.game import HIGH, LOW, Game, Shape, at_once
+from benchmarks import page
+from benchmarks.peers import vs_trl
+from benchmarks.peers.game import HIGH, LOW, Game, Shape, at_once
+from benchmarks.speed import attention, compiled, decode, forest, goals, gpu_speed, latency, load, turns
 from turnstile.envs.check import check_env
 from turnstile.envs.guess import guess_tasks
 from turnstile.tasks.demonstration import call
 from turnstile.types import Completion, Message, Sampling, Stop, Trajectory, Turn
 
 (TASK,) = guess_tasks(1)
-BENCHMARKS = (vs_trl, latency, turns, forest, attention, decode, compiled, load, gpu)
+BENCHMARKS = (vs_trl, latency, turns, forest, attention, decode, compiled, load, gpu_speed)
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda module: module.__name__)
 def test_the_page_says_what_is_kept(benchmark) -> None:
-    name = benchmark.__name__
+    name = benchmark.__name__.rpartition(".")[2]
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.written(text, name, benchmark.parts(page.Kept(name).results)) == text
 
 
 def test_goals_are_held_against_what_is_kept() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.written(text, "goals", goals.parts()) == text  # if not: python benchmarks/goals.py
+    assert page.written(text, "goals", goals.parts()) == text  # if not: python -m benchmarks.speed.goals
 
 
 def test_a_goal_is_reached_by_the_median() -> None:

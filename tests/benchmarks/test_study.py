@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import study
-from results import Page
-from study import Study, kept, settings, weights_of
+from benchmarks.research import study
+from benchmarks.research.results import Page
+from benchmarks.research.study import Study, kept, settings, weights_of
 from turnstile.config import load_recipe
 
 WHOLE = Study(steps=32, tasks=0, samples=1)
@@ -21,9 +21,9 @@ WHOLE = Study(steps=32, tasks=0, samples=1)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's folder, with what is kept and the page elsewhere, which is what this gives."""
     monkeypatch.chdir(study.ROOT)
-    monkeypatch.setattr("study.KEPT", tmp_path / "kept")
-    monkeypatch.setattr("results.KEPT", tmp_path / "kept")
-    monkeypatch.setattr("results.PAGE", tmp_path / "page.md")
+    monkeypatch.setattr("benchmarks.research.study.KEPT", tmp_path / "kept")
+    monkeypatch.setattr("benchmarks.research.results.KEPT", tmp_path / "kept")
+    monkeypatch.setattr("benchmarks.research.results.PAGE", tmp_path / "page.md")
     (tmp_path / "kept").mkdir()
     (tmp_path / "page.md").write_text("Written by hand.\n")
     return tmp_path
@@ -68,7 +68,7 @@ def test_a_kept_run_is_known_wherever_the_project_lies() -> None:
 
 
 def test_other_weights_are_not_taken_for_those_evaluated(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("study.RUNS", project / "runs")
+    monkeypatch.setattr("benchmarks.research.study.RUNS", project / "runs")
     weights_of(0).mkdir(parents=True)
     (weights_of(0) / "model.safetensors").write_bytes(b"others")
     keep("seed-0-warm", warmstart=[])

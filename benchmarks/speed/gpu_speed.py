@@ -1,13 +1,13 @@
 """Training and decoding on an accelerator: how much of the matrix peak, and what sharing gains there.
 
-    python benchmarks/gpu.py                            0.5B and 1.5B parameters with random weights, on CUDA
-    python benchmarks/gpu.py --device cpu --tiny        does it run? Its figures mean nothing, and are not kept
-    python benchmarks/gpu.py --tables                   only writes the table of what is kept
+    python -m benchmarks.speed.gpu_speed                       0.5B and 1.5B parameters with random weights, on CUDA
+    python -m benchmarks.speed.gpu_speed --device cpu --tiny   does it run? Its figures mean nothing, and are not kept
+    python -m benchmarks.speed.gpu_speed --tables              only writes the table of what is kept
 
 For each size: model FLOPs utilisation of an update over one group (forward, backward, AdamW), which counts every unique
 token once, against the matrix peak measured in the same run; the same rows unshared; tokens a second of sampling in the
 engine, and of transformers' continuous batching over the same prompts. What is measured on an accelerator is kept, size
-by size, in docs/results/performance/gpu.json.
+by size, in docs/results/performance/gpu_speed.json.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from decode import work
-from forest import flops, group_of
-from page import Body, Kept, table, write
+from benchmarks.page import Body, Kept, table, write
+from benchmarks.speed.decode import work
+from benchmarks.speed.forest import flops, group_of
 from turnstile.batching.weights import token as token_weights
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.losses.reinforce import reinforce
@@ -67,9 +67,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, and few tokens")
     parser.add_argument("--tables", action="store_true", help="only write the table of what is kept")
     args = parser.parse_args()
-    kept = Kept("gpu")
+    kept = Kept("gpu_speed")
     if args.tables:
-        write("gpu", parts(kept.results))
+        write("gpu_speed", parts(kept.results))
         return
     if args.tiny:
         args.prompt, args.response, args.decode, args.sizes, args.dtype = 48, 32, 4, ["tiny"], "float32"
@@ -92,7 +92,7 @@ def main() -> None:
         body["decoding"] = decoding(model, args) | work(model, PROMPTS, LENGTH + args.decode // 2)
         if device.type != "cpu":
             kept.put(" ".join([name, args.dtype, shape_of(body), size]), body)
-            write("gpu", parts(kept.results))
+            write("gpu_speed", parts(kept.results))
         print(size, json.dumps(body), flush=True)
         del model
         gc.collect()

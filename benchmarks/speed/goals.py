@@ -1,6 +1,6 @@
 """The first table of docs/results/performance.md: each goal, and what is kept of the benchmarks that measure it.
 
-    python benchmarks/goals.py
+    python -m benchmarks.speed.goals
 
 A goal is reached where the median of its measurements reaches it, and one for several cases where all of them do; how
 many do is said where that is not all.
@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import forest
-import gpu
-import latency
-import turns
-import vs_trl
-from page import Kept, spread, table, write
+from benchmarks.page import Kept, spread, table, write
+from benchmarks.peers import vs_trl
+from benchmarks.speed import forest, gpu_speed, latency, turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +111,10 @@ def of_decoding() -> Iterator[Goal]:
 
 
 def of_accelerators() -> Goal:
-    kept = Kept("gpu").results.values()
-    values = [body["training"]["shared"]["utilisation"] for body in kept if gpu.shape_of(body) == "8 x (4096 + 4096)"]
+    kept = Kept("gpu_speed").results.values()
+    values = [
+        body["training"]["shared"]["utilisation"] for body in kept if gpu_speed.shape_of(body) == "8 x (4096 + 4096)"
+    ]
     what = "training on an accelerator, of its matrix peak"
     return Goal(what=what, goal=0.45, values=values, digits=0, style="%", of="cases")
 

@@ -1,6 +1,6 @@
 """Learning curves on the number game: a network of 75,000 parameters with random weights, every part of training real.
 
-A part of `benchmarks/lab.py` (`--only game`). Each of five seeds is a network, which learns from demonstrations how a
+A part of `lab.py` (`--only game`). Each of five seeds is a network, which learns from demonstrations how a
 guess is written, and from 40 steps of RL, with each estimator, to listen to higher and lower. A step plays each of the
 seven secrets twelve times. What is measured is kept run by run; started again, it goes on with what is missing.
 """

@@ -1,7 +1,7 @@
 """What accounting costs: milliseconds of a turn for ledger and journal, seconds to audit a large ledger.
 
-    python benchmarks/ledger.py
-    python benchmarks/ledger.py --rows 100000 --turns 2000     smaller
+    python -m benchmarks.speed.ledger
+    python -m benchmarks.speed.ledger --rows 100000 --turns 2000   smaller
 
 Turns are of 100 sampled tokens after 200 shown, random ones, which compress worse than words do. The ledger's attempts
 are of 5,000 tasks, 1,000 attempts a step, each trained on in one pass.

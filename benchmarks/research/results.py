@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from study import ARMS, KEPT, ROOT, Study, kept, run_of, warm
+from benchmarks.research.study import ARMS, KEPT, ROOT, Study, kept, run_of, warm
 from turnstile.evaluation.gains import paired_breakdown, prior_share, split
 from turnstile.evaluation.metrics import EpisodeResult, Interval, paired_difference, rate
 from turnstile.evaluation.plots import curves
@@ -23,7 +23,7 @@ from turnstile.evaluation.table import bounds, number
 from turnstile.tasks.base import load_tasks
 
 PAGE = Path("docs/results/demo.md")
-MARK = "<!-- below: written by benchmarks/results.py -->"
+MARK = "<!-- below: generated, do not edit -->"
 Results = list[EpisodeResult]
 
 

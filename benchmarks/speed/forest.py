@@ -1,10 +1,10 @@
 """Training on shared prefixes: seconds and memory of an update, shared, unshared, and as a plain loop would do it.
 
-    python benchmarks/forest.py                     the grid; what is measured is not measured again
-    python benchmarks/forest.py --minutes 4         stops in between, and goes on with the next call
-    python benchmarks/forest.py --again             measures again what is kept
-    python benchmarks/forest.py --memory            counts what updates allocate; other processes do not matter to that
-    python benchmarks/forest.py --tables            only writes the tables of what is kept
+    python -m benchmarks.speed.forest               the grid; what is measured is not measured again
+    python -m benchmarks.speed.forest --minutes 4   stops in between, and goes on with the next call
+    python -m benchmarks.speed.forest --again       measures again what is kept
+    python -m benchmarks.speed.forest --memory      counts what updates allocate; other processes do not matter to that
+    python -m benchmarks.speed.forest --tables      only writes the tables of what is kept
 
 A group of attempts at one task shares its prompt. One update (forward, backward, clipping, AdamW, all weights) over
 such a group is timed in a process of its own, for four contestants with the same weights, rows and optimiser:
@@ -43,7 +43,7 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from page import Body, Kept, spread, table, write
+from benchmarks.page import Body, Kept, spread, table, write
 from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce

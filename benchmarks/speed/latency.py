@@ -1,7 +1,7 @@
 """Rollouts whose tools take time: seconds until all episodes are over, beside the time of one episode's tools.
 
-    python benchmarks/latency.py                     ours, and TRL where `make bench-peers` has put it
-    python benchmarks/latency.py --tables            only writes the tables of what is kept
+    python -m benchmarks.speed.latency            ours, and TRL where `make bench-peers` has put it
+    python -m benchmarks.speed.latency --tables   only writes the tables of what is kept
 
 Each turn calls a tool that sleeps; what samples the turns is scripted and takes no time, so that what is left is the
 tools and the rollout itself. Episodes that never wait for each other take as long as one of them: turns x the sleep.
@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from page import Body, Kept, spread, table, write
+from benchmarks.page import Body, Kept, spread, table, write
+from benchmarks.peers.vs_trl import MODEL, PEER, prepare, python
 from turnstile.agents.base import Scaffold
 from turnstile.agents.parsing.lines import LineParser
 from turnstile.agents.renderer import LinesRenderer
@@ -30,7 +31,6 @@ from turnstile.models.load import load_tokenizer
 from turnstile.rollout.episode import Limits
 from turnstile.rollout.group import Player
 from turnstile.types import Message, Sampling, Task, ToolSpec
-from vs_trl import MODEL, PEER, prepare, python
 
 SLEEP = 0.2  # seconds
 CASES = ((8, 3), (64, 10))  # episodes, turns
@@ -127,7 +127,7 @@ def theirs(episodes: int, turns: int, seed: int) -> Body:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out.json"
         shape = json.dumps({"episodes": episodes, "rounds": turns})
-        python(PEER / "bin/python", "peers.theirs_latency", shape, str(MODEL), str(SLEEP), str(out))
+        python(PEER / "bin/python", "benchmarks.peers.theirs_latency", shape, str(MODEL), str(SLEEP), str(out))
         found: Body = json.loads(out.read_text(encoding="utf-8"))
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lab_kept import UNSWEPT, Body, lines_of, section, sweeps_of
+from benchmarks.research.lab_kept import UNSWEPT, Body, lines_of, section, sweeps_of
 from turnstile.lab.judge import SIGNIFICANT, Figures
 from turnstile.lab.regularisers import REGULARISERS, VALUE
 from turnstile.lab.study import Line, line_of

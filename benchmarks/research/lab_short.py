@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-from lab_kept import Body, lines_of, races_of, sweeps_of
+from benchmarks.research.lab_kept import Body, lines_of, races_of, sweeps_of
 from turnstile.lab.judge import SIGNIFICANT
 from turnstile.lab.study import line_of
 

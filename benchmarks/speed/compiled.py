@@ -1,7 +1,7 @@
 """The compiled kernels of sampling beside what torch has for the same: milliseconds, in one process, in turns.
 
-    python benchmarks/compiled.py
-    python benchmarks/compiled.py --tables     only writes the tables of what is kept
+    python -m benchmarks.speed.compiled
+    python -m benchmarks.speed.compiled --tables   only writes the tables of what is kept
 
 What is multiplied by are matrices of the sizes that SmolLM2-135M has, all of them one after the other, as in a pass:
 each comes from memory. Attention is that of one token a sequence, in all layers one after the other, whose keys and
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from decode import bandwidth, peak
-from page import Body, Kept, spread, table, write
+from benchmarks.page import Body, Kept, spread, table, write
+from benchmarks.speed.decode import bandwidth, peak
 from turnstile.engines.local.cpu.compiled import Attention, available
 from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 

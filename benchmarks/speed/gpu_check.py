@@ -1,8 +1,8 @@
 """Does a run work on this machine's accelerator: it trains, is stopped, resumes, and ends like one that was not.
 
-    make gpu                              on CUDA, in some minutes; docs/results/gpu.json keeps what came of it
-    make gpu ARGS='--device cpu'          the rehearsal: the same on a CPU, of which nothing is kept
-    make gpu ARGS='--full'                then benchmarks/gpu.py: larger networks, against the matrix peak
+    make gpu                       on CUDA, in some minutes; docs/results/gpu_check.json keeps what came of it
+    make gpu ARGS='--device cpu'   the rehearsal: the same on a CPU, of which nothing is kept
+    make gpu ARGS='--full'         then gpu_speed.py: larger networks, against the matrix peak
 
 For each way to learn (all weights, the top layers, adapters) and each type of numbers: a run of the guessing game with
 SmolLM2-135M, and one that is stopped in its second step and started again. Kept are seconds of loading, of playing and
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from page import ROOT, commit
+from benchmarks.page import ROOT, commit
 from turnstile.config import Recipe, load_recipe
 from turnstile.envs.guess import GuessEnv, guess_tasks
 from turnstile.errors import StoppedError
@@ -39,7 +39,7 @@ from turnstile.runs.train import train
 from turnstile.tasks.base import write_tasks
 from turnstile.tracking.jsonl import read_metrics
 
-RESULT = ROOT / "docs" / "results" / "gpu.json"
+RESULT = ROOT / "docs" / "results" / "gpu_check.json"
 STEPS = 3
 WAYS = {
     "all, float32": ("all", 0, "float32"),
@@ -55,7 +55,7 @@ GAPS = {"float32": 0.01, "bfloat16": 0.25}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--full", action="store_true", help="run benchmarks/gpu.py too")
+    parser.add_argument("--full", action="store_true", help="run gpu_speed.py too")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--groups", type=int, default=6, help="tasks a step")
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -79,7 +79,9 @@ def main() -> None:
             if device.type == "cuda":
                 RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if args.full:
-        subprocess.run([sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", args.device], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.speed.gpu_speed", "--device", args.device], cwd=ROOT, check=True
+        )
     if any("failed" in each for each in found["ways"].values()):
         sys.exit("something does not work on this device; see above")
 

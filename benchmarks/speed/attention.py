@@ -1,7 +1,7 @@
 """Ways to compute the attention of a forest on a CPU, side by side: seconds forward and back, in one process, in turns.
 
-    python benchmarks/attention.py
-    python benchmarks/attention.py --tables     only writes the table of what is kept
+    python -m benchmarks.speed.attention
+    python -m benchmarks.speed.attention --tables   only writes the table of what is kept
 
 A group of attempts with a common prompt is attended to by nodes (what Turnstile does on a CPU), by runs with masks
 (what it does where nothing better is), under one mask for all tokens, and row by row with the prompt in each of them.
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from forest import group_of
-from page import Body, Kept, spread, table, write
+from benchmarks.page import Body, Kept, spread, table, write
+from benchmarks.speed.forest import group_of
 from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.models.allocator import keep_freed_memory

@@ -1,10 +1,10 @@
 """Turnstile beside TRL's GRPOTrainer: seconds of a training step at the same game, model, template and weights.
 
-    make bench-peers                                 TRL, in an environment of its own (.peers/trl)
-    python benchmarks/vs_trl.py                      every case, three times; what is kept is not measured again
-    python benchmarks/vs_trl.py --cases 8x4 --train top lora
-    python benchmarks/vs_trl.py --cases 8x4 --only ours --repeats 1
-    python benchmarks/vs_trl.py --tables             only writes the tables of what is kept
+    make bench-peers                             TRL, in an environment of its own (.peers/trl)
+    python -m benchmarks.peers.vs_trl            every case, three times; what is kept is not measured again
+    python -m benchmarks.peers.vs_trl --cases 8x4 --train top lora
+    python -m benchmarks.peers.vs_trl --cases 8x4 --only ours --repeats 1
+    python -m benchmarks.peers.vs_trl --tables   only writes the tables of what is kept
 
 A case EPISODESxROUNDS is measured a step at a time, each in a process of its own: ours, theirs, and the bare rates of
 the model on this machine, in turns. Results are kept in docs/results/performance/vs_trl.json.
@@ -24,8 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from page import ROOT, Body, Kept, spread, table, write
-from peers.game import Shape
+from benchmarks.page import ROOT, Body, Kept, spread, table, write
+from benchmarks.peers.game import Shape
 
 PEER = ROOT / ".peers/trl"
 MODEL = ROOT / "runs/peers/model"
@@ -71,7 +71,7 @@ def prepare() -> None:
         sys.exit(f"error: TRL is not in {PEER.relative_to(ROOT)}; install it with: make bench-peers")
     if not (MODEL / "config.json").is_file():
         print("teaching the model to call the game's tool, some minutes", flush=True)
-        python(Path(sys.executable), "peers.prepare", str(templates[0]), str(MODEL))
+        python(Path(sys.executable), "benchmarks.peers.prepare", str(templates[0]), str(MODEL))
 
 
 def whole(shape: Shape, side: str, repeat: int) -> Body:
@@ -90,13 +90,13 @@ def measure(shape: Shape, side: str, seed: int) -> Body:
     interpreter = PEER / "bin/python" if side == "theirs" else Path(sys.executable)
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out.json"
-        python(interpreter, f"peers.{side}", json.dumps(asdict(shape)), str(MODEL), str(seed), str(out))
+        python(interpreter, f"benchmarks.peers.{side}", json.dumps(asdict(shape)), str(MODEL), str(seed), str(out))
         found: Body = json.loads(out.read_text(encoding="utf-8"))
     return {**found, "shape": asdict(shape)}
 
 
 def python(interpreter: Path, module: str, *arguments: str) -> None:
-    path = os.pathsep.join(str(ROOT / part) for part in ("src", "benchmarks"))
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
     environment = {**os.environ, **OFFLINE, "PYTHONPATH": path}
     ended = subprocess.run(
         [interpreter, "-m", module, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE,

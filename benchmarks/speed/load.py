@@ -1,7 +1,7 @@
 """Many episodes at once without a model: what the rollout itself costs in time and memory.
 
-    python benchmarks/load.py                        2,000 episodes of 20 turns at once, five times over
-    python benchmarks/load.py --tables               only writes the table of what is kept
+    python -m benchmarks.speed.load            2,000 episodes of 20 turns at once, five times over
+    python -m benchmarks.speed.load --tables   only writes the table of what is kept
 
 The engine is scripted and the tool answers at once, after giving the others a turn; episodes are recorded as in a run.
 What is left is rendering, parsing, the loop and the record. Memory is that of the process at its highest, above what it
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from page import Body, Kept, spread, table, write
+from benchmarks.page import Body, Kept, spread, table, write
 from turnstile.agents.base import Scaffold
 from turnstile.agents.parsing.lines import LineParser
 from turnstile.agents.renderer import LinesRenderer

@@ -1,8 +1,8 @@
 """Tokens a second of sampling: the engine beside `model.generate` and a forward pass written by hand, in one run.
 
-    python benchmarks/decode.py                    all cases
-    python benchmarks/decode.py --cases 32x64x1    batch x prompt tokens x attempts that share a prompt
-    python benchmarks/decode.py --tables           only writes the tables of what is kept
+    python -m benchmarks.speed.decode                   all cases
+    python -m benchmarks.speed.decode --cases 32x64x1   batch x prompt tokens x attempts that share a prompt
+    python -m benchmarks.speed.decode --tables          only writes the tables of what is kept
 
 All decode the same number of tokens after prompts of one length, in turns, several times; what counts is the median
 of the decoding alone: the time for many tokens less the time for one, with tokens enough that what the prompts' time
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
-from page import Body, Kept, spread, table, write
+from benchmarks.page import Body, Kept, spread, table, write
 from turnstile.engines.local.cpu.compiled import available
 from turnstile.engines.local.cpu.packed_weights import PackedWeight
 from turnstile.engines.local.kv_cache import shape_of

@@ -1,4 +1,4 @@
-"""What `benchmarks/lab.py` keeps, read back, and what the page's modules share."""
+"""What `lab.py` keeps, read back, and what the page's modules share."""
 
 from __future__ import annotations
 

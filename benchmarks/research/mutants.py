@@ -5,7 +5,7 @@ pass; what survives `make test` is given to the slow tests of its room too. A te
 well, like one that counts on where packages are installed, is left out. Results are appended to the output as they
 come, so the same command goes on where it was stopped; it begins anew if the commit is another one.
 
-    python benchmarks/mutants.py --count 60 --seed 0        # 1.5 hours on two cores
+    python -m benchmarks.research.mutants --count 60 --seed 0        # 1.5 hours on two cores
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from turnstile.swe.bugs.mutate import Mutant, mutants
 from turnstile.swe.edits import apply_all
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 900
 """A test run that takes longer hangs, which the mutant is caught by."""
 

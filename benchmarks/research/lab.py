@@ -1,9 +1,9 @@
 """Which method pays for which problem: everything the lab measures, of every estimator and loss there is.
 
-    python benchmarks/lab.py                     everything, in about an hour on one core
-    python benchmarks/lab.py --only curves       one part (--help names them)
-    python benchmarks/lab.py --add               only estimators that the kept figures and curves lack
-    python benchmarks/lab.py --tables            only writes the page of what is kept
+    python -m benchmarks.research.lab                 everything, in about an hour on one core
+    python -m benchmarks.research.lab --only curves   one part (--help names them)
+    python -m benchmarks.research.lab --add           only estimators that the kept figures and curves lack
+    python -m benchmarks.research.lab --tables        only writes the page of what is kept
 
 What takes long (gradients, branched, sweeps, curves, game) is kept piece by piece beside the results, in a file that
 ends in .partial; a command that was stopped goes on from there.
@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lab_game
-from lab_kept import UNSWEPT
-from lab_page import plots, whole
+from benchmarks.research import lab_game
+from benchmarks.research.lab_kept import UNSWEPT
+from benchmarks.research.lab_page import plots, whole
 from turnstile.batching import weights
 from turnstile.credit.check import DECLARED
 from turnstile.lab.curves import Plan, race
@@ -41,7 +41,7 @@ from turnstile.lab.subjects import everyone, subject
 from turnstile.lab.world import list_world
 from turnstile.lookup import KINDS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 KEPT, PAGE = Path("docs/results/lab"), Path("docs/results/lab.md")
 GROUPS, SEEDS, POLICIES = 512, 5, 3
 MOVED, OFF = 0.03, 0.3

@@ -1,7 +1,7 @@
 """What container sandboxes cost beside the engine they run on, and remote ones beside the tier that is served,
 measured in one run on one machine.
 
-    python benchmarks/sandbox.py --image python:3.12
+    python -m benchmarks.speed.sandbox --image python:3.12
 
 Prints the round trip of a command through the runner and, for comparison, through the engine's own exec and without
 anything between: a program in the container that starts the same command over and over. Then the time from asking for a

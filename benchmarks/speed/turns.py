@@ -1,7 +1,7 @@
 """What a turn costs late in a long episode: the tokens a rollout computes, and seconds by turn.
 
-    python benchmarks/turns.py                       4 episodes of 44 turns, three times
-    python benchmarks/turns.py --tables              only writes the table and the plot of what is kept
+    python -m benchmarks.speed.turns            4 episodes of 44 turns, three times
+    python -m benchmarks.speed.turns --tables   only writes the table and the plot of what is kept
 
 Every turn samples the same number of tokens and is answered with the same words, so that turns differ in nothing but
 the history before them. Computed tokens are what the engine ran through the model; the tree's are the different
@@ -21,7 +21,7 @@ import matplotlib
 import numpy as np
 from torch import Tensor
 
-from page import KEPT, Body, Kept, spread, table, write
+from benchmarks.page import KEPT, Body, Kept, spread, table, write
 from turnstile.agents.base import Scaffold
 from turnstile.agents.parsing.lines import LineParser
 from turnstile.agents.renderer import LinesRenderer

@@ -1,7 +1,7 @@
 """What the factory of repository tasks makes of packages that it was not tuned for, and what the gate says of it.
 
-    python benchmarks/tasks.py                  all sources; what is done is not done again
-    python benchmarks/tasks.py --tables         only writes the page of what is kept
+    python -m benchmarks.research.tasks            all sources; what is done is not done again
+    python -m benchmarks.research.tasks --tables   only writes the page of what is kept
 
 Tasks are made of each source and checked, killed and started again where it stopped. Task files lie in runs/tasks/;
 what each source came to is kept in docs/results/tasks/, which is part of the project, and the tables below the mark in
@@ -35,9 +35,9 @@ from turnstile.swe.grading.grader import local_grader
 from turnstile.swe.packages.source import fetch
 from turnstile.tasks import journal
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RUNS, KEPT, PAGE = Path("runs/tasks"), Path("docs/results/tasks"), Path("docs/results/tasks.md")
-MARK = "<!-- below: written by benchmarks/tasks.py -->"
+MARK = "<!-- below: generated, do not edit -->"
 SUITE_RUNS = 3  # the third in the reverse order
 TESTS_PER_BUG = 30
 Body = dict[str, Any]

@@ -1,14 +1,21 @@
-"""The page of what the lab found, and the plots beside it; `benchmarks/lab.py` measures."""
+"""The page of what the lab found, and the plots beside it; `lab.py` measures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-import lab_game
-from lab_kept import Body, lines_of, races_of, section, sweeps_of
-from lab_short import short
-from lab_tables import factor_tables, hacking_table, loss_sweep_tables, loss_tables, shaping_table, sweep_tables
+from benchmarks.research import lab_game
+from benchmarks.research.lab_kept import Body, lines_of, races_of, section, sweeps_of
+from benchmarks.research.lab_short import short
+from benchmarks.research.lab_tables import (
+    factor_tables,
+    hacking_table,
+    loss_sweep_tables,
+    loss_tables,
+    shaping_table,
+    sweep_tables,
+)
 from turnstile.lab.curves import Race
 from turnstile.lab.figures import draw_races, draw_study, draw_sweeps, to_png
 from turnstile.lab.processes import PROCESSES
@@ -16,7 +23,7 @@ from turnstile.lab.study import Line
 from turnstile.lab.table import Grid, details, directions, learning, number, progress, to_markdown
 from turnstile.lookup import part_of, resolve
 
-MARK = "<!-- below: written by benchmarks/lab.py -->"
+MARK = "<!-- below: generated, do not edit -->"
 DRAWN = ("rloo", "grpo", "reinforce", "turn_return", "gigpo", "salt", "empg", "per_agent", "reinforce_pp", "gae")
 BEST = 3
 

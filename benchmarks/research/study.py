@@ -18,7 +18,7 @@ from turnstile.evaluation.metrics import EpisodeResult
 from turnstile.runs.run_folder import read_resolved, read_results, versions
 from turnstile.tracking.jsonl import read_metrics
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "recipes/demo.toml"
 RUNS = Path("runs/results")
 KEPT = Path("docs/results/demo")

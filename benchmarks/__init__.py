@@ -1,0 +1,1 @@
+"""Measurements: `speed/` of this project, `peers/` beside other frameworks, `research/` of what it teaches."""

@@ -1,0 +1,1 @@
+"""This project compared with other frameworks."""

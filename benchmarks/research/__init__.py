@@ -1,0 +1,1 @@
+"""Experiments: the demo over several seeds, the task factory, and the lab."""

@@ -1,0 +1,1 @@
+"""How fast this project is, part by part."""
