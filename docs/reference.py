@@ -267,11 +267,11 @@ def pages() -> dict[Path, str]:
         "kind. What each must keep is tested by `turnstile conform`, which [takes functions of your own and of other "
         "frameworks](howto/conform.md) too, and for rewards by `turnstile.rewards.check.check_rewards`:\n",
         *(f"{number}. {what}" for number, what in INVARIANTS.items()),
-        "\nWhere one cannot hold, it is said below. Credit, losses and factors have a row of "
+        "\nWhere one cannot hold, it is said below. Credit, losses and loss multipliers have a row of "
         "[the lab](results/lab.md): the cosine between their gradient and the exact one (! where it is surely another, "
         "o where it follows the outcome alone), and how far 64 episodes get (1: as far as the exact gradient). Of a "
         "regulariser the exact one is that of what it regularises; `+0.1` says how far logits have moved since the "
-        "policy played, and of a factor how far the sampler's are off the trainer's.\n",
+        "policy played, and of a loss multiplier how far the sampler's are off the trainer's.\n",
         *catalogue(),
         "## Under other names\n\n| in the literature | here |\n| --- | --- |",
         *(f"| {name} | {here} |" for name, here in ELSEWHERE),

@@ -62,13 +62,13 @@ def test_losses(cli: Command) -> None:
     assert "did you mean 'ppo'" in cli("lab", "--losses", "pppo").error
 
 
-def test_factors(cli: Command) -> None:
-    done = cli("lab", "--factors", "tis", "cap=1.5", "icepop", "--process", "stopping", "--groups", "64")
+def test_loss_multipliers(cli: Command) -> None:
+    done = cli("lab", "--multipliers", "tis", "cap=1.5", "icepop", "--process", "stopping", "--groups", "64")
     assert done.code == 0, done.err
     for name in ("no factor", "tis (cap=1.5)", "icepop (low=0.9, high=1.2)", "stopping +0.3"):
         assert name in done.out
-    assert "did you mean 'tis'" in cli("lab", "--factors", "tiss").error
-    assert "has no knob 'cab'; did you mean 'cap'" in cli("lab", "--factors", "tis", "cab=2").error
+    assert "did you mean 'tis'" in cli("lab", "--multipliers", "tiss").error
+    assert "has no knob 'cab'; did you mean 'cap'" in cli("lab", "--multipliers", "tis", "cab=2").error
 
 
 def test_curves(cli: Command, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_curves(cli: Command, tmp_path: Path) -> None:
     (found,) = json.loads((tmp_path / "lab" / "curves.json").read_text(encoding="utf-8"))["races"]
     assert (found["estimator"], len(found["areas"])) == ("rloo (of=total)", 5)
     assert "give one of them" in cli("lab", "--losses", "--curves").error
-    assert "give one of them" in cli("lab", "--losses", "--factors").error
+    assert "give one of them" in cli("lab", "--losses", "--multipliers").error
 
 
 def test_branched_groups(cli: Command) -> None:

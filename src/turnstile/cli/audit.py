@@ -25,10 +25,11 @@ SHOWN = 10
 @click.option("--record", is_flag=True, help="Read the whole record too, and hold it against the ledger.")
 @click.option("--all", "everything", is_flag=True, help=f"List every task and step, not only {SHOWN} of each.")
 def audit(runs: tuple[str, ...], diff: bool, record: bool, everything: bool) -> int:
-    """Says what became of every attempt of RUN: by state, step and task, how many were lost, how many trained on more
-    often than the recipe declares, and whether short or easy tasks are trained on more than they are played.
+    """Report what became of every attempt of RUN.
 
-    The exit code is 1 if an attempt is lost or was trained on too often, or with --diff if the runs differ.
+    Counts attempts by state, step and task, those that were lost, those trained on more often than the recipe declares,
+    and compares how often short or easy tasks are trained on with how often they are played. The exit code is 1 if an
+    attempt is lost or was trained on too often, or with --diff if the runs differ.
     """
     folders = [find_run(run) for run in runs]
     if len(folders) != 1 + diff:
@@ -71,7 +72,7 @@ def _print(console: Console, run: Path, audited: Audited, *, everything: bool) -
 def _print_steps(
     console: Console, steps: Sequence[StepBalance], staleness: Mapping[int, tuple[float, float]], *, everything: bool
 ) -> None:
-    """The last ones. Staleness is in versions: the mean over a step's tokens, and the most."""
+    """Print the last steps. Staleness is in weight versions: the mean over a step's tokens, and the maximum."""
     table = _table("step", *COUNTS, "staleness", "at most")
     shown = steps if everything else steps[-SHOWN:]
     if len(shown) < len(steps):
@@ -84,7 +85,7 @@ def _print_steps(
 
 
 def _print_tasks(console: Console, tasks: Sequence[TaskBalance], *, everything: bool) -> None:
-    """Those least trained on of what they were issued come first."""
+    """Print the tasks, those with the smallest trained share of their attempts first."""
     table = _table("task", *COUNTS)
     ordered = sorted(tasks, key=lambda task: (task.admitted / task.issued, task.task))
     shown = ordered if everything else ordered[:SHOWN]
@@ -99,13 +100,13 @@ COUNTS = ("issued", "admitted", "gated out", "given up", "open", "finished")
 
 
 def _counts(of: Balance) -> list[str]:
-    """The cells of `COUNTS`; of those that are open some have finished."""
+    """Return the cells of `COUNTS`; some open attempts may have finished."""
     counts = (of.issued, of.admitted, of.gated_out, of.given_up, of.open, of.finished)
     return [str(count) for count in counts]
 
 
 def _print_shares(console: Console, title: str, shares: Sequence[Share]) -> None:
-    """What tasks are trained on against what they are played."""
+    """Print the share of tasks in training against their share in rollouts."""
     table = _table(title, "tasks", "settled", "admitted", "of settled", "of admitted", "ratio")
     for share in shares:
         percent = (f"{100 * part:.1f} %" for part in (share.of_settled, share.of_admitted))

@@ -1,4 +1,4 @@
-"""Progress bars that leave nothing behind and are silent where nobody looks."""
+"""Progress bars that disappear when done, and print nothing without a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import (
 
 
 def bars(console: Console) -> Progress:
-    """Bars with a description, a count, the time and the time left; nothing where the output is no terminal."""
+    """Return bars with a description, a count, elapsed and remaining time; silent if the output is no terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),

@@ -53,16 +53,15 @@ def check(
     workers: int,
     again: bool,
 ) -> int:
-    """Checks that the rewards of FILE's repository tasks mean what they say.
+    """Check that the rewards of FILE's repository tasks measure what they claim.
 
-    The repair must score 1 and no change 0, each time; a random agent plays; and cheats must score 0: edited tests,
-    a conftest file, a patched runner, a report written early, and others. Of a task without a repair
-    the tests must run; one that passes so is counted as unproven. What is found is noted task by task: killed
-    and started again, it goes on where it stopped, and turnstile train refuses tasks that failed. The exit code is 1
-    when a task failed or could not be checked. Knobs are those of --sandbox, as in: --sandbox container
-    memory_mb=8192 image=python:3.12. Instances are tried in containers of their own images, as root; the knobs are
-    theirs too where --sandbox is container or remote, or FILE holds nothing else. A FILE with both kinds takes knobs
-    only with --sandbox.
+    The repair must score 1 and no change 0, each time; a random agent plays; and cheats must score 0: edited tests, a
+    conftest file, a patched runner, a report written early, and others. The tests of a task without a repair must run;
+    one that passes so is counted as unproven. Results are stored for each task: after an interruption the command
+    continues where it stopped, and turnstile train refuses tasks that failed. The exit code is 1 if a task failed or
+    could not be checked. Knobs are those of --sandbox, as in: --sandbox container memory_mb=8192 image=python:3.12.
+    Instances run in containers of their own images, as root; the knobs apply to them too if --sandbox is container or
+    remote, or if FILE holds nothing else. A FILE with both kinds takes knobs only with --sandbox.
     """
     found = load_tasks(file)
     made_in, instances_in = sections(found, sandbox, knobs)
@@ -98,8 +97,10 @@ def check(
 
 
 def sections(tasks: Sequence[Task], sandbox: str | None, knobs: Sequence[str]) -> tuple[Kind, Kind | None]:
-    """The sandboxes of made tasks, and those of instances (None: the default). Raises ConfigError where it is not
-    clear what the knobs are of."""
+    """Return the sandboxes of made tasks, and those of instances (None: the default).
+
+    Raises ConfigError if it is ambiguous which of them the knobs belong to.
+    """
     made, instances = (any(task.env == env for task in tasks) for env in (ENV, INSTANCE))
     if knobs and sandbox is None and made and instances:
         raise ConfigError(
@@ -114,8 +115,11 @@ def sections(tasks: Sequence[Task], sandbox: str | None, knobs: Sequence[str]) -
 
 
 def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> None:
-    """One line a package: mean scores of repair, no change and random agent, the cheats, and how many passed
-    without a known repair; then what failed."""
+    """Print one line for each package, then the failures.
+
+    A line has the mean scores of repair, no change and random agent, the cheats, and how many passed without a known
+    repair.
+    """
     cheats = list(dict.fromkeys(name for one in found for name in one.tried))
     piles: dict[str, list[CheckedTask]] = {}
     for one in found:

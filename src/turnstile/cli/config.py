@@ -17,8 +17,10 @@ from turnstile.wiring.recipe_check import check_recipe
     "--check", is_flag=True, help="Say only whether training could begin, and what is looked at when it does."
 )
 def config(recipe: str, overrides: tuple[str, ...], check: bool) -> None:
-    """Prints RECIPE as JSON, resolved: overrides applied and every default filled in. What training would refuse is
-    refused: unknown kinds and knobs, values out of range, what does not go together."""
+    """Print RECIPE as JSON, with overrides applied and every default filled in.
+
+    Refuses what training would refuse: unknown kinds and knobs, values out of range, settings that exclude each other.
+    """
     found = load_recipe(recipe, overrides)
     lines = check_recipe(found)
     if not check:

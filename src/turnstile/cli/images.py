@@ -29,7 +29,7 @@ DAEMON = click.option(
 
 @click.group()
 def image() -> None:
-    """Images that containers start from."""
+    """Build, pull and list the images that containers start from."""
 
 
 @image.command()
@@ -70,7 +70,7 @@ def build(
     network: str | None,
     daemon: str | None,
 ) -> None:
-    """Makes an image for sandboxes, unless the same was made before, and prints its name.
+    """Build an image for sandboxes, unless the same exists already, and print its name.
 
     SOURCE is a package of the index (pypi:toolz==1.2.0), a folder (./toolz) or a commit of a git repository
     (git+file:///work/toolz@v1.2.0), as in turnstile tasks make.
@@ -95,7 +95,7 @@ def build(
 @click.argument("name")
 @DAEMON
 def pull(name: str, daemon: str | None) -> None:
-    """Gets the image NAME of a registry, unless it is there."""
+    """Pull the image NAME from a registry, unless it exists."""
     with bars(Console(highlight=False, stderr=True)) as shown, open_images(daemon, _View(shown)) as images:
         images.pull(name)
     click.echo(name)
@@ -104,7 +104,7 @@ def pull(name: str, daemon: str | None) -> None:
 @image.command("list")
 @DAEMON
 def list_images(daemon: str | None) -> None:
-    """Shows the images that were made here."""
+    """List the images that were built here."""
     with open_images(daemon) as images:
         found = images.kept()
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -117,7 +117,7 @@ def list_images(daemon: str | None) -> None:
 
 
 def remove_kept(engine: Any) -> None:
-    """Remove every image that was made here, and say so."""
+    """Remove all images that were built here, and report them."""
     images = importlib.import_module("turnstile.sandboxes.containers.images").Images(engine)
     found = images.kept()
     used = images.remove(found)
@@ -128,7 +128,7 @@ def remove_kept(engine: Any) -> None:
 
 @contextmanager
 def open_images(daemon: str | None, view: _View | None = None) -> Iterator[Images]:
-    """The images of an engine, whose client is an extra."""
+    """Return the images of an engine. Raises ConfigError if the extra with its client is not installed."""
     engine = importlib.import_module("turnstile.sandboxes.containers.daemon").Daemon(daemon)
     try:
         yield importlib.import_module("turnstile.sandboxes.containers.images").Images(engine, view)
@@ -137,7 +137,7 @@ def open_images(daemon: str | None, view: _View | None = None) -> Iterator[Image
 
 
 class _View:
-    """A line for each thing that is done, and a bar while it lasts."""
+    """A line for each action, and a progress bar while it lasts."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars

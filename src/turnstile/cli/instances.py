@@ -1,4 +1,4 @@
-"""`turnstile tasks import` and `turnstile tasks export`: between the formats of the field."""
+"""`turnstile tasks import` and `turnstile tasks export`: conversion between the data-set formats of the field."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from turnstile.tasks.base import load_tasks, write_tasks
 )
 @click.option("--split", default="", help="Of a data set of several files, those of this split.")
 def import_instances(source: str, out: Path, kind: str, split: str) -> None:
-    """Reads the instances of a data set and writes them as a task file, for tasks.train and tasks.heldout of a recipe
-    with env.kind = "swe_shell".
+    """Convert the instances of a data set to a task file, for recipes with env.kind = "swe_shell".
 
     SOURCE is a JSON, JSON lines or Parquet file, a Harbor task folder or a folder of such, or OWNER/NAME of a data set
-    on the hub.
+    on the hub. The file serves as tasks.train and tasks.heldout.
     """
     found = read_instances(source, kind, split=split)
     click.echo(f"{out}: {write_tasks(out, map(as_task, found))} tasks")
@@ -41,7 +40,7 @@ def import_instances(source: str, out: Path, kind: str, split: str) -> None:
 @click.option("--image", default="", help="The container image of tasks that were made, which name none.")
 @click.option("--workdir", default="/testbed", show_default=True, help="Where their package lies in it.")
 def export_tasks(file: str, folder: Path, image: str, workdir: str) -> None:
-    """Writes the repository tasks or the instances of FILE as Harbor task folders below FOLDER.
+    """Write the repository tasks or the instances of FILE as Harbor task folders below FOLDER.
 
     The image of a made task must hold the files of its package with their dependencies, in a git repository.
     """
@@ -52,7 +51,7 @@ def export_tasks(file: str, folder: Path, image: str, workdir: str) -> None:
 
 
 def _holds_tasks(file: str) -> bool:
-    """Whether a file's first line is a task. What cannot be read is left to who reads it then."""
+    """Return whether a file's first line is a task. An unreadable file is left to the reader that follows."""
     try:
         with open(file, encoding="utf-8") as lines:
             first = json.loads(lines.readline())

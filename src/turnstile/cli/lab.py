@@ -40,24 +40,24 @@ _GIVEN = {"credit": GIVEN, "loss": ("logprobs", "batch"), "loss_multiplier": ("b
 _One = TypeVar("_One")
 
 
-@click.command(short_help="Hold estimators and losses against processes whose exact gradient is known.")
+@click.command(short_help="Measure estimators and losses against exact gradients.")
 @click.argument("names", nargs=-1, metavar="[NAME [KNOB=VALUE]...]...")
-@click.option("--losses", is_flag=True, help="NAMEs are losses, of leave-one-out advantages, instead of estimators.")
-@click.option("--factors", is_flag=True, help="NAMEs are factors of a loss, where a sampler is off the trainer.")
+@click.option("--losses", is_flag=True, help="NAMEs are losses, with leave-one-out advantages, not estimators.")
+@click.option("--multipliers", is_flag=True, help="NAMEs are loss multipliers; the sampler differs from the trainer.")
 @click.option(
     "--curves", is_flag=True, help="Learn with each estimator, five seeds, instead of measuring its gradient."
 )
-@click.option("--process", "processes", multiple=True, help="A process of the lab, again for more; default: all.")
+@click.option("--process", "processes", multiple=True, help="A process of the lab; may be repeated (default: all).")
 @click.option("--size", default=8, show_default=True, type=click.IntRange(min=2), help="Attempts of a group.")
 @click.option("--groups", default=256, show_default=True, type=click.IntRange(min=32), help="Groups drawn.")
-@click.option("--seed", default=0, show_default=True, help="Of the policy and of what is drawn.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the policy and of the episodes.")
 @click.option("--branched", is_flag=True, help="Half of a group's attempts branch from the others.")
 @click.option("--details", "all_details", is_flag=True, help=f"Every figure, also of more than {_FEW} estimators.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Keep the figures and plots here.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write figures and plots to this folder.")
 def lab(
     names: tuple[str, ...],
     losses: bool,
-    factors: bool,
+    multipliers: bool,
     curves: bool,
     processes: tuple[str, ...],
     size: int,
@@ -67,16 +67,16 @@ def lab(
     all_details: bool,
     out: Path | None,
 ) -> None:
-    """Measures bias and noise of estimators on small decision processes; by default of all, with all declared knobs.
+    """Measure bias and noise of estimators on small decision processes; by default of all, with all declared knobs.
 
     A NAME is a kind of a recipe's [credit], or any package.module:function of the same shape; knobs follow it, as in:
-    turnstile lab grpo scale=none rloo. With --losses it is a kind of [loss], whose gradient is taken where the policy
-    stands and after it has moved; with --factors a kind of [[factors]], beside plain policy gradient without one. The
-    last column says which invariants of a training signal are broken.
+    turnstile lab grpo scale=none rloo. With --losses it is a kind of [loss], whose gradient is taken at the policy and
+    after it has moved; with --multipliers a kind of [[loss_multipliers]], beside plain policy gradient without one. The
+    last column lists the broken invariants of a training signal.
     """
-    if losses + factors + curves + branched > 1:
+    if losses + multipliers + curves + branched > 1:
         raise click.UsageError(
-            "--losses, --factors, --curves and --branched are of different measurements; give one of them"
+            "--losses, --multipliers, --curves and --branched are different measurements; give one of them"
         )
     settings = [
         Setting(process=make(name), size=size, groups=groups, seed=seed, branched=branched)
@@ -88,8 +88,8 @@ def lab(
     if curves:
         learn_curves(console, _estimators(names), settings, out)
         return
-    subjects = _losses(names) if losses else _factors(names) if factors else _estimators(names)
-    drifts = DRIFTS if losses else GAPS if factors else (0.0,)
+    subjects = _losses(names) if losses else _multipliers(names) if multipliers else _estimators(names)
+    drifts = DRIFTS if losses else GAPS if multipliers else (0.0,)
     with bars(console) as shown:
         bar = shown.add_task("measuring", total=len(subjects) * len(settings) * len(drifts))
 
@@ -100,7 +100,7 @@ def lab(
             (study_losses if losses else study_factors)(
                 [each for each in subjects if isinstance(each, LossSubject)], settings, done=done
             )
-            if losses or factors
+            if losses or multipliers
             else study([each for each in subjects if isinstance(each, Subject)], settings, done)
         )
     every = all_details or len(subjects) <= _FEW
@@ -113,7 +113,7 @@ def lab(
 
 
 def learn_curves(console: Console, subjects: Sequence[Subject], settings: Sequence[Setting], out: Path | None) -> None:
-    """Prints what each estimator learns, and keeps it as curves.json."""
+    """Print what each estimator learns, and save it as curves.json."""
     with bars(console) as shown:
         bar = shown.add_task("learning", total=len(subjects) * len(settings))
         worlds = [list_world(setting.process) for setting in settings]
@@ -131,7 +131,7 @@ def learn_curves(console: Console, subjects: Sequence[Subject], settings: Sequen
 
 
 def read_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Names with the knobs that follow them. Raises ConfigError for a knob that follows none."""
+    """Return names with the knobs that follow them. Raises ConfigError for a knob without a name."""
     found: list[tuple[str, list[str]]] = []
     for word in words:
         if "=" not in word:
@@ -151,7 +151,7 @@ def _losses(words: Sequence[str]) -> list[LossSubject]:
     return _read("loss", words, loss_subject, declared_losses) if words else every_loss()
 
 
-def _factors(words: Sequence[str]) -> list[LossSubject]:
+def _multipliers(words: Sequence[str]) -> list[LossSubject]:
     bare, *_ = found = every_factor()
     return [bare, *_read("loss_multiplier", words, factor_subject, declared_factors)] if words else found
 
@@ -162,7 +162,7 @@ def _read(
     one: Callable[[str, Mapping[str, Any]], _One],
     every: Callable[[str], list[_One]],
 ) -> list[_One]:
-    """A name without knobs stands for all sets of them that it declares."""
+    """Return the subjects of each name; a name without knobs stands for all sets that it declares."""
     found: list[_One] = []
     for name, knobs in read_words(words):
         section = _section(room, name, knobs)
@@ -172,7 +172,7 @@ def _read(
 
 
 def _section(room: Literal["credit", "loss", "loss_multiplier"], name: str, knobs: Sequence[str]) -> Kind:
-    """What a recipe would hold."""
+    """Return the recipe section that a name with knobs stands for."""
     if room == "loss_multiplier":
         return make_recipe(
             {"loss_multipliers": [{"kind": name}]}, [f"loss_multipliers.0.{knob}" for knob in knobs]
@@ -182,7 +182,7 @@ def _section(room: Literal["credit", "loss", "loss_multiplier"], name: str, knob
 
 
 def grids(lines: Sequence[Line], every: bool) -> list[Grid]:
-    """The tables of these lines: two of all processes, and one for each where `every` figure is wanted."""
+    """Return the tables of these lines: two over all processes, and with `every` figure one for each process."""
     processes = list(dict.fromkeys(line.column for line in lines))
     found = [details(lines, process) for process in processes] if every else []
     return found if every and len(processes) == 1 else [*found, directions(lines), progress(lines)]
@@ -191,7 +191,7 @@ def grids(lines: Sequence[Line], every: bool) -> list[Grid]:
 def print_notes(
     console: Console, lines: Sequence[Line], subjects: Sequence[Subject | LossSubject], every: bool
 ) -> None:
-    """What the tables' columns are, what could not be measured, and which invariants are broken."""
+    """Print the meaning of the columns, what could not be measured, and which invariants are broken."""
     for note in dict.fromkeys(grid.note for grid in grids(lines, every)):
         console.print(Text(note, style="dim"))
     for refused in dict.fromkeys(f"{line.estimator}: {line.refused}" for line in lines if line.refused):
@@ -202,7 +202,7 @@ def print_notes(
 
 
 def keep(out: Path, lines: Sequence[Line]) -> None:
-    """Writes lab.json and lab.png."""
+    """Write lab.json and lab.png."""
     out.mkdir(parents=True, exist_ok=True)
     body = {"lines": [line.to_json() for line in lines]}
     (out / "lab.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

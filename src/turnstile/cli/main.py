@@ -1,4 +1,4 @@
-"""The command `turnstile`. A command's module is imported when that command runs, so `--help` is quick."""
+"""The command `turnstile`. Modules of commands are imported when their command runs, so `--help` is quick."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named in a table and imported when they are called."""
+    """A group of commands that are named in a table and imported when they are called."""
 
     def __init__(self, *, lazy: Mapping[str, tuple[str, str]], **knobs: object) -> None:
         super().__init__(**knobs)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command and gives its exit code; an error a user can meet becomes one line on standard error."""
+    """Run one command and return its exit code; print a TurnstileError as one line on standard error."""
     try:
         code = cli.main(list(arguments), prog_name="turnstile", standalone_mode=False)
     except TurnstileError as error:

@@ -1,4 +1,4 @@
-"""The table of what evaluations came to, in the terminal."""
+"""The table of evaluation results in the terminal."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from turnstile.runs.report import named_pairs, named_stages
 
 
 def print_results(results: Mapping[str, Sequence[EpisodeResult]]) -> None:
-    """Prints the report's table of results: the same policies, names, order, intervals and paired differences.
+    """Print the report's table of results: the same policies, names, order, intervals and paired differences.
 
-    Prints nothing where nothing was evaluated.
+    Prints nothing without evaluations.
     """
     if not results:
         return

@@ -16,7 +16,7 @@ from turnstile.records.record import Phase
 @click.argument("run")
 @filter_options
 def list_episodes(run: str, task: str | None, phase: Phase | None, step: int | None, label: str | None) -> None:
-    """Lists the recorded episodes of RUN, one a line."""
+    """List the recorded episodes of RUN, one a line."""
     table = Table("step", "phase", "task", "attempt", "stop", box=None, pad_edge=False)
     for name in ("turns", "outcome", "total"):
         table.add_column(name, justify="right")

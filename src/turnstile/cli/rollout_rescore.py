@@ -37,10 +37,10 @@ def rescore_run(
     step: int | None,
     label: str | None,
 ) -> None:
-    """Judges the recorded episodes of RUN again, without a model and without a sandbox, and shows both.
+    """Compute the rewards of RUN's recorded episodes again, without a model or sandbox, and compare with the record.
 
     KEY=VALUE changes a key of the recipe, like rewards.compose=direct or rewards.terms.1.weight=0.3. The record itself
-    stays as it is.
+    is not changed.
     """
     folder = find_run(run)
     if recipe is None and "reward" in read_resolved(folder).get("given", {}):

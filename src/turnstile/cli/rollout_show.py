@@ -38,9 +38,9 @@ def show(
     attempt: int | None,
     tokens: bool,
 ) -> None:
-    """Shows one episode of RUN; without --best or --worst the latest that fits.
+    """Show one episode of RUN; without --best or --worst the latest that matches.
 
-    With --tokens it is one of training, unless --phase or --label says otherwise.
+    With --tokens it is a training episode, unless --phase or --label is given.
     """
     folder = find_run(run)
     if tokens and phase is None and label is None:
@@ -55,8 +55,10 @@ def show(
 
 
 def _tokenizer(folder: Path, console: Console) -> Tokenizer | None:
-    """The one that the run keeps with its weights, or else the recipe's; None, with a line that says why, where it
-    cannot be had: ids are shown then."""
+    """Return the tokenizer that the run keeps with its weights, or else the recipe's.
+
+    Returns None, and prints why, if neither can be loaded: token ids are shown then.
+    """
     newest = checkpoint.newest_folder(folder / "checkpoints")
     try:
         tokenizer = load_tokenizer(str(newest / "model") if newest else read_recipe(folder).model.id)

@@ -1,4 +1,4 @@
-"""From what a user types to a run's folder and its recipe."""
+"""Run folders and recipes from command-line arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUNS = Path("runs")
 
 
 def run_folder(name: str | None, out: str | None, recipe: Recipe) -> Path:
-    """Where a new run goes: `out`, else `runs/NAME`, where NAME is the recipe's own if none is given."""
+    """Return the folder of a new run: `out`, else `runs/NAME`, where NAME is by default the recipe's own."""
     if name is not None and out is not None:
         raise ConfigError("--run and --out both say where the run goes; give one of them")
     if out is not None:
@@ -24,7 +24,7 @@ def run_folder(name: str | None, out: str | None, recipe: Recipe) -> Path:
 
 
 def find_run(text: str) -> Path:
-    """The folder of an existing run, by path or by its name below `runs`."""
+    """Return the folder of an existing run, by path or by its name below `runs`."""
     for folder in (Path(text), RUNS / text):
         if folder.is_dir():
             return folder

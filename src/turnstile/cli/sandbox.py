@@ -26,7 +26,7 @@ from turnstile.wiring.sandboxes import make_sandboxes
 
 @click.group(short_help="Check, serve and prune sandboxes; make images for them.")
 def sandbox() -> None:
-    """Sandboxes are where the code of tasks and of agents runs."""
+    """Check, serve and prune sandboxes, in which the code of tasks and agents runs."""
 
 
 sandbox.add_command(image)
@@ -36,7 +36,7 @@ sandbox.add_command(image)
 @click.argument("kind", default="local")
 @click.argument("knobs", nargs=-1, metavar="[KNOB=VALUE]...")
 def check(kind: str, knobs: tuple[str, ...]) -> None:
-    """Tries out whether sandboxes of KIND do what every kind must do: commands, limits, files, snapshots, ends.
+    """Check that sandboxes of KIND do what every kind must do: commands, limits, files, snapshots, clean-up.
 
     Knobs are those of the recipe's section, as in: turnstile sandbox check container image=python:3.12
     """
@@ -89,13 +89,13 @@ def serve(
     images: tuple[str, ...],
     pull: bool,
 ) -> None:
-    """Serves sandboxes of KIND to other machines, until it is interrupted or terminated.
+    """Serve sandboxes of KIND to other machines, until the process is interrupted or terminated.
 
-    There a recipe says: sandbox = { kind = "remote", url = "http://HOST:PORT" }. Knobs are those of the recipe's
-    section, as in: turnstile sandbox serve container image=python:3.12. The token is that of --token-file or of the
-    environment variable TURNSTILE_SANDBOX_TOKEN; without either one is made up, and only this machine is served.
-    What goes over the network is not encrypted: put TLS or an SSH tunnel in front. Clients start images that the
-    engine has; others are pulled for them where --image names these, or with --pull.
+    Their recipes say: sandbox = { kind = "remote", url = "http://HOST:PORT" }. Knobs are those of the recipe's section,
+    as in: turnstile sandbox serve container image=python:3.12. The token is that of --token-file or of the environment
+    variable TURNSTILE_SANDBOX_TOKEN; without either one is generated, and only this machine is served. Network traffic
+    is not encrypted: put TLS or an SSH tunnel in front. Clients start images that the engine has; others are pulled for
+    them if --image names these, or with --pull.
     """
     module = importlib.import_module("turnstile.sandboxes.http.server")  # needs an extra
     section = section_of(kind, knobs)
@@ -122,7 +122,7 @@ def serve(
 
 
 async def serve_until_told(server: Any, host: str, port: int, kind: str, told: str) -> None:
-    """Until the process is interrupted or terminated."""
+    """Serve until the process is interrupted or terminated."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -134,7 +134,7 @@ async def serve_until_told(server: Any, host: str, port: int, kind: str, told: s
 
 
 def find_token(file: Path | None) -> tuple[str, str | None]:
-    """The token of a server, and words that say where it is from; None where it was made up now, for this once."""
+    """Return the token of a server, and a description of its source; None as the source of a newly generated one."""
     if file is not None and not file.exists():
         token = secrets.token_urlsafe(32)
         try:
@@ -152,7 +152,7 @@ def find_token(file: Path | None) -> tuple[str, str | None]:
 
 
 def section_of(kind: str, knobs: Sequence[str]) -> Kind:
-    """The section of a recipe that command line arguments stand for."""
+    """Return the recipe section that command-line arguments stand for."""
     return make_recipe({"sandbox": {"kind": kind}}, [f"sandbox.{knob}" for knob in knobs]).sandbox
 
 
@@ -163,9 +163,9 @@ def section_of(kind: str, knobs: Sequence[str]) -> Kind:
 )
 @click.option("--images", is_flag=True, help="Also images that were made here; they are made again when needed.")
 def prune(daemon: str | None, everybodys: bool, images: bool) -> None:
-    """Removes containers, snapshots and folders that runs left behind which were killed.
+    """Remove containers, snapshots and folders of runs that were killed.
 
-    Every run does so when it first starts a sandbox; this is for when there is no next run.
+    Every run does so when it first starts a sandbox; this is for machines without a next run.
     """
     folders = sweep(default_parent())
     click.echo(f"folders of local sandboxes: {folders} removed")

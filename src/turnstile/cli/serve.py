@@ -41,16 +41,16 @@ def serve(
     renderer: str,
     weights_from: Path | None,
 ) -> None:
-    """Serves MODEL, a hub id, a folder or a packaged name, until it is interrupted or terminated.
+    """Serve MODEL, a hub id, a folder or a packaged name, until the process is interrupted or terminated.
 
-    Others reach it at http://HOST:PORT/v1: /models, /completions (texts or token ids; ids and log-probabilities of what
-    was sampled come back where a request wants them) and /chat/completions. That is a part of OpenAI's protocol: tools,
-    stream, n above 1 and messages of the role "tool" are refused. KEY=VALUE changes a key of the recipe that the engine
-    is made from, like engine.max_batch=32. With --weights-from runs it takes the weights that `turnstile train` hands
-    out in a run below that folder, and is trained over. Clients need the key in the environment variable
-    TURNSTILE_SERVE_TOKEN, if it is set; it must be where other machines can reach HOST. Without it, requests of web
-    pages are refused, and those to a name that is not this machine's. What goes over the network is not encrypted: put
-    TLS or an SSH tunnel in front.
+    Clients reach it at http://HOST:PORT/v1: /models, /completions (texts or token ids; ids and log-probabilities of the
+    sampled tokens are returned on request) and /chat/completions. That is a part of OpenAI's protocol: tools, stream, n
+    above 1 and messages of the role "tool" are refused. KEY=VALUE changes a key of the recipe that the engine is made
+    from, like engine.max_batch=32. With --weights-from runs it loads the weights that `turnstile train` publishes in a
+    run below that folder, so that it can serve a training run. Clients need the key in the environment variable
+    TURNSTILE_SERVE_TOKEN, if it is set; it must be set if other machines can reach HOST. Without it, requests of web
+    pages are refused, and those to a name that is not this machine's. Network traffic is not encrypted: put TLS or an
+    SSH tunnel in front.
     """
     module = importlib.import_module("turnstile.gateway.server")  # needs an extra
     token = os.environ.get(module.TOKEN, "")
@@ -62,7 +62,7 @@ def serve(
 
 
 async def _until_told(server: Any, host: str, port: int, name: str) -> None:
-    """Until the process is interrupted or terminated."""
+    """Wait until the process is interrupted or terminated."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,4 +1,4 @@
-"""One recorded episode for a person: turn by turn, or token by token."""
+"""Printing one recorded episode, turn by turn or token by token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT_CHARS = 2000
 
 
 def show_episode(console: Console, episode: Episode, tokenizer: Tokenizer | None) -> None:
-    """The turns with what was shown, done, seen, rewarded and credited, then the group it was compared with."""
+    """Print the turns with prompts, actions, observations, rewards and credit, then the group it was compared with."""
     _head(console, episode)
     for k, turn in enumerate(episode.trajectory.turns):
         console.print(Rule(Text(f"turn {k + 1}", style="bold"), align="left", style="dim"))
@@ -91,7 +91,7 @@ def _action(turn: Turn, tokenizer: Tokenizer | None) -> str:
 
 
 def _rewards(episode: Episode, k: int) -> str:
-    """Each term that gave or withheld something in turn k, by which gate, and what came of it."""
+    """Return each term that gave or withheld a reward in turn k, the gate, and the resulting reward."""
     resolved = resolve_turn(episode.score, k)
     parts = [f"{one.term} {one.granted:+.3f} granted" for one in resolved if one.granted]
     for one in resolved:
@@ -102,7 +102,7 @@ def _rewards(episode: Episode, k: int) -> str:
 
 
 def _group(console: Console, episode: Episode) -> None:
-    """The attempts whose rewards made this one's advantage."""
+    """Print the attempts whose rewards determined this one's advantage."""
     table = Table("attempt", "stop", box=None, pad_edge=False, title="the group", title_justify="left")
     for name in ("turns", "outcome", "total", "withheld", "advantage"):
         table.add_column(name, justify="right")
@@ -126,8 +126,11 @@ def _group(console: Console, episode: Episode) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLine:
-    """One token of a row. `old` is its log-probability when sampled, `new` the trainer's before the update and
-    `updated` after it; None where it was not sampled, not trained or not recorded."""
+    """One token of a row, with its log-probabilities where they were recorded.
+
+    `old` is its log-probability when sampled, `new` the trainer's before the update and `updated` after it; None if it
+    was not sampled, not trained or not recorded.
+    """
 
     row: int
     turn: int  # -1 for prompt and observation tokens
@@ -140,7 +143,7 @@ class TokenLine:
 
 
 def token_lines(episode: Episode) -> Iterator[TokenLine]:
-    """Every token of the episode's rows in order; a turn whose context was rewritten begins a new row."""
+    """Return every token of the episode's rows in order; a turn with a rewritten context begins a new row."""
     row = 0
     for k, turn in enumerate(episode.trajectory.turns):
         row += int(turn.fresh and k > 0)
@@ -163,7 +166,7 @@ def token_lines(episode: Episode) -> Iterator[TokenLine]:
 
 
 def show_tokens(console: Console, episode: Episode, tokenizer: Tokenizer | None) -> None:
-    """A table of `token_lines`."""
+    """Print a table of `token_lines`."""
     _head(console, episode)
     lines = list(token_lines(episode))
     table = Table(box=None, pad_edge=False)
@@ -191,7 +194,7 @@ def show_tokens(console: Console, episode: Episode, tokenizer: Tokenizer | None)
 
 
 def _advantages(episode: Episode, k: int) -> F32:
-    """f32[n] of turn k; empty where no credit was given."""
+    """Return f32[n] of turn k; empty if no credit was assigned."""
     credit = episode.entry.advantages
     return np.zeros(0, np.float32) if credit is None else credit[episode.place][k]
 

@@ -85,10 +85,10 @@ def make(
     runs: int,
     suite_seconds: float,
 ) -> None:
-    """Makes bugs in a package and keeps those that its tests notice.
+    """Make bugs in a package and keep those that its tests detect.
 
     SOURCE is a package of the index (pypi:toolz==1.2.0), a folder (./toolz) or a commit of a git repository
-    (git+file:///work/toolz@v1.2.0). Killed and started again, it goes on where it stopped.
+    (git+file:///work/toolz@v1.2.0). After an interruption the command continues where it stopped.
     """
     base = DEMO_FILTER if small else Filter()
     wanted = Filter(
@@ -127,7 +127,7 @@ def make(
 
 
 class _MakeView:
-    """Shows the making of one file: a line for each stage, a bar for the validation."""
+    """The display of one file's progress: a line for each stage, a bar for the validation."""
 
     def __init__(self, bars: Bars, wanted: int) -> None:
         self._bars = bars
@@ -154,11 +154,11 @@ class _MakeView:
 @click.option("--all", "every", is_flag=True, help="Try out every task.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
 def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> None:
-    """Fetches the packages that task FILES need, and tries a sample of their tasks out.
+    """Fetch the packages that task FILES need, and validate a sample of their tasks.
 
-    After this, training needs no network. A task is sound when its tests fail with its bug and pass without; those
-    found sound are not tried again until something changes. Single tasks that are off are named; it is an error
-    when all that were tried of a package are, or the package cannot be had.
+    Afterwards training needs no network. A task is sound if its tests fail with its bug and pass without; sound tasks
+    are not validated again until something changes. Single unsound tasks are named; it is an error if all sampled tasks
+    of a package are unsound, or the package cannot be fetched.
     """
     found = [task for file in files for task in load_tasks(file) if task.env == ENV]
     console = Console(highlight=False)
@@ -193,7 +193,7 @@ def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> N
 
 
 def _how_they_behave(checked: Sequence[Tried]) -> str:
-    """The end of a sentence that says how many tasks were tried, and with what result; "" where none was."""
+    """Return the end of a sentence on how many tasks were tried, and the result; "" if none was."""
     sound = sum(len(one.sound) for one in checked)
     off = sum(len(one.off) for one in checked)
     if not sound + off:
@@ -220,7 +220,7 @@ def _many(count: int, one: str, more: str) -> str:
 def split(
     file: str, train_file: str, heldout_file: str, packages: tuple[str, ...], share: float | None, seed: int
 ) -> None:
-    """Splits FILE into training and held-out tasks that share no package, or no function.
+    """Split FILE into training and held-out tasks that share no package, or no function.
 
     Each half is shuffled by the seed, so that its first N tasks are a fair sample of it.
     """
@@ -238,7 +238,7 @@ def split(
 @click.argument("file")
 @click.option("--ids", is_flag=True, help="One task a line instead of counts.")
 def list_tasks(file: str, ids: bool) -> None:
-    """Counts the tasks of FILE by package and kind of bug."""
+    """Count the tasks of FILE by package and kind of bug."""
     found = load_tasks(file)
     if ids:
         for task in found:

@@ -42,12 +42,12 @@ def train(
     strict: bool,
     dry: bool,
 ) -> None:
-    """Trains as RECIPE (a TOML file) says. KEY=VALUE changes one key of it, like train.steps=4.
+    """Train as RECIPE (a TOML file) says. KEY=VALUE changes one key of it, like train.steps=4.
 
-    A run that was interrupted goes on from its last checkpoint when the same command is given again.
+    An interrupted run resumes from its last checkpoint when the same command is given again.
 
-    --replay plays nothing: the recorded episodes of a run give the same updates again, with every token of the record
-    where it was, and so the same weights where the machine and its threads are the same.
+    --replay plays no episodes: it repeats the updates of a recorded run on the same tokens, which gives the same
+    weights if the machine and its number of threads are the same.
     """
     if replay is not None:
         if recipe is not None or overfit is not None or dry:
@@ -95,7 +95,7 @@ def _replay(original: Path, name: str | None, out: str | None, fresh: bool, plai
 
 
 def _print(title: str, found: Mapping[str, Any]) -> None:
-    """Names and values, two columns."""
+    """Print names and values in two columns."""
     table = Table(title=title, show_header=False, box=None, title_justify="left")
     for key, value in found.items():
         shown = f"{value:,.4g}" if isinstance(value, float) else str(value)

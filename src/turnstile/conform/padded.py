@@ -1,8 +1,8 @@
-"""Padded arrays, as most frameworks have them: [B, L] with a mask, a row an attempt, filled on the right.
+"""Padded arrays, as most frameworks have them: [B, L] with a mask, one row an attempt, padded on the right.
 
-A row holds an attempt's tokens from its first action on: actions, what was observed between them (masked), two or more
-tokens that were observed after the last action (masked), padding (masked). A step's reward lies on the last token of
-its turn, the outcome on the last action, or, where it falls late, on the last token observed.
+A row holds an attempt's tokens from its first action on: actions, the observations between them (masked), two or more
+tokens observed after the last action (masked), padding (masked). A step's reward is on the last token of its turn, the
+outcome on the last action, or, if it arrives late, on the last observed token.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ VALUE_AT_OBSERVATION = 0.5
 
 
 def roles(function: Function) -> dict[str, str]:
-    """Which array goes to which parameter: parameter -> what it is. Bound knobs are left as they are.
+    """Return the array for each parameter: parameter -> its role. Bound knobs are left as they are.
 
-    Raises ConfigError for a parameter that has no default and no known name.
+    Raises ConfigError for a parameter without a default and a known name.
     """
     parameters = inspect.signature(function).parameters
     bound = function.keywords if isinstance(function, functools.partial) else {}
@@ -65,14 +65,16 @@ def roles(function: Function) -> dict[str, str]:
 
 
 def label(function: Function) -> str:
-    """A function's name, for errors."""
+    """Return a function's name for error messages."""
     inner = function.func if isinstance(function, functools.partial) else function
     return getattr(inner, "__qualname__", None) or type(inner).__name__
 
 
 def examine_padded(function: Function, *, seed: int = 0) -> dict[int, Finding]:
-    """What comes of every invariant for a function from padded rewards to advantages [B, L], or to advantages and
-    returns; the returns are held to the invariants 1, 2, 3 and 5 as well."""
+    """Return the finding for every invariant of a function from padded rewards to advantages [B, L].
+
+    If it returns advantages and returns, the returns are checked for the invariants 1, 2, 3 and 5 as well.
+    """
 
     def findings(part: int) -> dict[int, Finding]:
         one = functools.partial(PaddedEstimator, function, part=part)
@@ -90,10 +92,10 @@ def examine_padded(function: Function, *, seed: int = 0) -> dict[int, Finding]:
 
 
 class PaddedEstimator:
-    """A function on padded arrays as an estimator of ours.
+    """A function on padded arrays as an estimator.
 
-    A failed attempt becomes a row of nothing but masked tokens without a reward, which is all that padded arrays can
-    say of it. `part`: which array of the result, 0 the advantages, 1 the returns.
+    A failed attempt becomes a row of masked tokens without a reward, which is all that padded arrays can express.
+    `part` is the index of the array in the result: 0 the advantages, 1 the returns.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class PaddedEstimator:
         return [[values[row, begin:end] for begin, end in turns] for row, turns in enumerate(places)]
 
     def _array(self, result: Any, mask: Tensor) -> F32:
-        """The wanted array of the result, zero where masked, as a loss has it."""
+        """Return the selected array of the result, zero where masked, as a loss uses it."""
         parts = result if isinstance(result, tuple | list) else (result,)
         if self.part and (self.part >= len(parts) or getattr(parts[self.part], "shape", ()) != mask.shape):
             raise DoesNotApply("it gives no returns")
@@ -145,7 +147,7 @@ def lay_out(
     fallen: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[dict[str, Any], list[list[tuple[int, int]]]]:
-    """The arrays by what they are, and where in its row each turn lies: [trajectory][turn] -> (begin, end)."""
+    """Return the arrays by role, and the position of each turn in its row: [trajectory][turn] -> (begin, end)."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     places = [_places(trajectory) for trajectory in trajectories]
     behind = [2 * len(trajectory.turns[-1].observation) for trajectory in trajectories]

@@ -1,7 +1,7 @@
-"""Losses on padded arrays: a scalar whose gradient by each log-probability (or value) is held to the invariants.
+"""Losses on padded arrays: the gradient of a scalar by each log-probability (or value) against the invariants.
 
-A scalar has its own way of weighing tokens, which no caller can take out again. So what is compared is the gradient of
-every action token, and parts of a batch may be put together by their rows, their tokens, or as they are.
+A scalar has its own token weights, which a caller cannot undo. So the gradients of action tokens are compared, and
+parts of a batch may be combined by their rows, their tokens, or unweighted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SPREAD = {"logprobs": 0.4, "old": 0.0, "reference": 0.2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """Attempts as a padded loss sees them. Arrays are [row][turn] -> f64[n], by what they are."""
+    """Attempts as a padded loss sees them. Arrays are [row][turn] -> f64[n], by role."""
 
     arrays: Mapping[str, list[list[F64]]]
     gap: int = 2  # observed tokens after each turn
@@ -40,7 +40,7 @@ class Rows:
 
 
 def sample_rows(seed: int = 0) -> Rows:
-    """Four attempts of two groups, of one to three turns."""
+    """Return four attempts of two groups, of one to three turns."""
     rng = np.random.default_rng(seed)
     names = ("logprobs", "old", "reference", "advantages", "values", "predictions", "returns")
     arrays: dict[str, list[list[F64]]] = {name: [] for name in names}
@@ -54,8 +54,10 @@ def sample_rows(seed: int = 0) -> Rows:
 
 
 def examine_padded_loss(function: Function, *, seed: int = 0) -> dict[int, Finding]:
-    """What comes of every invariant for a function from padded log-probabilities (or a critic's values) and a mask to
-    a scalar, or to [B, L] of which the masked sum is taken. Raises ConfigError where there is no gradient."""
+    """Return the finding for every invariant of a function from padded log-probabilities (or values) and a mask.
+
+    The function returns a scalar, or [B, L] whose masked sum is taken. Raises ConfigError if there is no gradient.
+    """
     wanted = roles(function)
     by = next((role for role in ("logprobs", "predictions") if role in wanted.values()), None)
     if by is None:
@@ -99,7 +101,7 @@ Look = Callable[[Rows], Slopes]
 
 
 def slopes(function: Function, wanted: Mapping[str, str], by: str, rows: Rows) -> Slopes:
-    """The loss of `rows`, differentiated by what `by` says."""
+    """Return the gradient of the loss of `rows` by what `by` names."""
     arrays, places = padded(rows)
     leaf = arrays[by].requires_grad_()
     mask = arrays["mask"]
@@ -115,7 +117,7 @@ def slopes(function: Function, wanted: Mapping[str, str], by: str, rows: Rows) -
 
 
 def padded(rows: Rows) -> tuple[dict[str, Any], list[list[tuple[int, int]]]]:
-    """The tensors f64[B, L] of `rows`, and where each turn lies in its row."""
+    """Return the tensors f64[B, L] of `rows`, and the position of each turn in its row."""
     shape = rows.shape
     length = max(sum(turns) + rows.gap * len(turns) for turns in shape) + rows.pad
     size = len(shape) + rows.failed, length
@@ -154,7 +156,7 @@ def _permutation(look: Look, rows: Rows) -> str | None:
 
 
 def _splitting(look: Look, rows: Rows) -> str | None:
-    """Two micro-batches, put together in whichever way comes nearest to the whole."""
+    """Split into two micro-batches, combined in the way that comes nearest to the whole batch."""
     plain, halves = look(rows), ([0], [1, 2, 3])
     tokens = [sum(turns) for turns in rows.shape]
     ways = {

@@ -1,4 +1,4 @@
-"""One function against the seven invariants: which hold, which are broken, which its author says cannot hold."""
+"""One function against the seven invariants: which hold, which are broken, which are declared not to hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMS: tuple[Form, ...] = get_args(Form)
 SHAPES: Mapping[Form, str] = {
     "estimator": SHAPE,
     "loss": "(logprobs f32[N], batch, **knobs) -> (loss f32[N], metrics)",
-    "loss_multiplier": "(batch, **knobs) -> (factor f32[N], metrics)",
+    "loss_multiplier": "(batch, **knobs) -> (multiplier f32[N], metrics)",
     "padded": "(token_level_rewards, response_mask, index, ...) -> advantages [B, L], or (old_log_prob, log_prob, "
     "advantages, response_mask, ...) -> a scalar",
 }
@@ -47,7 +47,7 @@ Standing = Literal["holds", "broken", "declared", "does not apply"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What came of one invariant, and a note: the counterexample, the reason declared, or why it does not apply."""
+    """The result for one invariant, and a note: the counterexample, the declared reason, or why it does not apply."""
 
     number: int
     standing: Standing
@@ -56,7 +56,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A function with its knobs bound, what form it has, and the invariants that it declares it cannot keep."""
+    """A function with its knobs bound, its form, and the invariants that it declares not to keep."""
 
     name: str
     form: Form
@@ -65,7 +65,7 @@ class Subject:
 
 
 def form_of(name: str, function: Callable[..., Any]) -> Form:
-    """The form of a function, by the names of its parameters. Raises ConfigError where they say nothing."""
+    """Return the form of a function, by the names of its parameters. Raises ConfigError if they match none."""
     parameters = set(inspect.signature(function).parameters)
     if {"groups", "scores"} <= parameters:
         return "estimator"
@@ -81,10 +81,10 @@ def form_of(name: str, function: Callable[..., Any]) -> Form:
 
 
 def conform(subject: Subject, *, seed: int = 0) -> list[Verdict]:
-    """The verdict on each invariant.
+    """Return the verdict on each invariant.
 
-    Raises ConfigError where the function cannot be called in its form, or gives what is not finite or of another shape
-    where nothing unusual was given.
+    Raises ConfigError if the function cannot be called in its form, or if it returns non-finite values or another shape
+    for ordinary input.
     """
     try:
         with np.errstate(all="ignore"):
@@ -137,7 +137,7 @@ def _verdict(number: int, finding: Finding, reason: str | None) -> Verdict:
 
 
 def ours() -> list[Subject]:
-    """Every estimator, loss and factor of the tables, with each set of knobs that it declares."""
+    """Return every estimator, loss and loss multiplier of the tables, with each set of knobs that it declares."""
     return [
         Subject(
             name=_name(f"{room}:{each.kind}", each.knobs),

@@ -1,5 +1,5 @@
-"""The lab: estimators and losses held against processes so small that the exact gradient is known.
+"""The lab: estimators and losses measured against exact gradients, on small decision processes.
 
-A process (`processes.py`) is listed whole (`world.py`), played into the groups that estimators see in training
-(`play.py`), and what an estimator makes of them is compared with the truth (`measure.py`).
+A process (`processes.py`) is enumerated (`world.py`) and sampled as the groups that estimators see in training
+(`play.py`); the gradient of an estimator is then compared with the exact one (`measure.py`).
 """

@@ -1,5 +1,7 @@
-"""The contributions of turns that a progress estimator would come to which sees as much as the policy and has learned
-all there is to learn: the least squares of its objective, solved instead of fitted."""
+"""The contributions of turns that a perfect progress estimator would find.
+
+It sees as much as the policy and has converged: its least-squares objective is solved instead of fitted.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ from turnstile.lab.world import F64, World, sums
 
 
 def contributions(world: World, probabilities: F64) -> list[F64]:
-    """[P] -> f64[K]: c(view, action) of each turn, such that the mean of (sum_t c_t - outcome)^2 is least over paths of
-    these probabilities f64[P], and of all such c the shortest. Outcomes are summed over seats."""
+    """Return c(view, action) of each turn, [P] -> f64[K], which minimises the mean of (sum_t c_t - outcome)^2.
+
+    The mean is over paths of these probabilities f64[P]; of all minimisers it is the shortest. Outcomes are summed over
+    agents.
+    """
     tokens = np.arange(len(world.logits))
     turn = world.path_of * (int(world.turn_of.max()) + 1) + world.turn_of
     last = tokens[np.append(np.diff(turn) != 0, True)]  # a turn's last logit is its view and its whole action

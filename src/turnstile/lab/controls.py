@@ -1,9 +1,9 @@
-"""Sharper means of sampled gradients: what of their noise is explained by sums whose mean is exactly known.
+"""Control variates: sharper means of sampled gradients, by sums whose means are exactly known.
 
-A control is a gradient made with other weights than an estimator's (returns to go, returns less the others' mean,
-...). Its mean is known from the list of all paths, so the regression of an estimator's gradient on the controls, read
-off at those known means, is its mean with the explained noise gone; of an estimator that is itself a sum of controls
-(rloo) nothing is left.
+A control is a gradient with other weights than an estimator's (returns to go, returns less the others' mean, ...). Its
+mean is known from the list of all paths, so the regression of an estimator's gradient on the controls, evaluated at
+their known means, is its mean without the explained noise; an estimator that is itself a sum of controls (rloo) keeps
+no noise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adjusted:
-    """The mean of a sampled gradient."""
+    """The adjusted mean of a sampled gradient."""
 
     mean: F64  # [D]
     covariance: F64  # [D, D] of that mean
@@ -30,16 +30,16 @@ class Adjusted:
 class Controls:
     """C controls of N steps, less their known means.
 
-    The coefficients that a step is adjusted with come from other steps (in `FOLDS` parts), so that the mean stays
-    unbiased and what is left is an honest measure of its noise, also where few steps tell anything. One coefficient
-    serves all logits: with one for each, a logit that few samples touch would be fitted to nothing but those.
+    The coefficients that adjust a step are fitted on other steps (in `FOLDS` parts), so that the mean stays unbiased
+    and the residual is an honest measure of its noise, even with few informative steps. One coefficient serves all
+    logits: with one for each, a logit that few samples touch would be fitted to these alone.
     """
 
     values: F64  # [N, D, C]
     inverses: tuple[F64, ...]  # of each fold, [C, steps outside it * D]: the pseudo-inverse of the centred others
 
     def mean(self, gradients: F64) -> Adjusted:
-        """Of gradients f64[N, D]."""
+        """Return the adjusted mean of gradients f64[N, D]."""
         n = len(gradients)
         adjusted = gradients.copy()
         for k, inverse in enumerate(self.inverses):
@@ -52,8 +52,10 @@ class Controls:
 
 
 def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls:
-    """For the steps of `drawn`; `true` is of the policy that played them. `independent`: no attempt is a branch of
-    another."""
+    """Return the controls of the steps of `drawn`; `true` is of the policy that sampled them.
+
+    `independent`: no attempt is a branch of another.
+    """
     columns = _single(drawn, true) + (_crossed(drawn, true) if independent else [])
     values = np.stack(columns, axis=-1)
     sizes = np.maximum(np.abs(values).max(axis=(0, 1)), 1e-12)  # columns of one scale
@@ -66,7 +68,7 @@ def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls
 
 
 def _single(drawn: Drawn, true: Truth) -> list[F64]:
-    """Controls that add up something of each attempt, f64[N, D], less their means."""
+    """Return controls that sum a quantity of each attempt, f64[N, D], less their means."""
     world, pi = drawn.player.world, drawn.at
     value, to_go = world.turn_weights("value"), world.turn_weights("to_go")
     turns = np.arange(value.shape[1])
@@ -82,7 +84,7 @@ def _single(drawn: Drawn, true: Truth) -> list[F64]:
 
 
 def _crossed(drawn: Drawn, true: Truth) -> list[F64]:
-    """Controls that take something of an attempt times something of the others of its group."""
+    """Return controls that multiply a quantity of an attempt by a quantity of the others of its group."""
     world, pi = drawn.player.world, drawn.at
     value = world.turn_weights("value")
     result: list[F64] = []
@@ -103,18 +105,18 @@ def _crossed(drawn: Drawn, true: Truth) -> list[F64]:
 
 
 def _others(values: F64) -> F64:
-    """The mean over the other attempts of the group, along the last axis."""
+    """Return the mean over the other attempts of the group, along the last axis."""
     result: F64 = (values.sum(axis=-1, keepdims=True) - values) / (values.shape[-1] - 1)
     return result
 
 
 def _mean(drawn: Drawn, true: Truth, by_path: F64) -> F64:
-    """The exact mean of something of a path, f64[P, D] -> f64[D], tasks counting the same."""
+    """Return the exact mean of a quantity of a path, f64[P, D] -> f64[D], with equal weight for each task."""
     result: F64 = true.probabilities @ by_path / len(drawn.player.tasks)
     return result
 
 
 def _by_task(drawn: Drawn, true: Truth, values: F64) -> F64:
-    """The exact mean of `values` f64[P] within each path's task, f64[P]."""
+    """Return the exact mean of `values` f64[P] over each path's task, f64[P]."""
     task = drawn.player.world.task
     return sums(task, true.probabilities * values, len(drawn.player.tasks))[task]

@@ -1,4 +1,4 @@
-"""Learning on the lab's worlds: sampled groups, an estimator's gradient, Adam; what was learnt is computed exactly."""
+"""Learning curves on the lab's worlds: sampled groups, an estimator's gradient, Adam; results are computed exactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RATES = (0.1, 0.3)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How long and how fast one learns. A step is `groups` groups (at least one of each task) of `size` attempts."""
+    """Length and speed of learning. A step is `groups` groups (at least one of each task) of `size` attempts."""
 
     steps: int = 60
     groups: int = 2
@@ -35,15 +35,17 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Exact expectations before the first step and after each, f64[steps + 1]: of what is rewarded, and of the
-    outcome. With several seats both are the mean result of a game against the policy one began with."""
+    """Exact expectations of reward and outcome before the first step and after each, f64[steps + 1].
+
+    With several agents both are the mean result of a game against the initial policy.
+    """
 
     total: F64
     outcome: F64
 
     @property
     def area(self) -> float:
-        """The mean gain in what is rewarded over the steps."""
+        """The mean gain in reward over the steps."""
         return float(self.total[1:].mean() - self.total[0])
 
 
@@ -52,7 +54,7 @@ Direction = Callable[[World, F64, np.random.Generator], F64]
 
 
 def learn(world: World, direction: Direction, plan: Plan, *, seed: int, scores: Sequence[Score] | None = None) -> Curve:
-    """Ascent with Adam from the uniform policy. `scores` [P] are what the paths' rewards come to."""
+    """Run gradient ascent with Adam from the uniform policy. `scores` [P] are the total rewards of the paths."""
     rng = np.random.default_rng([seed, plan.size, 23])
     theta = np.zeros(world.parameters)
     first, second = np.zeros_like(theta), np.zeros_like(theta)
@@ -71,12 +73,12 @@ def learn(world: World, direction: Direction, plan: Plan, *, seed: int, scores: 
 
 
 def exact(world: World, pi: F64, rng: np.random.Generator) -> F64:
-    """The exact gradient, whatever is drawn: what no estimator can do better than on the whole."""
+    """Return the exact gradient, whatever is sampled: no estimator can do better on average."""
     return truth(world, pi).gradient
 
 
 def sampled(subject: Subject, plan: Plan, scores: Sequence[Score] | None = None) -> Direction:
-    """What `subject` makes of groups freshly drawn from one world; what it remembers goes from step to step."""
+    """Return the gradient of `subject` on freshly sampled groups; its state is passed from step to step."""
     state: Mapping[str, Any] = {}
     known = list(scores or [])
 
@@ -95,7 +97,7 @@ def sampled(subject: Subject, plan: Plan, scores: Sequence[Score] | None = None)
 
 
 def _gains(world: World, scores: Sequence[Score] | None) -> Callable[[F64, F64], tuple[float, float]]:
-    """(policy, the one it began as) -> exact expectations of what is rewarded, and of the outcome."""
+    """Return a function (policy, initial policy) -> exact expectations of reward and outcome."""
     made = scores or [plain_score(world, p) for p in range(len(world.paths))]
     total = np.array([score.total for score in made])
     outcome = np.array([sum(path.outcome.values()) for path in world.paths])
@@ -115,7 +117,7 @@ def _gains(world: World, scores: Sequence[Score] | None) -> Callable[[F64, F64],
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Race:
-    """What one estimator learnt on one world, at the best of the rates tried; so did the exact gradient."""
+    """The curves of one estimator on one world at the best rate tried, and those of the exact gradient."""
 
     estimator: str
     process: str
@@ -131,7 +133,7 @@ class Race:
         return float(np.mean(self.areas)) / self.exact if self.areas else math.nan
 
     def to_json(self) -> Any:
-        """As `json.dumps` takes it; of a race that was not run, without a rate."""
+        """Return a JSON-serialisable dictionary; without a rate if the race was not run."""
         return {**asdict(self), "rate": None if self.refused else self.rate}
 
     @property
@@ -142,13 +144,13 @@ class Race:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half the 95 % interval of a mean over seeds, by Student's t; NaN of fewer than two values."""
+    """Return half the 95 % interval of a mean over seeds, by Student's t; NaN for fewer than two values."""
     n = len(values)
     return _T95.get(n, 2.0) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
 
 
 def race_of(body: Any) -> Race:
-    """The inverse of `Race.to_json`."""
+    """Invert `Race.to_json`."""
     rate = math.nan if body["rate"] is None else body["rate"]
     return Race(**{**body, "rate": rate, "areas": tuple(body["areas"]), "curve": tuple(body["curve"])})
 
@@ -162,7 +164,7 @@ def race(
     rates: Sequence[float] = RATES,
     done: Callable[[Race], None] = lambda race: None,
 ) -> list[Race]:
-    """Every subject on every world with every seed, each at the rate at which its mean area is largest."""
+    """Run every subject on every world with every seed, each at the rate with the largest mean area."""
     found = []
     for world in worlds:
         best = max(learn(world, exact, replace(plan, rate=rate), seed=0).area for rate in rates)

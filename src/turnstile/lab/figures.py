@@ -1,4 +1,4 @@
-"""The lab's figures as plots in the house's style."""
+"""Plots of the lab's figures in the project's style."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def to_png(figure: Figure, *, dpi: int = 144) -> bytes:
 
 
 def panels(titles: Sequence[str], *, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure with one styled pair of axes for each title."""
+    """Return a figure with one styled pair of axes for each title."""
     rows = max(1, -(-len(titles) // columns))
     figure = Figure(figsize=(width * columns, height * rows + 0.5), facecolor=_LIGHT["paper"], layout="constrained")
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).ravel())
@@ -36,7 +36,7 @@ def panels(titles: Sequence[str], *, columns: int, width: float, height: float) 
 
 
 def draw_study(lines: Sequence[Line]) -> Figure:
-    """Progress of each estimator on each process, a dot a policy, orange where its direction is surely biased."""
+    """Plot the progress of each estimator on each process, a dot for each policy, orange if its direction is biased."""
     processes = list(dict.fromkeys(line.column for line in lines))
     names = list(dict.fromkeys(line.estimator for line in lines))[::-1]
     figure, axes = panels(processes, columns=4, width=3.2, height=0.8 + 0.17 * len(names))
@@ -59,8 +59,10 @@ def draw_study(lines: Sequence[Line]) -> Figure:
 
 
 def draw_sweeps(sweeps: Mapping[str, Sequence[Line]]) -> Figure:
-    """Above the bias after the best scalar, below the episodes until noise equals signal, against each knob: `size` is
-    the group's, others are the process's."""
+    """Plot bias after the best scalar (top) and episodes until noise equals signal (bottom) against each knob.
+
+    `size` is the group's, the other knobs are the process's.
+    """
     titles = [f"{what}, by {knob}" for what in ("bias", "episodes") for knob in sweeps]
     figure, axes = panels(titles, columns=len(sweeps), width=3.6, height=2.6)
     for place, ax in enumerate(axes):
@@ -79,7 +81,7 @@ def draw_sweeps(sweeps: Mapping[str, Sequence[Line]]) -> Figure:
 
 
 def draw_races(races: Sequence[Race]) -> Figure:
-    """What is rewarded, by step: the mean over seeds of each estimator, at the best of its rates."""
+    """Plot the reward by step: the mean over seeds of each estimator at its best rate."""
     processes = list(dict.fromkeys(race.process for race in races))
     names = list(dict.fromkeys(race.estimator for race in races))
     figure, axes = panels(processes, columns=4, width=3.2, height=2.4)
@@ -95,7 +97,7 @@ def draw_races(races: Sequence[Race]) -> Figure:
 
 
 def _marks(index: int) -> str:
-    """Solid for as many as there are colours, then dashed."""
+    """Return line styles: solid for as many as there are colours, then dashed."""
     return "o-" if index < len(COLOURS) else "s--"
 
 

@@ -1,7 +1,7 @@
-"""Gated against direct accumulation where a step reward can be farmed: what becomes of the outcome.
+"""Gated against direct accumulation of rewards where a step reward can be farmed.
 
-The published signature (arXiv 2508.10548): added up directly, the total rises while the outcome falls; gated, both
-rise.
+The published signature (arXiv 2508.10548): with direct accumulation the total rises while the outcome falls; with gates
+both rise.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ COMPOSITIONS: Mapping[str, Compose] = {"direct": direct, "gated": gated}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
-    """What a composition's learning came to: mean total and outcome before and after, and by seed which way they
-    went."""
+    """Mean total and outcome of a composition before and after learning, and their directions by seed."""
 
     composition: str
     curves: tuple[Curve, ...]
 
     @property
     def total(self) -> tuple[float, float]:
-        """Before, and after the last step."""
+        """Before learning, and after the last step."""
         return self._ends([curve.total for curve in self.curves])
 
     @property
@@ -42,7 +41,7 @@ class Signature:
 
     @property
     def published(self) -> tuple[bool, ...]:
-        """By seed, whether it goes as published: the total up, and the outcome down if direct, up if gated."""
+        """By seed, whether the directions are as published: the total up, the outcome down if direct, up if gated."""
         wanted = -1.0 if self.composition == "direct" else 1.0
         return tuple(
             bool(curve.total[-1] > curve.total[0] and wanted * (curve.outcome[-1] - curve.outcome[0]) > 0)
@@ -55,7 +54,7 @@ class Signature:
 
 
 def compose_scores(world: World, compose: Compose) -> list[Score]:
-    """What the rewards make of every path, [P]: the outcome above, the environment's step reward below its gate."""
+    """Return the scores of every path, [P]: the outcome, and below its gate the environment's step reward."""
     terms = (
         make_term("outcome", "signal", level=1, gate=Threshold(value=0.0)),
         make_term("step", "env", level=0),
@@ -73,7 +72,7 @@ def hack(
     seeds: int = 5,
     done: Callable[[], None] = lambda: None,
 ) -> list[Signature]:
-    """Learning with both compositions, from the same policy and with the same seeds."""
+    """Learn with both compositions, from the same policy and with the same seeds."""
     found = []
     for name, compose in COMPOSITIONS.items():
         scores = compose_scores(world, compose)

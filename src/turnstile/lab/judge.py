@@ -1,4 +1,4 @@
-"""What a mean gradient and its uncertainty say against the exact one."""
+"""The comparison of a mean gradient, and its uncertainty, with the exact one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SIGNIFICANT = 4.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """An estimator's mean gradient m against the exact gradient d of the return. Lengths are shares of d's.
+    """An estimator's mean gradient m against the exact gradient d of the return. Lengths are relative to d's.
 
-    Estimators that normalise change the gradient's length, which a learning rate makes good; so `cosine` and
-    `bias_scaled` are after the best scalar. Where m cannot be told from zero the cosine is not a number.
+    Estimators that normalise change the gradient's length, which the learning rate compensates; so `cosine` and
+    `bias_scaled` are after the best scalar. The cosine is NaN if m cannot be distinguished from zero.
     """
 
     exact: bool  # all outcomes were listed
@@ -41,12 +41,12 @@ class Figures:
 
     @property
     def biased(self) -> bool:
-        """Whether its direction is surely wrong."""
+        """Whether its direction differs significantly from the exact one."""
         return self.z_direction > SIGNIFICANT and not self.bias_scaled < EXACT
 
 
 def judge(found: Adjusted, noise: float, true: Truth, *, exact: bool) -> Figures:
-    """`noise`: the trace of the gradient's covariance for one episode."""
+    """Return the figures of a mean gradient. `noise` is the trace of the gradient's covariance for one episode."""
     size = float(np.linalg.norm(true.gradient))
     unit, mean, covariance = true.gradient / size, found.mean / size, found.covariance / size**2
     length = float(mean @ unit)
@@ -83,10 +83,10 @@ def judge(found: Adjusted, noise: float, true: Truth, *, exact: bool) -> Figures
 
 
 def surely(difference: F64, covariance: F64) -> float:
-    """How far the length of `difference` lies above what its noise explains, in standard deviations.
+    """Return by how many standard deviations the length of `difference` exceeds what its noise explains.
 
-    The squared length of noise is near a chi-squared of as many degrees as its covariance has (Satterthwaite), whose
-    cube root is near a normal (Wilson and Hilferty).
+    The squared length of noise is nearly a chi-squared with as many degrees as its covariance has (Satterthwaite),
+    whose cube root is nearly normal (Wilson and Hilferty).
     """
     squared, expected = float(difference @ difference), float(np.trace(covariance))
     if expected <= EXACT**2:

@@ -1,4 +1,4 @@
-"""Losses and factors in every setting: which truth each is held against, and one line of figures for each."""
+"""Losses and loss multipliers in every setting: the exact gradient each is compared with, and one line of figures."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ PLAIN: TokenLoss = resolve("loss", "reinforce")
 
 
 def measure_loss(subject: LossSubject, bench: LossBench) -> Figures:
-    """What is to be known of `subject` on `bench`: against the gradient of the expected return, or where it follows no
-    advantage against that of what it regularises. Raises TurnstileError where it wants what the lab does not have, or
-    the lab knows no objective of it."""
+    """Return the figures of `subject` on `bench`, against the gradient of the expected return.
+
+    A loss that ignores advantages is compared with the gradient of what it regularises. Raises TurnstileError if it
+    needs what the lab does not have, or if the lab knows no objective of it.
+    """
     if subject.name in REGULARISERS:
         return measure_regulariser(subject, bench)
     if subject.name == VALUE:
@@ -44,7 +46,7 @@ def measure_loss(subject: LossSubject, bench: LossBench) -> Figures:
 
 
 def follows_advantage(subject: LossSubject, bench: LossBench) -> bool:
-    """Whether the gradient depends on the advantages at all: a regulariser's does not."""
+    """Return whether the gradient depends on the advantages; a regulariser's does not."""
     few = replace(bench, batches=bench.batches[:8], logits=bench.logits[:8])
     return not np.allclose(gradients(subject, few), gradients(subject, few, scale=-2.0), atol=1e-12)
 
@@ -56,13 +58,15 @@ def study_losses(
     drifts: Sequence[float] = DRIFTS,
     done: Callable[[Line], None] = lambda found: None,
 ) -> list[Line]:
-    """Every loss in every setting, where the policy stands and after it has moved."""
+    """Measure every loss in every setting, at the sampling policy and after the policy has moved."""
     return _study(subjects, settings, drifts, loss_bench, measure_loss, done)
 
 
 def study_whole(subjects: Sequence[LossSubject], settings: Sequence[Setting]) -> list[Line]:
-    """Every regulariser among `subjects` against the gradient of what whole episodes come to, where the policy
-    stands."""
+    """Measure every regulariser among `subjects` against the gradient of its expectation over whole episodes.
+
+    The policy is the one that sampled.
+    """
     chosen = [each for each in subjects if each.name in REGULARISERS]
     measured = functools.partial(measure_regulariser, whole=True)
     return _study(chosen, settings, DRIFTS[:1], loss_bench, measured, lambda found: None)
@@ -75,8 +79,10 @@ def study_factors(
     gaps: Sequence[float] = GAPS,
     done: Callable[[Line], None] = lambda found: None,
 ) -> list[Line]:
-    """Every factor in every setting where a sampler played whose logits are off the trainer's by so much; the truth is
-    the gradient of the trainer's policy."""
+    """Measure every loss multiplier in every setting where the sampler's logits differ from the trainer's.
+
+    The exact gradient is that of the trainer's policy.
+    """
     return _study(subjects, settings, gaps, functools.partial(loss_bench, proximal="trainer"), measure_loss, done)
 
 
@@ -99,19 +105,19 @@ def _study(
 
 
 def factor_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubject:
-    """The plain policy gradient times the factor that `kind` names. Raises ConfigError for an unknown one."""
+    """Return plain policy gradient with the loss multiplier of this kind. Raises ConfigError for an unknown one."""
     given = dict(knobs or {})
     loss = with_multipliers(PLAIN, [functools.partial(resolve("loss_multiplier", kind), **given)])
     return LossSubject(name=kind, loss=loss, knobs=given, broken=check_loss(loss))
 
 
 def declared_factors(kind: str) -> list[LossSubject]:
-    """`kind` as it is by default, and with each set of knobs that it declares."""
+    """Return the kind with its defaults, and with each set of knobs that it declares."""
     knobs = [each.knobs for each in LOSS_MULTIPLIERS if each.kind == kind and each.knobs]
     return [factor_subject(kind, each) for each in ({}, *knobs)]
 
 
 def every_factor() -> list[LossSubject]:
-    """The plain policy gradient without a factor, and with each of the table."""
+    """Return plain policy gradient without a loss multiplier, and with each of the table."""
     bare = LossSubject(name=BARE, loss=PLAIN, broken=check_loss(PLAIN))
     return [bare, *(each for kind in KINDS["loss_multiplier"] for each in declared_factors(kind))]

@@ -1,8 +1,8 @@
-"""Token losses on the lab's worlds: the gradient of a loss on real batches; `loss_study` holds it against exact ones.
+"""Gradients of token losses on real batches of the lab's worlds; `loss_study` compares them with exact ones.
 
-What is differentiated is the whole way of a training step: groups, leave-one-out advantages, rows, weights, a forest,
-the loss, and behind it a softmax policy with the logits as its parameters. With `drift` the policy has moved since it
-played, as in the later mini-batches of a step, or as where a sampler computes otherwise than the trainer does.
+The whole computation of a training step is differentiated: groups, leave-one-out advantages, rows, weights, a forest,
+the loss, and a softmax policy whose parameters are its logits. With `drift` the policy has moved since it sampled, as
+in the later mini-batches of a step, or as when the sampler's numbers differ from the trainer's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Weights = Callable[[Sequence[Row]], list[F32]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSubject:
-    """A loss with its knobs bound. `broken`: the invariants it breaks, number -> what was seen."""
+    """A loss with its knobs bound. `broken` are the invariants it breaks: number -> a counterexample."""
 
     name: str
     loss: Callable[..., tuple[Tensor, Metrics]]  # (logprobs f32[N], batch)
@@ -50,7 +50,7 @@ class LossSubject:
 
 
 def loss_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubject:
-    """The loss that `kind` names. Raises ConfigError for an unknown one."""
+    """Return the loss of this kind. Raises ConfigError for an unknown one."""
     loss: TokenLoss = resolve("loss", kind)
     given = dict(knobs or {})
     bound = functools.partial(loss, **given)
@@ -58,19 +58,19 @@ def loss_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubje
 
 
 def declared_losses(kind: str) -> list[LossSubject]:
-    """`kind` with each set of knobs that it declares; as it is by default where it declares none."""
+    """Return the kind with each set of knobs that it declares, or with its defaults if it declares none."""
     knobs = [each.knobs for each in DECLARED if each.kind == kind]
     return [loss_subject(kind, each) for each in knobs or [{}]]
 
 
 def every_loss() -> list[LossSubject]:
-    """Every kind of the table with each set of knobs that it declares."""
+    """Return every kind of the table with each set of knobs that it declares."""
     return [each for kind in KINDS["loss"] for each in declared_losses(kind)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossBench:
-    """Batches of one world, played under one policy and differentiated at another."""
+    """Batches of one world, sampled under one policy and differentiated at another."""
 
     world: World
     theta: F64  # [D] where the gradient is taken
@@ -86,12 +86,12 @@ class LossBench:
 
     @property
     def visits(self) -> F64:
-        """How often an episode chooses a token at each node, f64[nodes], by the policy that played."""
+        """How often an episode samples a token at each node, f64[nodes], under the sampling policy."""
         return visits(self.world, self.before.probabilities)
 
 
 def visits(world: World, probabilities: F64) -> F64:
-    """How often an episode chooses a token at each node, f64[nodes]; tasks count the same."""
+    """Return how often an episode samples a token at each node, f64[nodes]; tasks have equal weight."""
     share = probabilities[world.path_of] / len(world.process.starts)
     return sums(world.node[world.logits], share, world.nodes)
 
@@ -103,11 +103,11 @@ def loss_bench(
     weights: Weights | None = None,
     proximal: Literal["sampler", "trainer"] = "sampler",
 ) -> LossBench:
-    """Steps of two groups (or one of each task). `drift`: the root mean square by which each logit has moved since, or
-    by which those of the trainer are off the sampler's: `proximal` says whose word the policy before the step has.
+    """Return steps of two groups each (or one group of each task).
 
-    `weights` fixes the tokens' shares of a step, [rows] -> f32[L] each; by default every token counts one over the
-    attempts, which is what the exact gradient does.
+    `drift` is the root mean square by which each logit has moved since sampling, or by which the trainer's differ from
+    the sampler's: `proximal` says which of them gives the policy before the step. `weights` returns the tokens' shares
+    of a step, [rows] -> f32[L] each; by default every token counts one over the attempts, as in the exact gradient.
     """
     world = list_world(setting.process)
     played = some_policy(world, seed=setting.seed)
@@ -155,7 +155,7 @@ def loss_bench(
 
 
 def _batch(drawn: Drawn, n: int, weights: Weights) -> Batch:
-    """One step as the trainer would plant it."""
+    """Return one step as the trainer would pack it."""
     advantages = rloo(drawn.steps[n], drawn.scores[n])
     trajectories = [trajectory for group in drawn.steps[n] for trajectory in group.trajectories]
     rows = [row for one, turns in zip(trajectories, advantages, strict=True) for row in rows_of(one, turns)]
@@ -164,7 +164,7 @@ def _batch(drawn: Drawn, n: int, weights: Weights) -> Batch:
 
 
 def gradients(subject: LossSubject, bench: LossBench, *, scale: float = 1.0) -> F64:
-    """Minus the gradient of each step's sum(weights * loss), f64[steps, D]; `scale` multiplies the advantages."""
+    """Return minus the gradient of each step's sum(weights * loss), f64[steps, D]; `scale` scales the advantages."""
     result = np.zeros((len(bench.batches), len(bench.theta)))
     node = torch.from_numpy(bench.world.node)
     for n, (batch, logits) in enumerate(zip(bench.batches, bench.logits, strict=True)):
@@ -184,12 +184,12 @@ def gradients(subject: LossSubject, bench: LossBench, *, scale: float = 1.0) -> 
 
 
 def log_policy(theta: Tensor, node: Tensor) -> Tensor:
-    """The log-probability of every token at its node, f64[D]."""
+    """Return the log-probability of every token at its node, f64[D]."""
     return theta - torch.logsumexp(_by_node(theta, node), dim=1)[node]
 
 
 def _by_node(theta: Tensor, node: Tensor) -> Tensor:
-    """The logits by node, [nodes, most of one], with minus infinity where there are fewer."""
+    """Return the logits by node, [nodes, largest node], padded with minus infinity."""
     place = torch.arange(len(node)) - torch.searchsorted(node, node)
     table = torch.full((int(node[-1]) + 1, int(place.max()) + 1), -torch.inf, dtype=theta.dtype)
     return table.index_put((node, place), theta)

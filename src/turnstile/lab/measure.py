@@ -1,4 +1,4 @@
-"""One estimator on one world: the mean of its gradient, held against the exact one, and its noise."""
+"""One estimator on one world: the mean of its gradient against the exact one, and its noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_GROUPS = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """An estimator with its knobs. `broken`: the invariants it breaks, number -> what was seen."""
+    """An estimator with its knobs. `broken` are the invariants it breaks: number -> a counterexample."""
 
     name: str
     estimator: Estimator
@@ -40,14 +40,14 @@ class Subject:
 
 
 def label(name: str, knobs: Mapping[str, Any]) -> str:
-    """grpo (scale=none)"""
+    """Return a name with its knobs, like grpo (scale=none)."""
     shown = ", ".join(f"{knob}={value}" for knob, value in knobs.items())
     return f"{name} ({shown})" if shown else name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """A world under one policy, with what was drawn from it for all estimators alike."""
+    """A world under one policy, with the same samples for all estimators."""
 
     world: World
     pi: F64  # [D]
@@ -69,9 +69,11 @@ def make_bench(
     branched: bool = False,
     scores: Sequence[Score] | None = None,
 ) -> Bench:
-    """A bench with about so many groups of `size` attempts, two to a step, or one of each task where tasks are more.
-    `scores` [P]: what the rewards make of each path where it is not its own outcome and step rewards; the truth stays
-    that of those."""
+    """Return a bench with about `groups` groups of `size` attempts, two a step, or one of each task if there are more.
+
+    `scores` [P] are the scores of the paths if they are not their own outcome and step rewards, which still define the
+    exact gradient.
+    """
     pi = world.policy(theta)
     true = truth(world, pi)
     player = Player(world, pi, scores)
@@ -96,7 +98,7 @@ def make_bench(
 
 
 def credit(subject: Subject, drawn: Drawn) -> tuple[F64, bool]:
-    """The advantages of all tokens in their order, and whether the estimator keeps anything between steps."""
+    """Return the advantages of all tokens in order, and whether the estimator keeps state between steps."""
     state: Mapping[str, Any] = {}
     parts: list[Any] = []
     for n, (groups, scores) in enumerate(zip(drawn.steps, drawn.scores, strict=True)):
@@ -106,11 +108,11 @@ def credit(subject: Subject, drawn: Drawn) -> tuple[F64, bool]:
 
 
 def measure(subject: Subject, bench: Bench, *, exact: bool | None = None) -> Figures:
-    """What is to be known of `subject` on `bench`.
+    """Return the figures of `subject` on `bench`.
 
-    `exact`: list all outcomes of a group instead of sampling; by default where there are at most 4,096 and the
-    estimator looks at one group at a time and keeps no state. Raises TurnstileError where it wants what the lab does
-    not have.
+    `exact`: enumerate all outcomes of a group instead of sampling; by default if there are at most 4,096 and the
+    estimator looks at one group at a time and keeps no state. Raises TurnstileError if it needs what the lab does not
+    have.
     """
     values, remembers = credit(subject, bench.drawn)
     if exact is None:
@@ -127,13 +129,15 @@ def measure(subject: Subject, bench: Bench, *, exact: bool | None = None) -> Fig
 
 
 def outcomes(bench: Bench) -> int:
-    """How many ways the groups of all tasks can turn out."""
+    """Return the number of ways in which the groups of all tasks can turn out."""
     return int(sum(count**bench.size for count in np.bincount(bench.world.task).tolist()))
 
 
 def enumerated(advantages: Callable[[Drawn], F64], bench: Bench) -> tuple[F64, float]:
-    """The exact mean of the gradient, f64[D], and its noise for one episode: the covariance's trace times the episodes
-    of a group."""
+    """Return the exact mean of the gradient, f64[D], and its noise for one episode.
+
+    The noise is the covariance's trace times the episodes of a group.
+    """
     tasks = len(bench.player.tasks)
     mean, second = np.zeros(bench.world.parameters), 0.0
     for task in range(tasks):

@@ -1,4 +1,4 @@
-"""Paths of a world as the groups, trajectories and scores that estimators get in training."""
+"""Paths of a world as the groups, trajectories and scores that estimators receive in training."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _Array = TypeVar("_Array", I32, F32)
 
 
 class Player:
-    """Makes the objects of one world under one policy `pi` f64[D]; a path's are made once."""
+    """A factory of the objects of one world under one policy `pi` f64[D]; those of a path are made once."""
 
     def __init__(self, world: World, pi: F64, scores: Sequence[Score] | None = None) -> None:
-        """`scores` [P]: what the rewards make of each path; by default its own outcome and step rewards."""
+        """`scores` [P] are the scores of the paths; by default their own outcome and step rewards."""
         self.world, self.pi = world, pi
         self._logs = np.log(np.maximum(pi, 1e-300)).astype(np.float32)
         self._entropies = world.entropies(pi).astype(np.float32)
@@ -36,13 +36,13 @@ class Player:
         self.tasks = [Task(id=f"{process.name}-{n}", env=process.name) for n in range(len(process.starts))]
 
     def trajectory(self, path: int) -> Trajectory:
-        """The trajectory of a path, as attempt 0 of no group."""
+        """Return the trajectory of a path, as attempt 0 of no group."""
         if path not in self._trajectories:
             self._trajectories[path] = self._make(path)
         return self._trajectories[path]
 
     def group(self, name: str, paths: Sequence[int], parents: Sequence[Parent] = ()) -> Group:
-        """A group with these paths as its attempts 0, 1, ..., all of one task; `parents` says which branched."""
+        """Return a group with these paths as attempts 0, 1, ..., all of one task; `parents` says which branched."""
         task = self.tasks[self.world.task[paths[0]]]
         return Group(
             id=name,
@@ -57,8 +57,10 @@ class Player:
         return [self._scores[path] for path in paths]
 
     def exact(self, path: int) -> tuple[list[F32], list[F32]]:
-        """What an exact critic says before each sampled token of a path, and once it is said, [turn] -> f32[n]: the
-        return that its seat expects from that turn on."""
+        """Return an exact critic's values before and after each sampled token of a path, [turn] -> f32[n].
+
+        The value is the expected return of the turn's agent from that turn on.
+        """
         if not self._exact:
             world = self.world
             probabilities = world.probabilities(self.pi)
@@ -67,14 +69,14 @@ class Player:
         return self._exact[path]
 
     def contributed(self, path: int) -> F32:
-        """What each turn of a path adds to the outcome, f32[K], by the least squares of `contributions`."""
+        """Return what each turn of a path adds to the outcome, f32[K], by the least squares of `contributions`."""
         if not self._contributed:
             found = contributions(self.world, self.world.probabilities(self.pi))
             self._contributed = [_frozen(own.astype(np.float32)) for own in found]
         return self._contributed[path]
 
     def _by_turn(self, flat: F64) -> list[list[F32]]:
-        """f64[tokens of all paths] as [path][turn] -> f32[n]."""
+        """Return f64[tokens of all paths] as [path][turn] -> f32[n]."""
         tokens = iter(flat.astype(np.float32))
         return [
             [_frozen(np.array([next(tokens) for _ in step.tokens], dtype=np.float32)) for step in found.steps]
@@ -123,7 +125,7 @@ class Player:
 
 
 def plain_score(world: World, path: int) -> Score:
-    """A path's own outcome and step rewards, added up."""
+    """Return a path's own outcome and step rewards, added up."""
     found = world.paths[path]
     turn = _frozen(np.array([step.reward for step in found.steps], dtype=np.float32))
     outcome = dict(found.outcome)
@@ -141,8 +143,10 @@ def _views(world: World) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """Steps of groups that were drawn: N steps of B groups of G attempts. Tasks take turns, so N and B are such that
-    every step holds each task equally often."""
+    """Sampled steps: N steps of B groups of G attempts.
+
+    Tasks alternate, so N and B are chosen such that every step holds each task equally often.
+    """
 
     player: Player
     at: F64  # [D] the policy whose log-probabilities are differentiated: the player's own, or a later one
@@ -154,13 +158,15 @@ class Drawn:
 
     @property
     def logits(self) -> I64:
-        """[tokens]"""
+        """[tokens]: the index of each token's logit."""
         return self.player.world.logits[self.tokens]
 
     def aux(self, n: int) -> dict[str, Any]:
-        """What learned parts would add to step n if they were exact. [trajectory][turn] -> f32[n]: `values`, and
-        `implicit`, what having said a token adds to them. [trajectory] -> f32[K]: `q` and `v` of turns, and
-        `progress`, their contributions to the outcome."""
+        """Return what exact auxiliary models would add to step n.
+
+        [trajectory][turn] -> f32[n]: `values`, and `implicit`, by which each token changes them. [trajectory] ->
+        f32[K]: `q` and `v` of turns, and `progress`, their contributions to the outcome.
+        """
         paths = self.paths[n].ravel().tolist()
         exact = [self.player.exact(path) for path in paths]
         return {
@@ -172,8 +178,10 @@ class Drawn:
         }
 
     def gradients(self, advantages: F64) -> F64:
-        """What each step's update would be, f64[N, D], of the advantages of all its tokens in the order of steps,
-        groups, attempts, turns and tokens: sum of A * gradient of the log-probability, over the step's attempts."""
+        """Return each step's update, f64[N, D]: sum of A * gradient of the log-probability, over the step's attempts.
+
+        The advantages are of all tokens in the order of steps, groups, attempts, turns and tokens.
+        """
         world, (n, b, g) = self.player.world, self.paths.shape
         return accumulate(world, self.at, self.owner, self.logits, advantages / (b * g), n)
 
@@ -181,7 +189,7 @@ class Drawn:
 def deal(
     player: Player, paths: I64, *, at: F64 | None = None, parents: Sequence[Sequence[Sequence[Parent]]] = ()
 ) -> Drawn:
-    """The objects of these paths, [N, B, G]; `parents` [N][B][G] where attempts branched from each other."""
+    """Return the objects of these paths, [N, B, G]; `parents` [N][B][G] if attempts branched from each other."""
     world, (n, b, g) = player.world, paths.shape
     steps = [
         [player.group(f"g{s}-{k}", paths[s, k].tolist(), parents[s][k] if parents else ()) for k in range(b)]
@@ -203,7 +211,7 @@ def deal(
 
 
 def draw_paths(world: World, probabilities: F64, rng: np.random.Generator, n: int, groups: int, size: int) -> I64:
-    """Paths [n, groups, size] drawn from `probabilities` f64[P]; group k of every step is of task k mod tasks."""
+    """Sample paths [n, groups, size] from `probabilities` f64[P]; group k of every step is of task k mod tasks."""
     tasks = len(world.process.starts)
     result = np.zeros((n, groups, size), dtype=np.int64)
     for k in range(groups):
@@ -216,11 +224,11 @@ def draw_paths(world: World, probabilities: F64, rng: np.random.Generator, n: in
 def branch_paths(
     world: World, probabilities: F64, rng: np.random.Generator, n: int, groups: int, size: int
 ) -> tuple[I64, list[list[list[Parent]]]]:
-    """Paths [n, groups, size] and their parents, where the later half of a group branches from the earlier.
+    """Sample paths [n, groups, size] and their parents, where the later half of a group branches from the earlier.
 
-    Attempt i of the later half goes as attempt i - size/2 up to a turn drawn for it, and on its own from there; where
-    its parent has ended before that turn it is drawn among all paths that have. So each attempt alone is distributed as
-    one that is played from the start.
+    Attempt i of the later half equals attempt i - size/2 up to a random turn, and is sampled by itself from there; if
+    its parent ended before that turn, it is sampled among all paths that did. So each attempt alone is distributed as
+    one that is sampled from the start.
     """
     roots = draw_paths(world, probabilities, rng, n, groups, size - size // 2)
     longest = max(len(path.steps) for path in world.paths)
@@ -240,8 +248,10 @@ def branch_paths(
 
 
 def _alike(world: World, longest: int) -> list[list[I64]]:
-    """By turn and path, the paths of its task that are in the same place then, having gone the same way; of a path that
-    has ended, those that have."""
+    """Return, by turn and path, the paths of its task with the same history up to that turn.
+
+    For a path that has ended by then, these are all paths that have.
+    """
     found = []
     for cut in range(longest):
         keys = [

@@ -1,7 +1,7 @@
-"""What a tabular decision process is: states, actions of one to three tokens, chance, rewards.
+"""Tabular decision processes: states, actions of one to three tokens, random transitions, rewards.
 
-The policy sees a state's `view` alone, so what two states with one view differ in is hidden from it; `key` is what
-the environment would call the state (`Turn.state_key`), which is never the history and need not be all of the state.
+The policy only sees a state's `view`, so it cannot distinguish two states with one view; `key` is what the environment
+would report as the state (`Turn.state_key`), which is never the history and need not be the full state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOLO = "agent"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """One of the things that can follow an action. `state` None: the episode is over, with `outcome` by seat."""
+    """One possible result of an action. `state` None: the episode is over, with `outcome` by agent."""
 
     chance: float = 1.0
     reward: float = 0.0  # the step reward of this turn

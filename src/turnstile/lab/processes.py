@@ -1,4 +1,4 @@
-"""The lab's processes. Every reward is a multiple of 1/64, so that float32 holds it exactly."""
+"""The lab's processes. Every reward is a multiple of 1/64, so that float32 represents it exactly."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from turnstile.lookup import nearest
 
 
 def delayed(*, horizon: int = 4, delay: int = 2) -> Process:
-    """Every turn has a better and a worse choice, paid `delay` turns later; what is left is paid at the end.
+    """Return a process with a better and a worse choice in every turn, rewarded `delay` turns later.
 
-    `delay` 0 pays at once; `horizon` and more gives everything as the outcome.
+    Outstanding rewards are paid at the end. `delay` 0 rewards at once; `horizon` or more gives everything as the
+    outcome.
     """
     worth = (0.0, 0.25, 1.0)
 
@@ -37,8 +38,10 @@ def delayed(*, horizon: int = 4, delay: int = 2) -> Process:
 
 
 def lock(*, length: int = 3) -> Process:
-    """A combination lock: 1 if every digit was right, and nobody says which was wrong. Two tasks, a hard and an easy
-    one: the whole lock, and one of which only the last digit is left."""
+    """Return a combination lock: 1 if every digit was right, without a hint which was wrong.
+
+    There are two tasks: the whole lock, and an easy one with only the last digit left.
+    """
 
     def step(state: State, action: int) -> tuple[Branch, ...]:
         task, t, right = state
@@ -59,8 +62,10 @@ def lock(*, length: int = 3) -> Process:
 
 
 def key_door(*, distractors: int = 3) -> Process:
-    """The first turn takes the key or not, the last opens the door or not, and in between lie gambles whose chance
-    drowns the outcome. Whether one has the key is hidden."""
+    """Return a process whose first turn takes the key or not and whose last opens the door or not.
+
+    The gambles in between add noise to the outcome. The key is not observable.
+    """
     last = distractors + 1
 
     def step(state: State, action: int) -> tuple[Branch, ...]:
@@ -90,8 +95,10 @@ def key_door(*, distractors: int = 3) -> Process:
 
 
 def stopping(*, horizon: int = 3) -> Process:
-    """The policy ends the episode itself: stop (nothing more), a slow turn (+0.25) or a quick one, which gains 0.75
-    and one time in four ends in a crash (-1). The last turn ends whatever is done."""
+    """Return a process that the policy ends itself: stop, a slow turn (+0.25), or a quick one.
+
+    A quick turn gains 0.75, and with probability 1/4 ends in a crash (-1). The last turn ends in any case.
+    """
 
     def step(state: State, action: int) -> tuple[Branch, ...]:
         (t,) = state
@@ -116,8 +123,10 @@ def stopping(*, horizon: int = 3) -> Process:
 
 
 def walk(*, horizon: int = 5) -> Process:
-    """A walk on a line from the middle: 1 at the right end, 0 at the left one or when time is up. Paths meet again, the
-    position is all that is seen, and it is the state key too, whatever the time."""
+    """Return a walk on a line from the middle: 1 at the right end, 0 at the left end or when time is up.
+
+    Paths meet again: the position is all that is observed, and it is the state key too, whatever the time.
+    """
 
     def step(state: State, action: int) -> tuple[Branch, ...]:
         t, place = state
@@ -139,8 +148,11 @@ def walk(*, horizon: int = 5) -> Process:
 
 
 def misaligned(*, horizon: int = 4, needed: int = 3) -> Process:
-    """Work counts towards the outcome, which is 1 after `needed` turns of it; farming earns a step reward of 0.5 and
-    does nothing. Added up, farming every turn is worth more than solving the task."""
+    """Return a process where a step reward of 0.5 can be farmed without progress.
+
+    Work counts towards the outcome, which is 1 after `needed` turns of it. Added up, farming in every turn is worth
+    more than solving the task.
+    """
 
     def step(state: State, action: int) -> tuple[Branch, ...]:
         t, done = state
@@ -161,8 +173,10 @@ def misaligned(*, horizon: int = 4, needed: int = 3) -> Process:
 
 
 def two_seat(*, pile: int = 6) -> Process:
-    """Two seats, one policy: take one to three of a pile in turn; who takes the last wins 1, the other loses 1. Each
-    seat's tokens answer for its own outcome."""
+    """Return a game of two agents with one policy: each takes one to three of a pile in turn.
+
+    The agent that takes the last wins 1, the other loses 1. Each agent's tokens account for its own outcome.
+    """
     seats = ("first", "second")
 
     def step(state: State, action: int) -> tuple[Branch, ...]:
@@ -199,7 +213,7 @@ PROCESSES: dict[str, Callable[..., Process]] = {
 
 
 def make(name: str, **knobs: int) -> Process:
-    """The process of that name. Raises ConfigError that names the nearest known one."""
+    """Return the process of that name. Raises ConfigError that names the nearest known one."""
     if name not in PROCESSES:
         raise ConfigError(f"the lab has no process {name!r}; {nearest(name, PROCESSES)}")
     return PROCESSES[name](**knobs)

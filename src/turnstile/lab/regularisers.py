@@ -1,9 +1,9 @@
-"""Losses that follow no advantage, held against the exact gradients of what they regularise.
+"""Losses that ignore advantages, against the exact gradients of what they regularise.
 
-Each has a number at every node, like a divergence from a reference. Of that there are two objectives: the sum over the
-nodes where the policy came by when it played, which is what a loss of tokens can see; and the expectation over the
-episodes of the policy that is differentiated (`whole`), in which a token answers for the states that it leads to too.
-The value loss has an objective of its own, the squared distance to the exact value, in the values of nodes.
+Each has a number at every node, like a divergence from a reference. There are two objectives: the sum over the nodes
+that the policy visited while sampling, which is all that a loss of tokens can see; and the expectation over the
+episodes of the differentiated policy (`whole`), in which a token accounts for the states that it leads to too. The
+value loss has an objective of its own, the squared distance to the exact value, in the values of nodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _by_node(bench: LossBench, values: Tensor) -> Tensor:
 
 
 def _from(name: str) -> Numbers:
-    """The divergence of the policy from another."""
+    """Return the divergence of the policy from another."""
 
     def numbers(logs: Tensor, bench: LossBench, knobs: Mapping[str, Any]) -> Tensor:
         return _by_node(bench, logs.exp() * (logs - torch.from_numpy(bench.policies[name]).log()))
@@ -65,8 +65,10 @@ VALUE = "value"
 
 
 def measure_regulariser(subject: LossSubject, bench: LossBench, *, whole: bool = False) -> Figures:
-    """What is to be known of a loss of `REGULARISERS` on `bench`, against the objective that `whole` says. Raises
-    ConfigError where the objective is at rest."""
+    """Return the figures of a loss of `REGULARISERS` on `bench`, against the objective that `whole` selects.
+
+    Raises ConfigError if the objective is at its optimum.
+    """
     theta = torch.from_numpy(bench.theta).clone().requires_grad_()
     numbers = REGULARISERS[subject.name](log_policy(theta, torch.from_numpy(bench.world.node)), bench, subject.knobs)
     came_by = visits(bench.world, bench.true.probabilities) if whole else bench.visits
@@ -80,7 +82,7 @@ def measure_regulariser(subject: LossSubject, bench: LossBench, *, whole: bool =
 
 
 def _through_states(bench: LossBench, numbers: F64) -> F64:
-    """What the expectation of `numbers` f64[nodes] over an episode gains by where tokens lead to, f64[D]."""
+    """Return the gradient of the expectation of `numbers` f64[nodes] through the states that tokens lead to, f64[D]."""
     world, p = bench.world, bench.true.probabilities
     each = numbers[world.node[world.logits]]
     totals = sums(world.path_of, each, len(world.paths))
@@ -91,9 +93,11 @@ def _through_states(bench: LossBench, numbers: F64) -> F64:
 
 
 def measure_value(subject: LossSubject, bench: LossBench) -> Figures:
-    """What is to be known of the value loss: a critic with one value for each node, off the exact ones by `OFF` before
-    the step and moved since by the bench's drift, learns from returns to go. The truth is the gradient of half the
-    squared distance to the exact value of each situation that the policy came by."""
+    """Return the figures of the value loss: a critic with one value for each node learns from returns to go.
+
+    The values differ from the exact ones by `OFF` before the step and have moved since by the bench's drift. The exact
+    gradient is that of half the squared distance to the exact value of each situation that the policy visited.
+    """
     world, before = bench.world, bench.before
     at = world.node[world.logits]
     weight = before.probabilities[world.path_of] / len(world.process.starts)

@@ -1,9 +1,8 @@
-"""Potential-based shaping on listed worlds: what it leaves of the best policy and of the gradient, and what a gate does
-to it.
+"""Potential-based shaping on enumerated worlds: its effect on the best policy and the gradient, also behind gates.
 
-The reward `potential` adds gamma Phi(s') - Phi(s) to every turn. Over a whole episode that is -Phi(s_0) whatever was
-done, so it changes no gradient of the expected return and no best policy (Ng, Harada, Russell 1999). Behind a gate it
-is paid for some episodes and not for others, and is no such reward any more.
+The reward `potential` adds gamma Phi(s') - Phi(s) to every turn. Over a whole episode that is -Phi(s_0) whatever the
+actions, so it changes no gradient of the expected return and no best policy (Ng, Harada, Russell 1999). Behind a gate
+it is paid for some episodes and not for others, so that this no longer holds.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SHAPES: tuple[Shape, ...] = ("none", "potential", "gated")
 
 
 def shaped(world: World, shape: Shape) -> list[Score]:
-    """What outcome, step rewards and the potential of the world's states come to on every path, [P]."""
+    """Return the sum of outcome, step rewards and the potential of the world's states on every path, [P]."""
     terms = [
         make_term("outcome", "signal", level=1, gate=Threshold(value=0.0)),
         make_term("step", "env", level=1),
@@ -45,7 +44,7 @@ def shaped(world: World, shape: Shape) -> list[Score]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shaping:
-    """What a shape does on one world. `figures`: of each estimator, against the gradient of the return without it."""
+    """The effect of a shaping on one world. `figures`: each estimator against the gradient of the unshaped return."""
 
     shape: Shape
     added: tuple[float, float]  # the least and the most that an episode's total has more than without shaping
@@ -54,7 +53,7 @@ class Shaping:
 
 
 def study_shapes(world: World, subjects: Sequence[Subject], *, size: int = 8, groups: int = 512) -> list[Shaping]:
-    """Every shape on one world, at one policy and with the same groups."""
+    """Measure every shaping on one world, at one policy and with the same groups."""
     plain = np.array([score.total for score in shaped(world, "none")])
     found = []
     for shape in SHAPES:
@@ -74,8 +73,11 @@ def study_shapes(world: World, subjects: Sequence[Subject], *, size: int = 8, gr
 
 
 def best_policy(world: World, totals: F64) -> F64:
-    """The chance of each path, f64[P], under the policy of one action for each view whose mean of `totals` f64[P] is
-    highest; tasks count the same. All such policies are tried."""
+    """Return the probability of each path, f64[P], under the best deterministic policy.
+
+    It has one action for each view, and the highest mean of `totals` f64[P]; tasks have equal weight. All such policies
+    are tried.
+    """
     process = world.process
     taken = [tuple((process.view(step.state), step.action) for step in path.steps) for path in world.paths]
     menus: dict[str, set[int]] = {}

@@ -20,7 +20,7 @@ JSON = Any
 
 
 class Measured(Protocol):
-    """An estimator or a loss under a name, with its knobs and the invariants that it breaks."""
+    """An estimator or a loss with a name, its knobs and the invariants that it breaks."""
 
     @property
     def name(self) -> str: ...
@@ -32,7 +32,7 @@ class Measured(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One estimator on one world. `figures` None: `refused` says why it cannot be measured there."""
+    """One estimator on one world. If `figures` is None, `refused` says why it cannot be measured there."""
 
     estimator: str  # its label, knobs included
     kind: str
@@ -55,7 +55,7 @@ class Line:
         return f"{self.process}{drift}{' branched' if self.branched else ''}"
 
     def to_json(self) -> JSON:
-        """As `json.dumps` takes it; numbers that are not finite are words."""
+        """Return a JSON-serialisable dictionary; numbers that are not finite are strings."""
         body = asdict(self)
         if self.figures is not None:
             body["figures"] = {name: _word(value) for name, value in body["figures"].items()}
@@ -64,7 +64,7 @@ class Line:
 
 
 def line_of(body: JSON) -> Line:
-    """The inverse of `Line.to_json`."""
+    """Invert `Line.to_json`."""
     figures = body["figures"]
     if figures is not None:
         figures = {name: value if isinstance(value, bool) else float(value) for name, value in figures.items()}
@@ -74,8 +74,10 @@ def line_of(body: JSON) -> Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A process, the size of its groups, and how many are drawn where they cannot be listed. `seed` is of the policy
-    too; `branched`: half of a group's attempts branch from the others."""
+    """A process, the size of its groups, and the number of groups to sample if they cannot be enumerated.
+
+    `seed` is that of the policy too; `branched`: half of a group's attempts branch from the others.
+    """
 
     process: Process
     size: int = 8
@@ -85,8 +87,10 @@ class Setting:
 
 
 def sweeps(*, groups: int = 512) -> dict[str, list[Setting]]:
-    """Settings by what changes: the size of groups where the policy stops itself, the turns of an episode, and the
-    turns that a reward comes late."""
+    """Return settings that vary group size, episode length, and the delay of rewards.
+
+    The group size varies on the process that the policy ends itself.
+    """
     return {
         "size": [Setting(process=make("stopping"), size=size, groups=groups) for size in (2, 4, 8, 16)],
         "horizon": [Setting(process=make("delayed", horizon=h, delay=1), groups=groups) for h in (2, 3, 4, 5, 6)],
@@ -97,7 +101,7 @@ def sweeps(*, groups: int = 512) -> dict[str, list[Setting]]:
 def study(
     subjects: Sequence[Subject], settings: Iterable[Setting], done: Callable[[Line], None] = lambda found: None
 ) -> list[Line]:
-    """Every subject in every setting; the same groups for all subjects of a setting. `done` hears of each line."""
+    """Measure every subject in every setting, with the same groups for all subjects; `done` receives each line."""
     lines = []
     for setting in settings:
         world = list_world(setting.process)
@@ -117,7 +121,7 @@ def study(
 
 
 def line(setting: Setting, subject: Measured, figures: Callable[[], Figures], *, drift: float = 0.0) -> Line:
-    """The line of one subject in one setting; where `figures` raises a TurnstileError it says why there are none."""
+    """Return the line of one subject in one setting; if `figures` raises a TurnstileError it is the reason for none."""
     began = time.perf_counter()
     found, refused = None, ""
     try:

@@ -1,4 +1,4 @@
-"""Who is measured: every estimator of the table with the knobs it declares, or any function of the same shape."""
+"""The estimators to measure: all of the table with the knobs they declare, or any function of the same shape."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from turnstile.lookup import KINDS, resolve
 
 
 def subject(kind: str, knobs: Mapping[str, Any] | None = None) -> Subject:
-    """The estimator that `kind` names, with what `check_estimator` finds broken of it.
+    """Return the estimator of this kind, with the invariants that `check_estimator` finds broken.
 
-    Raises ConfigError for an unknown kind, and where the checker cannot call it at all.
+    Raises ConfigError for an unknown kind, and if the checker cannot call it at all.
     """
     estimator: Estimator = resolve("credit", kind)
     given = dict(knobs or {})
@@ -30,11 +30,11 @@ def subject(kind: str, knobs: Mapping[str, Any] | None = None) -> Subject:
 
 
 def declared(kind: str) -> list[Subject]:
-    """`kind` with each set of knobs that it declares; as it is by default where it declares none."""
+    """Return the kind with each set of knobs that it declares, or with its defaults if it declares none."""
     knobs = [each.knobs for each in DECLARED if each.kind == kind]
     return [subject(kind, each) for each in knobs or [{}]]
 
 
 def everyone() -> list[Subject]:
-    """Every kind of the table with each set of knobs that it declares."""
+    """Return every kind of the table with each set of knobs that it declares."""
     return [each for kind in KINDS["credit"] for each in declared(kind)]

@@ -1,4 +1,4 @@
-"""The lab's figures as tables: one for all processes, and one for each."""
+"""The lab's figures as tables: one over all processes, and one for each."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ APART = 0.005
 
 
 def number(value: float, digits: int = 3) -> str:
-    """0.974, -0.3; a dash where there is none, and a sign for what has no bound."""
+    """Format a number like 0.974 or -0.3; a dash for none, and a sign for infinity."""
     if math.isnan(value):
         return NOTHING
     return "inf" if math.isinf(value) else f"{value:.{digits}f}"
 
 
 def direction(found: Sequence[Figures]) -> str:
-    """The mean cosine over policies, with ! where a direction is surely wrong, and o instead where it is the outcome's
-    own."""
+    """Format the mean cosine over policies, with a `mark`."""
     heard = [figures for figures in found if not math.isnan(figures.cosine)]
     if not heard:
         return "none"
@@ -41,7 +40,7 @@ def direction(found: Sequence[Figures]) -> str:
 
 
 def mark(found: Sequence[Figures]) -> str:
-    """! where a direction is surely wrong, o instead where it is the outcome's own."""
+    """Return ! if a direction is significantly wrong, o if it is that of the outcome alone."""
     heard = [figures for figures in found if not math.isnan(figures.cosine)]
     if not any(figures.biased for figures in heard):
         return ""
@@ -50,13 +49,13 @@ def mark(found: Sequence[Figures]) -> str:
 
 
 def advance(found: Sequence[Figures]) -> str:
-    """The mean progress over policies."""
+    """Format the mean progress over policies."""
     return number(fmean(figures.aligned for figures in found))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """Estimators against columns."""
+    """A table of estimators by columns."""
 
     title: str
     columns: tuple[str, ...]
@@ -75,7 +74,7 @@ PROGRESS_NOTE = (
 
 
 def overview(lines: Sequence[Line], title: str, show: ShowAll, note: str) -> Grid:
-    """One row an estimator, one column a process."""
+    """Return a table with one row an estimator, one column a process."""
     processes = tuple(dict.fromkeys(line.column for line in lines))
     found: dict[tuple[str, str], list[Figures]] = {}
     for line in lines:
@@ -89,7 +88,7 @@ def overview(lines: Sequence[Line], title: str, show: ShowAll, note: str) -> Gri
 
 
 def directions(lines: Sequence[Line]) -> Grid:
-    """The cosine everywhere, and which invariants each estimator breaks."""
+    """Return the table of cosines, with the invariants that each estimator breaks."""
     grid = overview(lines, "Direction", direction, DIRECTION_NOTE)
     broken = {line.estimator: " ".join(map(str, line.broken)) or NOTHING for line in lines}
     return replace(grid, columns=(*grid.columns, "breaks"), rows=tuple((*row, broken[row[0]]) for row in grid.rows))
@@ -106,7 +105,7 @@ LEARNING_NOTE = (
 
 
 def learning(races: Sequence[Race]) -> Grid:
-    """One row an estimator, one column a process: the share of the exact gradient's area."""
+    """Return a table with one row an estimator, one column a process: the share of the exact gradient's area."""
 
     def cell(race: Race) -> str:
         low, high = race.interval
@@ -143,7 +142,7 @@ DETAILS_NOTE = (
 
 
 def details(lines: Sequence[Line], process: str) -> Grid:
-    """All figures of one process, at the first policy where there are several."""
+    """Return all figures of one process, at the first policy if there are several."""
     rows = []
     first = min((line.seed for line in lines), default=0)
     for line in lines:

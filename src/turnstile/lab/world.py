@@ -1,9 +1,9 @@
-"""A process listed whole: every path, its probability under a policy, and the exact gradient of the return.
+"""Enumerated processes: every path, its probability under a policy, and the exact gradient of the return.
 
-The policy is a softmax over the next token at every *node*, a view with the tokens said so far in the turn. Its
-parameters are the nodes' logits, f64[D], those of a node next to each other. The derivative of a token's
-log-probability with respect to the logits of its node is 1 at the token's own minus the probabilities, so nothing here
-needs automatic differentiation. P paths, K the most turns of one.
+The policy is a softmax over the next token at every *node*, a view with the tokens of the turn so far. Its parameters
+are the nodes' logits, f64[D], those of a node side by side. The derivative of a token's log-probability with respect to
+the logits of its node is 1 at the token's own minus the probabilities, so automatic differentiation is not needed.
+There are P paths; K is the largest number of turns of one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Weigh = Literal["value", "to_go", "outcome"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One turn of a path: where it was taken, what was said, and what it brought."""
+    """One turn of a path: its state, its action, and its result."""
 
     state: State
     action: int
@@ -38,18 +38,18 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Path:
-    """One way an episode can go. `chance` is the part of its probability that is the environment's."""
+    """One possible episode. `chance` is the environment's part of its probability."""
 
     steps: tuple[Step, ...]
     chance: float
     outcome: Mapping[str, float]
 
     def value(self, seat: str) -> float:
-        """What a seat's tokens answer for: its outcome and its own step rewards."""
+        """Return the return that an agent's tokens account for: its outcome and its own step rewards."""
         return self.outcome.get(seat, 0.0) + sum(step.reward for step in self.steps if step.seat == seat)
 
     def to_go(self, t: int) -> float:
-        """What the seat of turn t still gets, this turn's reward included."""
+        """Return what the agent of turn t still receives, this turn's reward included."""
         seat = self.steps[t].seat
         ahead = sum(step.reward for step in self.steps[t:] if step.seat == seat)
         return self.outcome.get(seat, 0.0) + ahead
@@ -74,7 +74,7 @@ class World:
 
     @property
     def parameters(self) -> int:
-        """D."""
+        """The number of parameters D."""
         return len(self.node)
 
     @property
@@ -82,24 +82,24 @@ class World:
         return int(self.node[-1]) + 1
 
     def policy(self, theta: F64) -> F64:
-        """The probability of every token at its node, f64[D]."""
+        """Return the probability of every token at its node, f64[D]."""
         starts = np.flatnonzero(np.diff(self.node, prepend=-1))
         shifted = np.exp(theta - np.maximum.reduceat(theta, starts)[self.node])
         return shifted / np.add.reduceat(shifted, starts)[self.node]
 
     def entropies(self, pi: F64) -> F64:
-        """The entropy at each logit's node in nats, f64[D]."""
+        """Return the entropy of each logit's node in nats, f64[D]."""
         logs = np.log(np.maximum(pi, 1e-300))
         return -sums(self.node, pi * logs, self.nodes)[self.node]
 
     def probabilities(self, pi: F64) -> F64:
-        """Of each path given its task, f64[P]; those of one task sum to 1."""
+        """Return the probability of each path given its task, f64[P]."""
         chance = np.array([path.chance for path in self.paths])
         logs = np.add.reduceat(np.log(np.maximum(pi, 1e-300))[self.logits], self.first)
         return chance * np.exp(logs)
 
     def mixed(self, pi: F64, other: F64, seat: str) -> F64:
-        """Of each path given its task, f64[P], where `seat` plays `pi` and all others play `other`."""
+        """Return the probability of each path given its task, f64[P], if `seat` plays `pi` and the others `other`."""
         own = np.array([path.steps[t].seat == seat for path in self.paths for t in range(len(path.steps))])
         turns = np.array([len(path.steps) for path in self.paths])
         place = np.append(0, np.cumsum(turns)[:-1])[self.path_of] + self.turn_of
@@ -108,7 +108,7 @@ class World:
         return chance * np.exp(np.add.reduceat(np.log(np.maximum(chosen, 1e-300)), self.first))
 
     def scores(self, pi: F64, weights: F64) -> F64:
-        """sum over a path's tokens of weight * gradient of its log-probability, f64[P, D].
+        """Return sum over a path's tokens of weight * gradient of its log-probability, f64[P, D].
 
         `weights` f64[P, K] by turn, or f64[tokens of all paths].
         """
@@ -116,8 +116,10 @@ class World:
         return accumulate(self, pi, self.path_of, self.logits, each, len(self.paths))
 
     def turn_weights(self, kind: Weigh) -> F64:
-        """f64[P, K]: by turn the whole return of its seat (`value`), its return to go (`to_go`) or the seat's outcome
-        (`outcome`); 0 behind a path's end."""
+        """Return f64[P, K]: the return of each turn's agent (`value`), its return to go (`to_go`) or `outcome`.
+
+        It is 0 after a path's end.
+        """
         result = np.zeros((len(self.paths), max(len(path.steps) for path in self.paths)))
         for p, path in enumerate(self.paths):
             for t, step in enumerate(path.steps):
@@ -127,7 +129,7 @@ class World:
 
 
 def accumulate(world: World, pi: F64, owner: I64, logits: I64, weights: F64, owners: int) -> F64:
-    """sum over an owner's tokens of weight * (1 at the token's logit - probabilities of its node), f64[owners, D]."""
+    """Return, by owner, the sum over tokens of weight * (1 at the token's logit - probabilities), f64[owners, D]."""
     d, m = world.parameters, world.nodes
     own = sums(owner * d + logits, weights, owners * d).reshape(owners, d)
     at = sums(owner * m + world.node[logits], weights, owners * m).reshape(owners, m)
@@ -136,12 +138,12 @@ def accumulate(world: World, pi: F64, owner: I64, logits: I64, weights: F64, own
 
 
 def sums(index: I64, weights: F64, size: int) -> F64:
-    """The sum of the weights at each index below `size`, f64[size]."""
+    """Return the sum of the weights at each index below `size`, f64[size]."""
     return np.bincount(index, weights=weights, minlength=size).astype(np.float64, copy=False)
 
 
 def list_world(process: Process) -> World:
-    """The process listed whole. Raises ConfigError where it has more than 20,000 paths."""
+    """Enumerate a process. Raises ConfigError if it has more than 20,000 paths."""
     nodes: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}  # (view, tokens so far) -> token -> logit
     _nodes(process, nodes)
     paths: list[Path] = []
@@ -179,7 +181,7 @@ def list_world(process: Process) -> World:
 
 
 def _nodes(process: Process, nodes: dict[tuple[str, tuple[int, ...]], dict[int, int]]) -> None:
-    """Every node that can be reached, with a number for each of its logits, node after node."""
+    """Return every reachable node, with an index for each of its logits, node after node."""
     seen: set[State] = set()
     waiting = list(process.starts)
     menus: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
@@ -224,7 +226,7 @@ def _situation(known: dict[tuple[State, tuple[int, ...]], int], step: Step, said
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Truth:
-    """What is exactly known of a world under one policy. Tasks count the same."""
+    """Exact quantities of a world under one policy. Tasks have equal weight."""
 
     value: float  # the expected total, over seats
     outcome: float  # the expected outcome, over seats
@@ -236,7 +238,7 @@ class Truth:
 
 
 def truth(world: World, pi: F64) -> Truth:
-    """Exact expectations under the policy `pi` f64[D]."""
+    """Return exact expectations under the policy `pi` f64[D]."""
     p = world.probabilities(pi)
     share = p / len(world.process.starts)
     baseline = expected(world, p, world.before)
@@ -254,8 +256,10 @@ def truth(world: World, pi: F64) -> Truth:
 
 
 def expected(world: World, probabilities: F64, situation: I64) -> F64:
-    """The expected return to go of the seat in each of these situations [tokens of all paths], which are the world's
-    `before` or `after`."""
+    """Return the expected return to go of the agent in each of these situations [tokens of all paths].
+
+    The situations are the world's `before` or `after`.
+    """
     to_go = world.turn_weights("to_go")[world.path_of, world.turn_of]
     weight = probabilities[world.path_of]
     size = int(situation.max()) + 1
@@ -264,5 +268,5 @@ def expected(world: World, probabilities: F64, situation: I64) -> F64:
 
 
 def some_policy(world: World, *, seed: int = 0, spread: float = 0.5) -> F64:
-    """Logits f64[D] of a policy that is neither uniform nor good: normal with deviation `spread`."""
+    """Return logits f64[D] of a policy that is neither uniform nor good: normal with deviation `spread`."""
     return np.random.default_rng([seed, 7]).normal(scale=spread, size=world.parameters)

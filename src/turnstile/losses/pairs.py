@@ -51,7 +51,7 @@ class TrajectoryPairs:
 
 
 def trajectory_pairs(batch: Batch, *, first_turn: bool = False) -> TrajectoryPairs:
-    """Return the trajectories of a batch, with all their tokens or those of the first turn of each in it."""
+    """Return the trajectories of a batch and their pairs; with `first_turn` only their first turn there counts."""
     trajectories, index = torch.unique(batch.trajectory, return_inverse=True)
     counted = batch.weights != 0
     if first_turn:

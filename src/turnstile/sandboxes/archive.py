@@ -26,7 +26,7 @@ class TooLargeError(ValueError):
 
 
 def pack_tree(source: Path) -> IO[bytes]:
-    """Write an archive of what a copy of the folder holds (`folder.walk_tree`, `folder.may_be_stale`); rewind it."""
+    """Return an archive of what a copy of the folder holds (`folder.walk_tree`, `folder.may_be_stale`)."""
     made = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the caller's to close
     add_tree(made, source, "")
     made.seek(0)
@@ -34,7 +34,7 @@ def pack_tree(source: Path) -> IO[bytes]:
 
 
 def pack_modules(names: Sequence[str]) -> bytes:
-    """Write an archive of modules and packages by name, laid out as a folder of the import path.
+    """Return an archive of modules and packages by name, laid out as a folder of the import path.
 
     Raises ConfigError for one that cannot be imported here.
     """

@@ -19,7 +19,7 @@ def owner_labels() -> dict[str, str]:
 
 
 def is_gone(labels: Mapping[str, str]) -> bool:
-    """Return whether the process in the labels has ended; False for a process of another machine."""
+    """Return whether the labelled process has ended; False for one of another machine, which cannot be checked."""
     if labels.get(HOST) != host_name() or not labels.get(PID, "").isdigit():
         return False
     return started(int(labels[PID])) != labels.get(STARTED)

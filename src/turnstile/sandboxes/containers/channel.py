@@ -1,4 +1,4 @@
-"""Frames to and from a container's runner, over the stream that the engine attached to its first process."""
+"""Frames to and from a container's runner, over the stream that is attached to its first process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SAID = 4096  # bytes of the runner's own errors that are kept
 
 
 class ChannelClosedError(Exception):
-    """The other end is gone."""
+    """Raised when the other end has closed the stream."""
 
 
 class Channel:
-    """One request, then its answers. `said` is the end of what the runner wrote to its standard error.
+    """A stream of requests, each followed by its answers. `said` is the end of the runner's standard error.
 
-    Without a terminal the engine puts eight bytes before each piece of output: one that names the stream, and its
-    length in the last four. The channel belongs to no event loop.
+    Without a terminal the engine puts eight bytes before each piece of output: one names the stream, and the last four
+    are the length. The channel is bound to no event loop.
     """
 
     def __init__(self, attached: socket.socket) -> None:
@@ -36,7 +36,7 @@ class Channel:
         self.said = b""
 
     async def send(self, request: dict[str, Any], data: IO[bytes] | None = None) -> None:
-        """Raises ChannelClosedError."""
+        """Send a request. Raises ChannelClosedError."""
         body = json.dumps(request).encode()
         size = 0
         if data is not None:
@@ -52,13 +52,13 @@ class Channel:
             raise ChannelClosedError from None
 
     async def receive(self) -> tuple[dict[str, Any], bytes]:
-        """The next answer with its data. Raises ChannelClosedError."""
+        """Return the next answer with its data. Raises ChannelClosedError."""
         size, data_size = HEAD.unpack(await self._take(HEAD.size))
         answer: dict[str, Any] = json.loads(await self._take(size))
         return answer, await self._take(data_size)
 
     def shut(self) -> None:
-        """End the conversation: the runner ends, and whoever waits for an answer gets ChannelClosedError."""
+        """Close the stream: the runner exits, and a caller that waits for an answer gets ChannelClosedError."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:

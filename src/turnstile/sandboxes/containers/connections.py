@@ -1,7 +1,7 @@
-"""The SDK's client, but that no socket of it is left open where nobody listens, and that calls share connections.
+"""The SDK's client, with shared connections and without leaked sockets.
 
-The SDK keeps a pool of connections for each address it has ever asked for, and leaves the socket of a connection that
-could not be made to the garbage collector.
+The SDK keeps a pool of connections for each address that it has ever connected to, and leaves the socket of a failed
+connection to the garbage collector.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixH
 
 
 class Client(docker.APIClient):  # type: ignore[misc]
-    """Asks a daemon. Calls fail once it is closed."""
+    """A client of a daemon. Calls fail once it is closed."""
 
     def mount(self, prefix: str, adapter: Any) -> None:
         if isinstance(adapter, UnixHTTPAdapter):

@@ -1,4 +1,4 @@
-"""One running container, as the pool keeps it: requests go to the runner in it, one at a time."""
+"""A running container in the pool: requests go to its runner, one at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRACE = 30.0  # seconds past its own limit after which a silent container is giv
 
 
 class Container:
-    """One running container and its runner: requests one at a time. A member of the pool."""
+    """A running container and its runner, which handles one request at a time. A member of the pool."""
 
     def __init__(self, daemon: Daemon, identity: str, channel: Channel, spec: Spec) -> None:
         self.identity = identity
@@ -40,10 +40,10 @@ class Container:
         seconds: float,
         into: IO[bytes] | None = None,
     ) -> tuple[dict[str, Any], bytes]:
-        """One request and its answer; the data of all answers but the last go `into` a file.
+        """Send one request and return its answer; the data of all answers but the last are written to `into`.
 
-        A cancelled caller cancels the command that runs. Raises SandboxError when the container is of no use any more,
-        and the ValueError or OSError that the request met in it.
+        Cancelling the caller cancels the running command. Raises SandboxError if the container is no longer usable, and
+        the ValueError or OSError that the request caused in it.
         """
         async with self._turn:
             if self._ended:
@@ -74,7 +74,7 @@ class Container:
 
     @property
     def said(self) -> str:
-        """What the runner wrote to its standard error: nothing, unless it broke."""
+        """What the runner wrote to standard error: nothing, unless it failed."""
         return self._channel.said.decode(errors="replace")
 
     async def alive(self) -> bool:
@@ -85,24 +85,24 @@ class Container:
         return True
 
     async def commit(self) -> str:
-        """An image of the files as they are between two requests."""
+        """Return an image of the files between two requests."""
         async with self._turn:
             if self._ended:
                 raise SandboxError("the sandbox was closed")
             return await self._daemon.call(self._daemon.commit, self.identity)
 
     def stop(self) -> None:
-        """End what runs, and with it whoever waits for it; the container is still to be removed.
+        """End the running command and fail its caller; the container is still to be removed.
 
-        Where nothing runs its stream is left open: at the end of that the daemon begins a removal of its own, and would
-        refuse ours, whose end it tells us.
+        If no command runs, the stream stays open: when it ends the daemon begins a removal of its own and would refuse
+        ours, whose completion it reports.
         """
         self._ended = True
         if self._turn.locked():
             self._channel.shut()
 
     async def end(self) -> None:
-        """Remove the container. One that the daemon cannot remove now ends with its stream, or is left to a sweep."""
+        """Remove the container. If the daemon cannot remove it now, it ends with its stream, or is left to a sweep."""
         self.stop()
         try:
             await self._daemon.call(self._daemon.remove, self.identity)
@@ -125,7 +125,7 @@ class Container:
                 await asyncio.to_thread(into.write, found)
 
     async def _cancel(self, asking: asyncio.Future[tuple[dict[str, Any], bytes]]) -> None:
-        """Let the request under way come to its end at once, so that the next answer belongs to the next request."""
+        """Let the current request end at once, so that the next answer belongs to the next request."""
         try:
             if not asking.done():
                 async with self._sending:
@@ -141,7 +141,7 @@ class Container:
 
 
 def check(answer: Mapping[str, Any], identity: str) -> None:
-    """Raise what a runner's answer says went wrong."""
+    """Raise the error that a runner's answer reports."""
     if "value" in answer:
         raise ValueError(answer["value"])
     if "gone" in answer:

@@ -1,4 +1,4 @@
-"""What an image is made of: digests that name it, and archives that carry it to the engine."""
+"""The contents of images: digests that name them, and archives that carry them to the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IGNORED = ".dockerignore"
 
 
 def digest_of(*parts: str) -> str:
-    """SHA-256 over texts, each told from the next."""
+    """Return the SHA-256 of several texts, with unambiguous boundaries between them."""
     total = hashlib.sha256()
     for part in parts:
         total.update(len(part.encode(errors="surrogateescape")).to_bytes(8, "big"))
@@ -32,13 +32,13 @@ def file_digest(path: Path | str) -> str:
 
 
 def tree_digest(tree: Path) -> str:
-    """Over what a copy of a source tree holds, byte code left out: names, modes, links and contents."""
+    """Return a digest of what a copy of a source tree holds, without byte code: names, modes, links and contents."""
     found = sorted(entry for entry in walk_tree(tree) if not entry[1].endswith(".pyc"))
     return digest_of(*(part for _, path, name in found for part in (name, entry_digest(path))))
 
 
 def context_digest(folder: Path, dockerfile: str) -> str:
-    """Over what a build of a folder's Dockerfile is given."""
+    """Return a digest of the build context of a folder's Dockerfile."""
     ignored = folder / IGNORED
     lines = ignored.read_text().splitlines() if ignored.is_file() else []
     patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
@@ -47,7 +47,7 @@ def context_digest(folder: Path, dockerfile: str) -> str:
 
 
 def root_digest(root: Path) -> str:
-    """Over a root file system, with owners."""
+    """Return a digest of a root file system, including owners."""
     parts = []
     for path, status in walk_root(root):
         parts += [os.path.relpath(path, root), f"{status.st_uid}:{status.st_gid}", entry_digest(path)]
@@ -55,7 +55,7 @@ def root_digest(root: Path) -> str:
 
 
 def entry_digest(path: Path | str) -> str:
-    """Of one file, link or folder: its kind, its permissions, and what it holds."""
+    """Return a digest of one file, link or folder: its kind, permissions and content."""
     status = os.lstat(path)
     mode = f"{status.st_mode:o}"
     if stat.S_ISLNK(status.st_mode):
@@ -66,7 +66,7 @@ def entry_digest(path: Path | str) -> str:
 
 
 def walk_root(root: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything below a folder in a fixed order, but nothing of what is mounted in it."""
+    """Yield everything below a folder in a fixed order, except what is mounted in it."""
     device = os.lstat(root).st_dev
     for folder, folders, files in os.walk(root):
         folders.sort()
@@ -83,7 +83,7 @@ def walk_root(root: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def write_root(root: Path, archive: Path) -> None:
-    """An archive of a root file system, owners and devices included."""
+    """Write an archive of a root file system, including owners and devices."""
     with tarfile.open(archive, "w") as made:
         for path, _ in walk_root(root):
             made.add(path, arcname=os.path.relpath(path, root), recursive=False)

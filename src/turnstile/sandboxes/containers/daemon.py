@@ -1,6 +1,6 @@
-"""The daemon that runs containers: Docker, or Podman's Docker-compatible service, through the `docker` SDK.
+"""The container daemon: Docker, or Podman's Docker-compatible service, through the `docker` SDK.
 
-Every call blocks, so `Daemon.call` makes it in a thread. What goes wrong becomes a typed error here and nowhere else.
+Every call blocks, so `Daemon.call` makes it in a thread. SDK errors become typed errors here and nowhere else.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ ADVICE = "start one (systemctl start docker, or podman system service), or name 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """A container as it is to be created. Memory and disk in MiB; `disk_mb` bounds each folder of `tmpfs`.
+    """The specification of a container. Memory and disk in MiB; `disk_mb` bounds each folder of `tmpfs`.
 
-    With `read_only` nothing but those folders can be written to. Otherwise `folders` are made, for everybody to write.
+    With `read_only` only those folders are writable. Otherwise `folders` are created, writable for every user.
     """
 
     image: str
@@ -78,7 +78,7 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leavings:
-    """What a process left behind in a daemon: ids."""
+    """Ids of objects that a process left in a daemon."""
 
     containers: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
@@ -89,9 +89,9 @@ class Leavings:
 
 
 class Daemon:
-    """A connection to the daemon at `address` (default: DOCKER_HOST, or the first usual socket that there is).
+    """A connection to the daemon at `address` (default: DOCKER_HOST, or the first usual socket that exists).
 
-    At most `threads` calls are made at once. Raises ConfigError when nobody answers there.
+    At most `threads` calls are made at once. Raises ConfigError if no daemon answers there.
     """
 
     def __init__(self, address: str | None = None, *, threads: int = 16) -> None:
@@ -110,11 +110,11 @@ class Daemon:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is one of this machine, as far as its address tells, and so sees the same folders."""
+        """Whether, by its address, the daemon is on this machine and so sees the same folders."""
         return self.address.startswith(UNIX)
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """A method of this object, in a thread. It runs to its end also where its caller is cancelled."""
+        """Call a method of this object in a thread. It runs to its end even if the caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def version(self) -> str:
@@ -124,9 +124,9 @@ class Daemon:
             return f"{platform} {found['Version']}".strip()
 
     def launch(self, spec: Spec) -> tuple[str, socket.socket]:
-        """Create a container, attach to it and start it: its id, and the stream of its first process.
+        """Create a container, attach to it and start it; return its id and the stream of its first process.
 
-        Raises ConfigError where no start can succeed (no such image, no such program, limits that cannot be set).
+        Raises ConfigError if no start can succeed (no such image, no such program, limits that cannot be set).
         """
         with translated(f"a container of {spec.image}"):
             identity: str = self.create(spec)
@@ -147,7 +147,7 @@ class Daemon:
             return identity, own(attached)
 
     def create(self, spec: Spec) -> str:
-        """A container that has not been started: its id. Goes on to be removed with `remove`, or as it ends."""
+        """Create a container without starting it; return its id. It is removed with `remove`, or when it ends."""
         client = self.client
         options = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
         host = client.create_host_config(
@@ -183,7 +183,7 @@ class Daemon:
         return identity
 
     def remove(self, identity: str) -> None:
-        """End a container and remove it with its unnamed volumes; one that is gone already is no error."""
+        """End a container and remove it with its unnamed volumes; a missing container is no error."""
         with translated("a container's removal"):
             deadline = time.monotonic() + GOING
             while not self._removed(identity):
@@ -196,7 +196,7 @@ class Daemon:
                     raise DaemonError(f"container {identity[:12]} is still there {GOING:.0f} s after its removal began")
 
     def _removed(self, identity: str) -> bool:
-        """Ask for a removal; False where it is the engine's own that is under way, for the end of the stream."""
+        """Request a removal; return False if the engine's own removal is under way because the stream ended."""
         try:
             self.client.remove_container(identity, v=True, force=True)
         except docker.errors.NotFound:
@@ -215,13 +215,13 @@ class Daemon:
         return True
 
     def commit(self, identity: str) -> str:
-        """An image of a container's files, with the container's labels: its id."""
+        """Create an image of a container's files, with the container's labels; return its id."""
         with translated("a snapshot"):
             image: str = self.client.commit(identity, pause=False)["Id"]
             return image
 
     def fate(self, identity: str, since: float, said: str) -> SandboxError:
-        """Why a container ended that had started at `since` (seconds of the epoch) and last said `said`."""
+        """Return why a container ended that started at `since` (seconds since the epoch) and last wrote `said`."""
         short_id = identity[:12]
         try:
             with translated("a container's state"):
@@ -253,7 +253,7 @@ class Daemon:
         return {"oom": any(event["Action"] == "oom" for event in seen), "code": codes[-1] if codes else None}
 
     def find(self, wanted: Mapping[str, str] | None = None, *, everybodys: bool = False) -> Leavings:
-        """What this project made here: that with the labels `wanted`, all of it, or what no living process owns."""
+        """Return what this project created here: all with the labels `wanted`, or all without a living owner."""
         labels = [f"{name}={value}" for name, value in (wanted or {}).items()] or [PID]
         filters = {"label": labels}
 
@@ -271,7 +271,7 @@ class Daemon:
         )
 
     def clear(self, found: Leavings) -> None:
-        """Remove them; what is gone already is no error."""
+        """Remove these objects; missing ones are no error."""
         for identity in found.containers:
             self.remove(identity)
         with translated("a removal"):
@@ -283,7 +283,7 @@ class Daemon:
                     self.client.remove_volume(volume, force=True)
 
     def sweep(self) -> Leavings:
-        """Remove what processes of this machine left that are no more."""
+        """Remove what dead processes of this machine left behind."""
         found = self.find()
         self.clear(found)
         return found
@@ -294,7 +294,7 @@ class Daemon:
 
 
 def own(attached: Any) -> socket.socket:
-    """The socket in what the SDK gives for an attached stream, which is bound up with an HTTP response."""
+    """Return the socket of an attached stream, which the SDK wraps in an HTTP response."""
     inner = getattr(attached, "_sock", attached)
     if not isinstance(inner, socket.socket) or isinstance(inner, ssl.SSLSocket):
         found: socket.socket = inner  # encrypted, or a tunnel: to be used as it is
@@ -307,7 +307,7 @@ def own(attached: Any) -> socket.socket:
 
 
 def find_socket() -> str | None:
-    """The address of the first usual socket that is there and open to us; None where there is none."""
+    """Return the address of the first usual socket that this process may open; None if there is none."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
     usual = (
         Path("/var/run/docker.sock"),
@@ -323,7 +323,7 @@ def find_socket() -> str | None:
 
 
 def empty_folders(names: tuple[str, ...]) -> bytes:
-    """An archive of folders that everybody may write to."""
+    """Return an archive of empty folders that every user may write to."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for name in names:
@@ -335,7 +335,7 @@ def empty_folders(names: tuple[str, ...]) -> bytes:
 
 @contextlib.contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Errors of the SDK as ours."""
+    """Translate errors of the SDK into errors of this project."""
     try:
         yield
     except docker.errors.ImageNotFound as error:
@@ -349,7 +349,7 @@ def translated(what: str) -> Iterator[None]:
 
 
 def meaning(what: str, said: str) -> ConfigError | SandboxError:
-    """What a refusal of the daemon comes to."""
+    """Return the error that a refusal of the daemon stands for."""
     lowered = said.lower()
     if "no space left" in lowered or "disk quota" in lowered:
         return DiskFullError(f"{what}: the daemon's disk is full ({said})")
@@ -373,7 +373,7 @@ def meaning(what: str, said: str) -> ConfigError | SandboxError:
 
 
 def short(error: Exception) -> str:
-    """The last line of what an error says, or of the system's error that it came from."""
+    """Return the last line of an error's message, or of the system error that caused it."""
     said = getattr(error, "explanation", None)
     below: BaseException | None = error
     while not said and below is not None:

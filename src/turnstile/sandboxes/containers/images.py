@@ -1,8 +1,7 @@
-"""Images that containers start from: pulled from a registry, or made here once and kept by what they are made of.
+"""Container images: pulled from a registry, or built here once and named by the digest of their contents.
 
-An image made here is named `localhost/turnstile/WHAT:DIGEST`, where the digest is that of everything that went into
-it, so what is there need not be made again, by whichever process. It is nobody's: no sweep removes it, and
-`turnstile sandbox prune --images` does.
+An image built here is named `localhost/turnstile/KIND:DIGEST`, where the digest covers everything that went into it, so
+any process can reuse it. No process owns it: sweeps keep it, and `turnstile sandbox prune --images` removes it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What is being done to an image; `done` of `total` bytes or steps, where that is known."""
+    """A progress report on an image; `done` of `total` bytes or steps, if known."""
 
     what: str
     done: int = 0
@@ -62,7 +61,7 @@ Progress = Callable[[Step], None]
 
 
 def announce() -> Progress:
-    """Says once what takes long."""
+    """Log once that an image takes long."""
     said: set[str] = set()
 
     def say(step: Step) -> None:
@@ -75,7 +74,7 @@ def announce() -> Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """An image that was made here: its name, what it holds in words, its bytes, its second of the epoch."""
+    """An image that was built here: its name, a description of its contents, its size in bytes, its time in seconds."""
 
     name: str
     holds: str
@@ -84,9 +83,10 @@ class Kept:
 
 
 class Images:
-    """The images of one engine. Its methods block, and may be called from several threads and processes at once.
+    """The images of one engine. Methods block, and may be called from several threads and processes at once.
 
-    They raise ConfigError for what cannot be had or made, and DaemonError where engine or registry do not answer.
+    They raise ConfigError for an image that cannot be had or built, and DaemonError if engine or registry do not
+    answer.
     """
 
     def __init__(self, daemon: Daemon, progress: Progress | None = None) -> None:
@@ -95,7 +95,7 @@ class Images:
         self._progress = progress or announce()
 
     def base(self, *, image: str = "", dockerfile: Path | None = None, rootfs: Path | None = None) -> str:
-        """The name of the image that one of the three stands for; it is there then."""
+        """Return the name of the image that one of the three options gives, after pulling or building it."""
         if [bool(image), dockerfile is not None, rootfs is not None].count(True) != 1:
             raise ConfigError(
                 "an image is named in one of three ways: image = NAME, dockerfile = PATH or rootfs = FOLDER_OR_TAR"
@@ -116,7 +116,7 @@ class Images:
             return True
 
     def pull(self, name: str) -> None:
-        """Get an image by its registry name, unless it is there."""
+        """Pull an image by its registry name, unless it exists."""
         if self.present(name):
             return
         what = f"pulling the image {name}"
@@ -137,7 +137,7 @@ class Images:
             raise refused(name, "the registry gave none")
 
     def from_dockerfile(self, dockerfile: Path, *, network: str | None = None) -> str:
-        """The image that a Dockerfile makes of its folder, less what a .dockerignore beside it names.
+        """Build the image of a Dockerfile from its folder, less what a .dockerignore beside it excludes.
 
         `network` is what its RUN steps may use (default: the engine's own choice).
         """
@@ -156,7 +156,7 @@ class Images:
         return self._once(folder.name, digest, f"what {dockerfile} makes", make)
 
     def from_root(self, rootfs: Path) -> str:
-        """The image whose files are those of a root file system: a folder, or a tar archive of one."""
+        """Build an image from a root file system: a folder, or a tar archive of one."""
         if rootfs.is_dir():
             digest = root_digest(rootfs)
         elif rootfs.is_file() and tarfile.is_tarfile(rootfs):
@@ -181,7 +181,7 @@ class Images:
     def with_packages(
         self, base: str, requirements: Sequence[str], *, python: str = "python3", network: str | None = None
     ) -> str:
-        """`base` with packages installed by its own pip, from where that is set up to get them."""
+        """Build `base` with packages installed by its own pip, from its configured index."""
         digest = digest_of("packages", self._identity(base), python, *requirements)
         words = shlex.join([python, "-m", "pip", "install", "--no-cache-dir", "--no-input", *requirements])
         recipe = f"FROM {self._identity(base)}\nUSER 0\nRUN PIP_BREAK_SYSTEM_PACKAGES=1 {words}\n"
@@ -201,10 +201,10 @@ class Images:
         workdir: str = WORKDIR,
         user: str = "1000:1000",
     ) -> Image:
-        """`base` with a source tree in `workdir`, as a fresh git repository of `user`'s with a single commit.
+        """Build `base` with a source tree in `workdir`, as a fresh git repository of `user` with a single commit.
 
-        `deps` is a folder of installed packages that is copied beside it and put on the image's PYTHONPATH. `holds`
-        says in words what the tree is (default: its folder's name).
+        `deps` is a folder of installed packages that is copied beside it and added to the image's PYTHONPATH. `holds`
+        describes the tree in words (default: its folder's name).
         """
         if not tree.is_dir():
             raise ConfigError(f"there is no source tree {tree}")
@@ -228,7 +228,7 @@ class Images:
         return Image(name=self._once(holds, digest, f"{holds} in {workdir} on {base}", make), root=workdir)
 
     def kept(self) -> list[Kept]:
-        """The images that were made here, the newest first."""
+        """Return the images that were built here, newest first."""
         with translated("a list of images"):
             found = self._client.images(filters={"label": DIGEST})
         kept = [
@@ -240,7 +240,7 @@ class Images:
         return sorted(kept, key=lambda image: -image.created)
 
     def remove(self, kept: Iterable[Kept]) -> list[Kept]:
-        """Remove images; gives those that containers still use, which stay."""
+        """Remove images; return those that containers still use, which stay."""
         used = []
         with translated("an image's removal"):
             for image in kept:
@@ -261,7 +261,7 @@ class Images:
             return identity
 
     def _import_path(self, identity: str) -> str:
-        """PYTHONPATH with the dependencies, before what the image has there."""
+        """Return PYTHONPATH with the dependencies before the image's own entries."""
         with translated("an image"):
             settings = (self._client.inspect_image(identity).get("Config") or {}).get("Env") or ()
         old = [value for name, _, value in (each.partition("=") for each in settings) if name == "PYTHONPATH" and value]
@@ -274,7 +274,7 @@ class Images:
         holds: str,
         make: Callable[[str, Mapping[str, str]], Iterable[dict[str, Any]]],
     ) -> str:
-        """The name of the image of that digest, made by whoever comes first. `make` gives the engine's events."""
+        """Build the image of a digest unless it exists, one process at a time. `make` yields the engine's events."""
         slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "image"
         name = f"{OURS}{slug}:{digest[:24]}"
         if self.present(name):
@@ -298,7 +298,7 @@ class Images:
         labels: Mapping[str, str],
         network: str | None,
     ) -> Iterator[dict[str, Any]]:
-        """Events of a build whose context holds `folders` under their names."""
+        """Yield the events of a build whose context holds `folders` under their names."""
         with tempfile.TemporaryFile() as context:
             write_context(recipe, folders, context)
             context.seek(0)
@@ -323,7 +323,7 @@ class Images:
 
 
 def refused(name: str, why: str) -> ConfigError | DaemonError:
-    """Why an image could not be pulled."""
+    """Return why an image could not be pulled."""
     if name.startswith(OURS):
         return ConfigError(
             f"the image {name} was made here once and is gone; make it again: turnstile sandbox image build"
@@ -341,7 +341,7 @@ def refused(name: str, why: str) -> ConfigError | DaemonError:
 
 
 def write_context(recipe: str, folders: Iterable[tuple[Path, str]], into: IO[bytes]) -> None:
-    """A build context: the Dockerfile, and folders with everything in them."""
+    """Write a build context: the Dockerfile, and folders with all their contents."""
     with tarfile.open(fileobj=into, mode="w") as archive:
         member = tarfile.TarInfo("Dockerfile")
         member.size = len(recipe.encode())

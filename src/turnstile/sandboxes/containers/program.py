@@ -1,4 +1,4 @@
-"""The program that is a container's first process, as one text: what `python -c` takes."""
+"""The program of a container's first process, as one text for `python -c`."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ module.main()
 
 @functools.cache
 def program() -> str:
-    """The modules of `runner` under their own names, of which none needs to be installed; the last one is run."""
+    """Return the modules of `runner` as one program, in which they import each other by name; it runs the last one."""
     return _BEGIN.format(texts=[(module.__name__, inspect.getsource(module)) for module in MODULES])

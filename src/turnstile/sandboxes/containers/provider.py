@@ -1,8 +1,8 @@
-"""Sandboxes in containers: the tier for code that nobody trusts. Docker or Podman, through `daemon.Daemon`.
+"""Sandboxes in containers, for untrusted code: Docker or Podman, through `daemon.Daemon`.
 
-A container is started ahead of its use with a small program as its first process (`runner`), and every command and
-file goes over the one stream attached to that: a few milliseconds each. The container ends when the stream does, so
-also when this process is killed, and the daemon removes it then.
+A container is started before it is needed, with a small program as its first process (`runner`). Every command and file
+goes over the stream attached to that process, in a few milliseconds. The container ends when the stream does, so also
+when this process is killed, and the daemon then removes it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FILES = 300.0  # seconds for a file or an archive to go to and fro
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What a container is made for: sandboxes with the root `root`, with what is carried along or not."""
+    """The kind of a container: its root `root`, and whether modules are carried along."""
 
     spec: Spec
     root: str
@@ -58,7 +58,7 @@ class Made:
 
 
 class ContainerSandbox:
-    """One container in use. Commands and paths start at `root`, a folder inside it."""
+    """A container in use. Commands and paths start at `root`, a folder inside it."""
 
     def __init__(
         self, provider: ContainerSandboxes, container: Container, *, root: str, limits: Limits, carries: bool
@@ -73,9 +73,9 @@ class ContainerSandbox:
     async def exec(
         self, argv: Sequence[str], *, limits: Limits | None = None, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a command in the root, one at a time. `env` adds to the image's environment.
+        """Run a command in the root, one at a time. `env` is added to the image's environment.
 
-        Raises OutOfMemoryError and DiskFullError where the command used up the container's memory or disk.
+        Raises OutOfMemoryError and DiskFullError if the command used up the container's memory or disk.
         """
         if not argv:
             raise ValueError("an empty command")
@@ -111,16 +111,16 @@ class ContainerSandbox:
         return ExecResult(**answer)
 
     async def read(self, path: str) -> bytes:
-        """A file's bytes. Raises ValueError outside the root, FileNotFoundError, IsADirectoryError."""
+        """Return a file's bytes. Raises ValueError outside the root, FileNotFoundError, IsADirectoryError."""
         _, data = await self._files({"op": "read", "path": path})
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file, with its folders. Raises ValueError outside the root, DiskFullError."""
+        """Create or replace a file and its folders. Raises ValueError outside the root, DiskFullError."""
         await self._files({"op": "write", "path": path}, io.BytesIO(data))
 
     async def unpack(self, archive: IO[bytes]) -> None:
-        """Put an archive's folders, files and links (`archive`) into the root, which must hold none of them."""
+        """Unpack an archive (`archive`) into the root, which must hold none of its entries."""
         await self._files({"op": "unpack"}, archive)
 
     async def export(self, into: IO[bytes]) -> None:
@@ -128,8 +128,11 @@ class ContainerSandbox:
         await self._files({"op": "pack"}, into=into)
 
     async def snapshot(self) -> Template:
-        """The state of the files: an image where the root file system can be written, else an archive of the root,
-        as nothing else could change but the scratch folder. Both are the provider's, and go with it."""
+        """Return the current state of the files, which the provider deletes when it closes.
+
+        It is an image if the root file system is writable, else an archive of the root, since only the scratch folder
+        could change otherwise.
+        """
         try:
             if not self.container.spec.read_only:
                 name = await self.container.commit()
@@ -143,7 +146,7 @@ class ContainerSandbox:
             raise SandboxError(f"no snapshot can be taken: {error}") from None
 
     async def close(self) -> None:
-        """End what runs here. The container's removal goes on behind; the provider's `close` waits for it."""
+        """End the sandbox's commands. The provider's `close` waits for the removal of the container."""
         if not self._closed:
             self._closed = True
             self._provider.discard(self)
@@ -168,7 +171,7 @@ class ContainerSandbox:
 
 
 class Named(TypedDict):
-    """How an image is named; see `Images.base`."""
+    """The options that name an image; see `Images.base`."""
 
     image: str
     dockerfile: Path | None
@@ -176,7 +179,7 @@ class Named(TypedDict):
 
 
 def named(image: str, dockerfile: Path | str | None, rootfs: Path | str | None) -> Named:
-    """The image that a recipe names. Raises ConfigError where it names none."""
+    """Return the image that a recipe names. Raises ConfigError if it names none."""
     if not image and not dockerfile and not rootfs:
         raise ConfigError(
             "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = NAME }, or "
@@ -191,8 +194,10 @@ def named(image: str, dockerfile: Path | str | None, rootfs: Path | str | None) 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """An interrupt from the terminal ends what blocks in here at once. Without this, `asyncio.run` keeps the first one
-    until its loop goes on."""
+    """Let an interrupt from the terminal end blocking calls in this block at once.
+
+    Without this, `asyncio.run` holds the first interrupt back until its loop continues.
+    """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_IGN):
         yield
@@ -298,13 +303,13 @@ class ContainerSandboxes:
 
     @property
     def spares(self) -> int:
-        """How many containers are ready to be handed out."""
+        """The number of containers that are ready."""
         return self._pool.ready
 
     async def start(self, template: Template, *, deps: Path | None = None) -> ContainerSandbox:
-        """A container with a copy of a folder, or one of an image as it is, or of a snapshot.
+        """Start a sandbox with a copy of a folder, of an image as it is, or of a snapshot.
 
-        Raises SandboxError when there is no such template or no container can be had, ConfigError when none ever can.
+        Raises SandboxError if there is no such template or no container can be had, ConfigError if none ever can.
         """
         if self._closing:
             raise SandboxError("these sandboxes were closed")
@@ -346,7 +351,7 @@ class ContainerSandboxes:
         await asyncio.gather(*self._going)
 
     async def close(self) -> None:
-        """End every command, remove every container and every snapshot."""
+        """End all commands, and remove all containers and snapshots."""
         self._closing = True
         for starting in self._starting:
             starting.cancel()
@@ -358,7 +363,7 @@ class ContainerSandboxes:
         await asyncio.to_thread(self._finalizer)
 
     def discard(self, sandbox: ContainerSandbox) -> None:
-        """Take a sandbox out of use, and see to its container's removal."""
+        """Take a sandbox out of use and start its container's removal."""
         self._open.discard(sandbox)
         sandbox.container.stop()
         task = asyncio.ensure_future(self._end(sandbox.container))
@@ -375,7 +380,7 @@ class ContainerSandboxes:
         return sandbox
 
     def _get(self, name: str) -> None:
-        """Have an image. Raises ConfigError where there is none, and it may not be pulled."""
+        """Make sure that an image exists. Raises ConfigError if it does not and may not be pulled."""
         if self._pull is None or name in self._pull:
             self.images.pull(name)
         elif not self.images.present(name):
@@ -390,7 +395,7 @@ class ContainerSandboxes:
         return pack_tree(as_folder(template))
 
     async def _launch(self, made: Made) -> Container:
-        """A container whose runner has answered. Nothing is left of one whose start was cancelled or failed."""
+        """Start a container and wait for its runner. If that is cancelled or fails, the container is removed."""
         spec = made.spec
         launching = asyncio.ensure_future(self.daemon.call(self.daemon.launch, spec))
         try:
@@ -419,7 +424,7 @@ class ContainerSandboxes:
 
 
 def _clear(daemon: Daemon, labels: Mapping[str, str], home: Home, pid: int) -> None:
-    """Remove what is left of a provider: at its close, when it is forgotten, and at the end of this process."""
+    """Remove what is left of a provider: at its close, when it is garbage-collected, and when this process ends."""
     if os.getpid() != pid:
         return  # a fork of its process
     home.remove()

@@ -1,4 +1,4 @@
-"""A repository without a past: one commit that holds a tree as it is, and nothing to learn the repair from."""
+"""Repositories without history: one commit of a tree, so that an agent cannot learn the repair from the past."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ TRACES = (
 
 
 def commit_once(tree: Path, into: Path) -> str:
-    """Copy a tree into `into`, as a repository with one commit that holds every file: its id.
+    """Copy a tree into `into` as a repository with one commit of all files; return the commit's id.
 
-    Left out is what sandboxes leave out of every copy (`folder.walk_tree`), older history first of all. Raises
-    ConfigError where git is missing, SandboxError where more than that commit would be in it.
+    It leaves out what sandboxes leave out of every copy (`folder.walk_tree`), older history above all. Raises
+    ConfigError if git is missing, SandboxError if the repository would hold more than that commit.
     """
     copy_tree(tree, into)
     git(into, "-c", "init.defaultBranch=main", "init", "--quiet", "--template=")
@@ -52,9 +52,9 @@ def commit_once(tree: Path, into: Path) -> str:
 
 
 def past(repository: Path) -> list[str]:
-    """What a repository tells beside its one commit, a line each: refs, reflogs, objects, changes; [] as it should be.
+    """Return what a repository reveals beside its one commit, one line each: refs, reflogs, objects, changes.
 
-    Raises ConfigError where it is no repository.
+    An empty list is as it should be. Raises ConfigError if it is no repository.
     """
     found = []
     commits = git(repository, "rev-list", "--all", "--reflog").split()
@@ -76,7 +76,7 @@ def past(repository: Path) -> list[str]:
 
 
 def git(repository: Path, *arguments: str) -> str:
-    """What git writes. Raises ConfigError where it is missing or fails."""
+    """Return the output of git. Raises ConfigError if it is missing or fails."""
     command = ["git", "-c", f"safe.directory={repository}", "-C", str(repository), *arguments]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

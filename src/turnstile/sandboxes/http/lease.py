@@ -1,4 +1,4 @@
-"""A client's stay at a sandbox server: it lasts as long as the server hears of the client."""
+"""A client's lease at a sandbox server: it lasts while the server hears from the client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEATS = 4  # in the time of a lease
 
 
 class Lease:
-    """Everything is awaited in the thread of `line`. `lost` says why this one is over; another can then be had."""
+    """A lease, used in the thread of `line`. `lost` says why it is over; a new one can then be had."""
 
     def __init__(self, line: Line, name: str) -> None:
         self.client = secrets.token_hex(16)
@@ -36,9 +36,9 @@ class Lease:
         self._beating = asyncio.create_task(self._beat())
 
     async def ask(self, verb: str, told: dict[str, Any], data: bytes = b"", *, identity: str | None = None) -> Answer:
-        """What comes of one request, however long that takes. Where this is cancelled, so is what the server does.
+        """Return the result of one request, however long it takes. Cancelling this cancels the work at the server.
 
-        Raises SandboxError when the lease is over or the server silent, and whatever error the server found.
+        Raises SandboxError if the lease is over or the server silent, and any error that the server reports.
         """
         if self.lost is not None:
             raise self.lost
@@ -56,7 +56,7 @@ class Lease:
         return answer, found
 
     async def close(self) -> None:
-        """Have everything closed that the server has of ours."""
+        """Close everything that this client has at the server."""
         if self._beating is not None and self.lost is None:
             self._beating.cancel()
             await self._line.post("close", {"client": self.client}, tries=2)
@@ -74,7 +74,7 @@ class Lease:
         return answer, found
 
     async def _cancel(self, identity: str) -> None:
-        """End a request at the server, if that can be reached; otherwise it ends with the lease."""
+        """Cancel a request at the server, if it can be reached; otherwise it ends with the lease."""
         try:
             async with asyncio.timeout(self._line.silence):
                 while "wait" in (await self._post("cancel", {"id": identity}, tries=2))[0]:

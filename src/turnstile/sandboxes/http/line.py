@@ -1,7 +1,7 @@
-"""The line to a sandbox server: requests over HTTP, from a thread of its own.
+"""The connection to a sandbox server: HTTP requests from a thread of its own.
 
-The thread keeps a lease alive while its owner's event loop is busy with something else, or between two event loops,
-and has one pool of connections for all of them.
+The thread keeps a lease alive while its owner's event loop is busy, or between two event loops, and has one connection
+pool for all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENDING = 10.0  # seconds to tell the server that we go
 
 
 class Line:
-    """Speaks to the server at `url` with `token`; one that is silent for `patience` seconds is given up.
+    """A connection to the server at `url` with `token`, given up after `patience` seconds of silence.
 
     `farewell` is awaited at the end.
     """
@@ -53,8 +53,10 @@ class Line:
         self._pid = os.getpid()
 
     async def run(self, job: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
-        """Run `job` in the line's thread. Where the caller is cancelled so is the job, and its end is waited for; what
-        came of one that had ended already, and that nobody will have, is given to `undo`."""
+        """Run `job` in the connection's thread. Cancelling the caller cancels the job and waits for its end.
+
+        The result of a job that had already ended, but that no caller will receive, is given to `undo`.
+        """
         done: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -84,10 +86,10 @@ class Line:
             raise
 
     async def post(self, path: str, told: Mapping[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
-        """One request, and its answer; only what `run` runs may await it, and `put`.
+        """Send one request and return its answer; only jobs of `run`, and `put`, may await this.
 
-        It is sent again where no answer comes, so it must be one that may come twice. Raises SandboxError when there is
-        no server, or not one of ours, ConfigError when that refuses us, and the error that the answer stands for.
+        It is sent again if no answer comes, so it must be idempotent. Raises SandboxError if there is no server, or not
+        one of ours, ConfigError if it refuses the client, and the error that the answer reports.
         """
         body = frame(told, data)
         return self._read(*await self._send("POST", path, io.BytesIO(body), len(body), tries))
@@ -97,7 +99,7 @@ class Line:
         self._read(*await self._send("PUT", path, file, file.seek(0, os.SEEK_END), 4))
 
     def close(self) -> None:
-        """Say farewell, and end what is under way with SandboxError. Blocks for a while; twice does nothing."""
+        """Await `farewell`, and end running jobs with SandboxError. Blocks for a while; closing twice does nothing."""
         if os.getpid() != self._pid:
             return  # a fork of its process, which has no such thread
         with self._door:
@@ -137,7 +139,7 @@ class Line:
             self._loop.stop()
 
     async def _send(self, method: str, path: str, body: IO[bytes], size: int, tries: int) -> tuple[int, bytes]:
-        """The status and the body of the answer."""
+        """Return the status and the body of the answer."""
         pauses = PAUSES[: tries - 1]
         while True:
             body.seek(0)
@@ -194,7 +196,7 @@ async def pieces(body: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 def settle(task: asyncio.Task[T], done: Future[T]) -> None:
-    """Pass on what came of a task. One that was cancelled, which is so as its line closes, has failed."""
+    """Set a future from a finished task. A task that was cancelled because the connection closed counts as failed."""
     if task.cancelled():
         done.set_exception(SandboxError("the sandbox was closed while it was in use"))
     elif (error := task.exception()) is not None:

@@ -1,4 +1,4 @@
-"""Sandboxes on another machine, of whatever kind its server serves (`turnstile sandbox serve`), over HTTP."""
+"""Sandboxes on another machine, of the kind that its server serves (`turnstile sandbox serve`), over HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RemoteSnapshot(Image):
 
 
 class RemoteSandbox:
-    """One sandbox at a server; everything as the tier there has it."""
+    """A sandbox at a server, with the semantics of the server's provider."""
 
     def __init__(self, line: Line, lease: Lease, identity: str) -> None:
         self._line = line
@@ -45,7 +45,7 @@ class RemoteSandbox:
     async def exec(
         self, argv: Sequence[str], *, limits: Limits | None = None, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a command. Sent again after a broken connection, it is still run once. A cancelled one ends there too."""
+        """Run a command. Sent again after a broken connection, it still runs once. Cancelling ends it at the server."""
         told = {"argv": list(argv), "env": dict(env or {}), "limits": None if limits is None else asdict(limits)}
         answer, _ = await self._ask("exec", told)
         try:
@@ -54,23 +54,26 @@ class RemoteSandbox:
             raise SandboxError(f"what is at {self._line.url} gives no result of a command: {error}") from None
 
     async def read(self, path: str) -> bytes:
-        """A file's bytes. Raises ValueError outside the root, FileNotFoundError, IsADirectoryError; OSError for one of
-        more bytes than the server sends."""
+        """Return a file's bytes.
+
+        Raises ValueError outside the root, FileNotFoundError, IsADirectoryError, and OSError for a file larger than the
+        server sends.
+        """
         _, data = await self._ask("read", {"path": path})
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file, with its folders. Raises ValueError outside the root."""
+        """Create or replace a file and its folders. Raises ValueError outside the root."""
         await self._ask("write", {"path": path}, data)
 
     async def snapshot(self) -> RemoteSnapshot:
-        """The state of the files, kept at the server until the provider closes or the lease is lost."""
+        """Return the state of the files, kept at the server until the provider closes or the lease is lost."""
         identity = secrets.token_hex(8)
         await self._ask("snapshot", {}, identity=identity)
         return RemoteSnapshot(name=identity, root="", client=self._lease.client)
 
     async def close(self) -> None:
-        """End what runs here. Where the server cannot be reached, it does that by itself as the lease runs out."""
+        """End the sandbox. If the server cannot be reached, it does so itself when the lease expires."""
         if self._closed:
             return
         try:
@@ -81,8 +84,10 @@ class RemoteSandbox:
             self._closed = True
 
     async def leave(self) -> None:
-        """What `close` asks for, in the line's own thread: of a sandbox whose caller was cancelled. Where the server
-        cannot be reached, it ends the sandbox as the lease runs out."""
+        """Do `close` in the connection's thread, for a sandbox whose caller was cancelled.
+
+        If the server cannot be reached, it ends the sandbox when the lease expires.
+        """
         with contextlib.suppress(SandboxError, ConfigError):
             await self._lease.ask("close", {"sandbox": self._identity})
 
@@ -94,12 +99,12 @@ class RemoteSandbox:
 
 
 class RemoteSandboxes:
-    """Sandboxes of the server at `url`, which gives them to who has its token.
+    """Sandboxes of the server at `url`, for clients with its token.
 
-    The token is `token`, or what stands in the file `token_file`, or in the environment variable
-    TURNSTILE_SANDBOX_TOKEN: a token that is written into a recipe is in its run folder too. The server is told that the
-    client is `run`; one that is silent for `patience` seconds, where it should speak, is given up. A template folder is
-    sent once, and known by its content from then on. What the sandboxes may do and use is set at the server.
+    The token is `token`, or the content of `token_file`, or the environment variable TURNSTILE_SANDBOX_TOKEN; a token
+    written into a recipe is stored in its run folder too. `run` names the client to the server, which is given up after
+    `patience` seconds of silence. A template folder is sent once and identified by its content from then on. The server
+    sets what the sandboxes may do and use.
     """
 
     def __init__(
@@ -118,10 +123,10 @@ class RemoteSandboxes:
         self._finalizer = weakref.finalize(self, self._line.close)
 
     async def start(self, template: Template, *, deps: Path | None = None) -> RemoteSandbox:
-        """A sandbox with a copy of a folder, or of an image that the server's tier has, or of a snapshot. `deps` is the
-        server's folder of that name, where it has one.
+        """Start a sandbox with a copy of a folder, of an image of the server's provider, or of a snapshot.
 
-        Raises SandboxError when there is no such template, or no sandbox to be had, ConfigError when none ever can.
+        `deps` is the server's folder of that name, if it has one. Raises SandboxError if there is no such template or
+        no sandbox to be had, ConfigError if none ever can.
         """
         told: dict[str, Any] = {"deps": None if deps is None else str(deps)}
         if isinstance(template, RemoteSnapshot):
@@ -136,7 +141,7 @@ class RemoteSandboxes:
             return await self._line.run(self._start(told, archive), RemoteSandbox.leave)
 
     async def close(self) -> None:
-        """End every command and remove every file that is ours at the server."""
+        """End all commands and remove all files of this client at the server."""
         await asyncio.to_thread(self._finalizer)
 
     async def _start(
@@ -176,7 +181,7 @@ class RemoteSandboxes:
 
 
 def packed(template: Template) -> tuple[IO[bytes], str]:
-    """The archive of a folder, and its digest. Raises SandboxError where there is no such folder."""
+    """Return the archive of a folder, and its digest. Raises SandboxError if there is no such folder."""
     archive = pack_tree(as_folder(template))
     found = hashlib.sha256()
     while data := archive.read(1 << 20):
@@ -185,7 +190,7 @@ def packed(template: Template) -> tuple[IO[bytes], str]:
 
 
 def read_token(file: str) -> str:
-    """The token of a file, or of the environment. Raises ConfigError where there is none."""
+    """Return the token from a file or the environment. Raises ConfigError if there is none."""
     if file:
         try:
             token = Path(file).expanduser().read_text(encoding="utf-8").strip()

@@ -1,8 +1,8 @@
-"""Sandboxes of this machine for others, over HTTP: the other end of `remote`. Run by `turnstile sandbox serve`.
+"""A server of this machine's sandboxes over HTTP, for `remote`. Run by `turnstile sandbox serve`.
 
-Who has the token may do with the provider's sandboxes what it likes, and nothing else here: a request names no file of
-this machine. Each client has a provider of its own, which is closed when the client says so, when it has not been
-heard of for the time of a lease, and when the server stops.
+A client with the token may do anything with the provider's sandboxes, and nothing else here: a request names no file of
+this machine. Each client has its own provider, which is closed when the client asks for it, when the client has been
+silent for the time of a lease, and when the server stops.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class SandboxServer:
-    """Serves what `make`, given a client's name, makes, to at most `clients` at once.
+    """A server of the provider that `make` builds for a client's name, for at most `clients` clients at once.
 
-    A client that was not heard of for `lease` seconds is gone. At most `most_mb` go in one request or answer, and
-    `templates_mb` of template folders are kept. Raises ConfigError where there is no token.
+    A client that is silent for `lease` seconds is dropped. Requests and answers hold at most `most_mb`, and
+    `templates_mb` of template folders are kept. Raises ConfigError without a token.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SandboxServer:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
-        """Serve at an address, which this gives (port 0: a free one), and close everything at the end."""
+        """Serve at an address, which is yielded (port 0: a free one), and close everything at the end."""
         runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
         try:
             trial = await asyncio.to_thread(self._make, "trial")  # what is wrong with its knobs is wrong now
@@ -113,7 +113,7 @@ class SandboxServer:
                 self._dismiss(name, f"it was not heard of for {self._lease:g} s")
 
     def _dismiss(self, name: str, why: str) -> None:
-        """Take a client off the list, and close what is its."""
+        """Remove a client and close what it has."""
         self._heard.pop(name, None)
         task = self._going[name] = asyncio.ensure_future(self._end(self._tenants.pop(name), why))
         task.add_done_callback(lambda _: self._going.pop(name))
@@ -215,7 +215,7 @@ class SandboxServer:
 
 
 async def result(job: asyncio.Task[bytes]) -> bytes:
-    """The answer of a request, or that it is still to be waited for."""
+    """Return the answer of a request, or that it is not finished yet."""
     await asyncio.wait([job], timeout=POLL)
     if not job.done():
         return frame({"wait": True})
@@ -230,7 +230,7 @@ def answered(body: bytes) -> web.Response:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there. Raises ConfigError for a name that is unknown."""
+    """Return whether an address is reachable from this machine only. Raises ConfigError for an unknown name."""
     try:
         found = socket.getaddrinfo(host, None)
     except OSError as error:

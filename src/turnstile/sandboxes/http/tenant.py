@@ -1,4 +1,4 @@
-"""One client of a sandbox server: its provider, its sandboxes and what it has asked for."""
+"""A client of a sandbox server: its provider, its sandboxes and its requests."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CHARS = 100_000_000  # of a command's output that may be asked for
 
 
 class Tenant:
-    """What is begun for a client ends with it: its commands, its sandboxes, its snapshots.
+    """A client whose commands, sandboxes and snapshots end with it.
 
-    A request has an id of the client's making. One that comes again is not carried out again, but gets the answer of
-    the first. A cancelled one that has not come yet will not be carried out.
+    The client chooses the ids of requests. A repeated request is not executed again, but gets the answer of the first.
+    A request that was cancelled before it arrived is never executed.
     """
 
     def __init__(self, name: str, provider: Sandboxes, uploads: Uploads, *, most: int) -> None:
@@ -40,7 +40,10 @@ class Tenant:
         self._closed = False
 
     def begin(self, told: Mapping[str, Any], data: bytes) -> asyncio.Task[bytes]:
-        """The task that carries a request out. Raises SandboxError where that is over, GarbageError for no request."""
+        """Return the task that executes a request.
+
+        Raises SandboxError if the client is closed, GarbageError for an invalid request.
+        """
         identity = part(told, "id", str)
         self.received(told)
         if self._closed:
@@ -53,21 +56,21 @@ class Tenant:
         return self.job(identity)
 
     def job(self, identity: str) -> asyncio.Task[bytes]:
-        """The task of a request that came before. Raises SandboxError when there is none."""
+        """Return the task of an earlier request. Raises SandboxError if there is none."""
         found = self._jobs.get(identity)
         if found is None:
             raise SandboxError("the sandbox server knows no such request, or has answered or cancelled it before")
         return found
 
     def received(self, told: Mapping[str, Any]) -> None:
-        """The client has these answers, and will not ask for them again."""
+        """Forget these answers, which the client has received."""
         for identity in words(told, "got"):
             job = self._jobs.get(identity)
             if job is not None and job.done():
                 self._jobs[identity] = None
 
     async def cancel(self, identity: str) -> bool:
-        """End a request; False when it has not ended yet. A sandbox that came of it is closed."""
+        """Cancel a request; return False if it has not ended yet. A sandbox that it started is closed."""
         job = self._jobs.get(identity)
         if job is None:
             self._remember(identity, None)
@@ -80,7 +83,7 @@ class Tenant:
         return True
 
     async def close(self) -> None:
-        """End everything. Never fails: what cannot be ended is said in the log."""
+        """End everything. Never fails: what cannot be ended is logged."""
         self._closed = True
         running = [job for job in self._jobs.values() if job is not None and not job.done()]
         for job in running:
@@ -97,7 +100,7 @@ class Tenant:
             )
 
     def _remember(self, identity: str, job: asyncio.Task[bytes] | None) -> None:
-        """Keeps a request for as long as it takes, and then for the time in which it may come again."""
+        """Keep a request while it runs, and then for the time in which it may be repeated."""
         self._jobs[identity] = job
         loop = asyncio.get_running_loop()
         if job is None:
@@ -185,7 +188,7 @@ _VERBS: Mapping[str, Verb] = {
 
 
 def end(job: asyncio.Task[bytes]) -> None:
-    """Cancel it, once: a second time would cut short what the first has set going."""
+    """Cancel a task once: a second cancellation would interrupt the clean-up of the first."""
     if not job.cancelling():
         job.cancel()
 
@@ -199,7 +202,7 @@ def words(told: Mapping[str, Any], name: str) -> list[str]:
 
 
 def read_limits(told: Mapping[str, Any]) -> Limits:
-    """Raises GarbageError for what are no limits."""
+    """Return the limits of a request. Raises GarbageError if they are invalid."""
     wanted = asdict(Limits())
     if told.keys() != wanted.keys() or not all(type(value) in (int, float) for value in told.values()):
         raise GarbageError(f"no limits of a command: {told!r:.200}")
@@ -209,5 +212,5 @@ def read_limits(told: Mapping[str, Any]) -> Limits:
 
 
 def name_of(told: Mapping[str, Any]) -> str:
-    """How a client calls itself, in words that may go into a log."""
+    """Return a client's name for itself, in characters that may be logged."""
     return "".join(letter for letter in str(told.get("run") or "")[:80] if letter.isprintable()) or "no name"

@@ -1,4 +1,4 @@
-"""Template folders that came over the network, kept on a server's disk and known by the digest of their archive."""
+"""Uploaded template folders, kept on the server's disk and identified by the digest of their archive."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ SLOWEST = 256 << 10  # bytes a second
 
 
 class UnknownUploadError(Exception):
-    """There is no template with this digest here, or no more."""
+    """Raised if there is no template with this digest, or no longer."""
 
 
 class Uploads:
-    """At most `most_mb` of templates, as they lie unpacked; the ones that were not used for longest make room for
-    others. One that comes is twice there for a while, packed in the temporary folder and unpacked; `at_once` come at a
-    time, others wait. One that falls behind `SLOWEST` by more than `stall` seconds is given up."""
+    """At most `most_mb` of unpacked templates; the least recently used ones make room for others.
+
+    An upload takes its space twice for a while, packed in the temporary folder and unpacked. At most `at_once` uploads
+    are received at a time. One that is slower than `SLOWEST` for more than `stall` seconds is given up.
+    """
 
     def __init__(self, *, most_mb: int, root: Path | None = None, at_once: int = 4, stall: float = 60.0) -> None:
         self._home = Home(root)
@@ -42,10 +44,10 @@ class Uploads:
         return digest in self._there
 
     async def receive(self, digest: str, parts: AsyncIterator[bytes]) -> None:
-        """Keep the archive with this digest (SHA-256, in hexadecimal digits).
+        """Store the archive with this digest (SHA-256, hexadecimal).
 
-        Raises ConfigError when it is too large, SandboxError when it has another digest, comes too slowly or there is
-        no room for it, and ValueError for what is no archive.
+        Raises ConfigError if it is too large, SandboxError if it has another digest, arrives too slowly or does not
+        fit, and ValueError if it is no archive.
         """
         async with self._coming:
             with tempfile.TemporaryFile() as archive:  # not at home, which may be memory
@@ -64,7 +66,7 @@ class Uploads:
 
     @asynccontextmanager
     async def held(self, digest: str) -> AsyncIterator[Path]:
-        """The folder, which stays as long as this lasts. Raises UnknownUploadError."""
+        """Keep the folder for the duration of the block, and yield it. Raises UnknownUploadError."""
         if digest not in self._there:
             raise UnknownUploadError
         self._there.move_to_end(digest)
@@ -101,7 +103,7 @@ class Uploads:
         archive.seek(0)
 
     async def _make_room(self) -> None:
-        """Remove the oldest that nobody holds, but never the newest."""
+        """Remove the oldest folders that are not in use, but never the newest."""
         async with self._clearing:
             total = sum(size for _, size in self._there.values())
             for digest in list(self._there)[:-1]:
@@ -119,7 +121,7 @@ def too_large(most: int) -> ConfigError:
 
 
 def _unpack(archive: IO[bytes], folder: Path, most: int) -> int:
-    """Gives the bytes that it takes."""
+    """Unpack an archive and return the bytes that it takes."""
     with short_machine(folder):
         folder.mkdir()
         try:

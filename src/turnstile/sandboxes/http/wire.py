@@ -1,7 +1,7 @@
-"""What `remote` and `server` say to each other: frames, as a container's runner takes them, and errors with types.
+"""The protocol of `remote` and `server`: frames, as a container's runner takes them, and typed errors.
 
-Every request is a POST, and its body and its answer are one frame: JSON, then bytes. Names of files and words of
-commands are JSON strings in which what is no UTF-8 is escaped, so nothing is lost on the way.
+Every request is a POST; its body and its answer are one frame: JSON, then bytes. File names and command arguments are
+JSON strings in which bytes that are not UTF-8 are escaped, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KNOWN: Mapping[str, type[Exception]] = {
 
 
 class GarbageError(ValueError):
-    """What came is no frame, or lacks what it should have."""
+    """Raised for a message that is no frame, or lacks a required field."""
 
 
 def frame(told: Mapping[str, Any], data: bytes = b"") -> bytes:
@@ -53,7 +53,7 @@ def frame(told: Mapping[str, Any], data: bytes = b"") -> bytes:
 
 
 def unframe(found: bytes) -> tuple[dict[str, Any], bytes]:
-    """Raises GarbageError."""
+    """Return the JSON and the data of a frame. Raises GarbageError."""
     if len(found) < HEAD.size:
         raise GarbageError(f"{len(found)} bytes are no frame")
     size, data_size = HEAD.unpack_from(found)
@@ -70,7 +70,7 @@ def unframe(found: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def part(told: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """A value of what was told. Raises GarbageError where it is missing or of another type."""
+    """Return a field of a message. Raises GarbageError if it is missing or of another type."""
     value = told.get(name)
     if not isinstance(value, kind):
         raise GarbageError(f"{name} is {value!r:.80} instead of a {kind.__name__}")
@@ -78,7 +78,7 @@ def part(told: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 
 def error_told(error: Exception) -> dict[str, Any]:
-    """An answer that stands for an error."""
+    """Return an answer that reports an error."""
     if isinstance(error, OSError):
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
         return {"errno": error.errno, "error": error.strerror or str(error), "name": name}
@@ -89,7 +89,7 @@ def error_told(error: Exception) -> dict[str, Any]:
 
 
 def raise_told(told: Mapping[str, Any]) -> None:
-    """Raise the error that an answer stands for, if it does. Raises GarbageError for one of no known type."""
+    """Raise the error that an answer reports, if any. Raises GarbageError for an unknown type of error."""
     if "error" not in told:
         return
     text = part(told, "error", str)

@@ -1,4 +1,4 @@
-"""Commands: one at a time, watched to its end, with whatever it leaves behind."""
+"""Running commands: one at a time, watched to its end, together with the processes that it leaves behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ F_SETPIPE_SZ = 1031
 
 
 class Output:
-    """What comes out of one end of a command: a pipe, and what is kept of it."""
+    """One output stream of a command: a pipe, and the part of its text that is kept."""
 
     def __init__(self, limit: int) -> None:
         self.descriptor, self.theirs = os.pipe()
@@ -38,7 +38,7 @@ class Output:
         self.ended = False
 
     def take(self) -> bool:
-        """Read once; False where there is nothing now, or no more can come."""
+        """Read once; return False if nothing is available now, or the stream has ended."""
         try:
             data = os.read(self.descriptor, self.piece)
         except BlockingIOError:
@@ -52,7 +52,7 @@ class Output:
         return bool(data)
 
     def drain(self) -> None:
-        """Read what is left; whoever has the other end may have outlived every attempt to end it."""
+        """Read the rest; a process that holds the other end may have survived every attempt to end it."""
         while not self.ended and self.take():
             pass
 
@@ -67,7 +67,7 @@ class Output:
 
 
 class Commands:
-    """Runs commands. `source` is where the host would say that one is to be ended."""
+    """An executor of commands. `source` is where the host announces that one is to be ended."""
 
     def __init__(self, source: Input) -> None:
         self.source = source
@@ -78,7 +78,7 @@ class Commands:
         signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
 
     def execute(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run a command to its end, and end whatever it leaves behind."""
+        """Run a command to its end, and end the processes that it leaves behind."""
         check_root(request["cwd"])
         limits = request["limits"]
         out, err = outputs = Output(limits["output_chars"]), Output(limits["output_chars"])
@@ -116,9 +116,9 @@ class Commands:
     def watch(
         self, child: int, started: float, limits: dict[str, Any], outputs: tuple[Output, ...]
     ) -> tuple[int, float, str]:
-        """Read what a command writes until it ends, or until a limit or the host says that it shall.
+        """Read a command's output until it ends, or until a limit or the host stops it.
 
-        Gives its status, the seconds of processor time that it used, and what ended it.
+        Returns its status, its processor time in seconds, and the reason of its end.
         """
         poll = select.poll()
         for descriptor in (*(output.descriptor for output in outputs), self.bell, self.source.descriptor):
@@ -154,9 +154,9 @@ class Commands:
                 return (*ended, verdict)
 
     def end_all(self) -> None:
-        """Kill every other process of the container and wait until they are gone.
+        """Kill every other process of the container and wait until they have ended.
 
-        Raises GoneError when they do not go.
+        Raises GoneError if they do not end.
         """
         deadline = time.monotonic() + STUBBORN
         while kill_all():
@@ -168,7 +168,7 @@ class Commands:
 
 
 def reap(child: int) -> tuple[int, float] | None:
-    """Collect every process that has ended; the command's own status and processor time if it is among them."""
+    """Collect all ended processes; return the command's own status and processor time if it is among them."""
     found = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Long output, of which the head and the tail are kept."""
+"""Truncation of long output to its head and tail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Cut:
-    """Text that arrives as bytes: its head and its tail, `limit` characters together, and how many are between."""
+    """The head and the tail of a text that arrives as bytes, `limit` characters together, and how many are left out."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -1,4 +1,4 @@
-"""Files and folders: one read or written, or a whole archive of them."""
+"""Files and folders: reading or writing one, or an archive of many."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class GoneError(Exception):
-    """The folder that everything happens in is no more, or what runs there cannot be ended."""
+    """Raised if the working folder is gone, or if running processes cannot be ended."""
 
 
 def begin(request: dict[str, Any]) -> None:
-    """Make the folders that everything happens in."""
+    """Create the working folders."""
     os.umask(0o022)
     for folder in request["empty"]:
         remove_inside(folder)
@@ -33,7 +33,7 @@ def begin(request: dict[str, Any]) -> None:
 
 
 def remove_inside(folder: str) -> None:
-    """What a snapshot brought along, and is to be put here anew; also from folders that nobody may enter."""
+    """Remove what a snapshot brought along and is to be replaced, even from folders without permissions."""
     if os.path.isdir(folder) and not os.path.islink(folder):
         os.chmod(folder, 0o700)
     for top, folders, _ in os.walk(folder):
@@ -56,7 +56,7 @@ def check_root(root: str) -> None:
 
 
 def resolve(root: str, path: str) -> str:
-    """The real path of `path` below `root`. Raises ValueError when it leaves the root, links followed."""
+    """Return the real path of `path` below `root`. Raises ValueError if it leaves the root, links followed."""
     check_root(root)
     top = os.path.realpath(root)
     if not os.path.isabs(path) and "\0" not in path:
@@ -67,7 +67,7 @@ def resolve(root: str, path: str) -> str:
 
 
 def send_file(request: dict[str, Any]) -> None:
-    """A file's bytes, as data of the answer."""
+    """Send a file's bytes as data of the answer."""
     real = resolve(request["root"], request["path"])
     descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb", buffering=0, closefd=True) as file:
@@ -83,7 +83,7 @@ def send_file(request: dict[str, Any]) -> None:
 
 
 def write(request: dict[str, Any], data: Data) -> None:
-    """Replace rather than overwrite, so that no link made by a command carries the write elsewhere."""
+    """Write by replacing the file, so that no link made by a command redirects the write."""
     real = resolve(request["root"], request["path"])
     folder = os.path.dirname(real)
     os.makedirs(folder, exist_ok=True)
@@ -100,7 +100,7 @@ def write(request: dict[str, Any], data: Data) -> None:
 
 
 def put_file(path: str, mode: int, data: Data, size: int) -> None:
-    """A new file of the next `size` bytes."""
+    """Create a file from the next `size` bytes."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         while size:
@@ -115,7 +115,7 @@ def put_file(path: str, mode: int, data: Data, size: int) -> None:
 
 
 def unpack(root: str, data: Data) -> None:
-    """Put an archive's folders, files and links into `root`, which must hold none of its files and links."""
+    """Unpack an archive into `root`, which must hold none of its files and links."""
     check_root(root)
     while data.left:
         size, data_size = HEAD.unpack(data.read(HEAD.size))
@@ -130,7 +130,7 @@ def unpack(root: str, data: Data) -> None:
 
 
 def pack(root: str) -> None:
-    """Send `root` as an archive, in answers that say `more`: folders, files and links, and nothing else."""
+    """Send `root` as an archive of folders, files and links, in answers with `more`."""
     check_root(root)
     pieces = Pieces()
     pending = [(root, "")]
@@ -155,7 +155,7 @@ def pack(root: str) -> None:
 
 
 def exactly(file: Any, size: int) -> Iterator[bytes]:
-    """The next `size` bytes of a file, in pieces; where it ends before, zeros, since that length is promised."""
+    """Yield the next `size` bytes of a file in pieces; if it ends earlier, zeros, since that length was promised."""
     while size:
         part = file.read(min(CHUNK, size)) or bytes(min(CHUNK, size))
         size -= len(part)
@@ -163,7 +163,7 @@ def exactly(file: Any, size: int) -> Iterator[bytes]:
 
 
 class Pieces:
-    """What goes out as answers that say `more`, each of about a chunk."""
+    """A writer that sends its data as answers with `more`, each of about one chunk."""
 
     def __init__(self) -> None:
         self.held: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Frames, as requests and answers come and go, over standard input and output.
+"""Frames of requests and answers over standard input and output.
 
 frame = length of the JSON (4 bytes), length of the data (8 bytes), both big endian, then JSON and data
 """
@@ -20,14 +20,14 @@ PIECE = 1 << 16  # bytes that are read where few are expected: memory for more i
 
 
 class Input:
-    """Standard input, read as it comes. Raises EOFError where it ends."""
+    """Standard input, read as it arrives. Raises EOFError at its end."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.buffer = b""
 
     def some(self, count: int) -> bytes:
-        """At least one byte and at most `count`."""
+        """Return at least one byte and at most `count`."""
         if not self.buffer:
             self.buffer = os.read(self.descriptor, CHUNK if count > PIECE else PIECE)
             if not self.buffer:

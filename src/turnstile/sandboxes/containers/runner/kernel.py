@@ -1,4 +1,4 @@
-"""What is asked of the kernel about this container and the processes in it."""
+"""Queries to the kernel about this container and its processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ GROUPS = "/sys/fs/cgroup"
 
 
 class Kills:
-    """How often the kernel has killed a process of this container for want of memory."""
+    """The number of processes of this container that the kernel killed for lack of memory."""
 
     def __init__(self, files: Sequence[str]) -> None:
-        """`files` are where it may be told; the first that there is counts."""
+        """`files` are candidate counters; the first that exists is used."""
         self.file = next((os.open(name, os.O_RDONLY) for name in files if os.path.isfile(name)), None)
         self.known = self.count()
 
@@ -24,19 +24,19 @@ class Kills:
         return next((int(line.split()[1]) for line in told.splitlines() if line.startswith(b"oom_kill ")), 0)
 
     def more(self) -> bool:
-        """Whether there are more than when this was last asked."""
+        """Return whether the number has grown since the last call."""
         before, self.known = self.known, self.count()
         return self.known > before
 
 
 def kill_counts(told: str = "/proc/self/cgroup") -> list[str]:
-    """The files that may tell of kills, in either version of control groups."""
+    """Return the files that may hold the counter, in either version of control groups."""
     mine = f"{GROUPS}{own_group(told)}"  # where we see the machine's view
     return [f"{mine}/memory.events", f"{GROUPS}/memory.events", f"{GROUPS}/memory/memory.oom_control"]
 
 
 def own_group(told: str) -> str:
-    """Our control group of version 2 as we see it: empty where we have a view of our own, or where it is version 1."""
+    """Return our control group of version 2 as we see it: empty in a namespace of our own, or with version 1."""
     try:
         with open(told) as file:
             return next((line[3:].strip().rstrip("/") for line in file if line.startswith("0::")), "")
@@ -45,7 +45,7 @@ def own_group(told: str) -> str:
 
 
 def kill_all() -> bool:
-    """Kill every other process of the container; False where there is none."""
+    """Kill every other process of the container; return False if there is none."""
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:

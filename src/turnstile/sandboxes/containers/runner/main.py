@@ -1,11 +1,11 @@
-"""What runs inside a container and carries out what `turnstile.sandboxes.containers.provider` asks for.
+"""The program inside a container that serves `turnstile.sandboxes.containers.provider`.
 
-It is the container's first process. Its modules are handed to the image's Python as one text (`containers.program`), so
-of the image it needs nothing but Python 3.7 with its standard library. Requests come over standard input, answers go
-over standard output (`frames`). One request is carried out at a time; the only frame that may come meanwhile is
-`cancel`, which has no answer of its own. An answer that says `more` is followed by another. Being first in its PID
-namespace, this process cannot be killed from inside, gets every orphan as its child and ends all others with one
-`kill(-1)`. When its input ends, the host is gone: it exits, and everything in the container with it.
+It is the container's first process. Its modules are passed to the image's Python as one text (`containers.program`), so
+the image only needs Python 3.7 with its standard library. Requests arrive on standard input, answers leave on standard
+output (`frames`). One request is handled at a time; the only frame that may arrive meanwhile is `cancel`, which has no
+answer of its own. An answer with `more` is followed by another. As the first process of its PID namespace it cannot be
+killed from inside, inherits every orphan, and ends all other processes with one `kill(-1)`. When its input ends, the
+host is gone: it exits, and everything in the container with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> NoReturn:
-    """Answer requests until nobody asks any more."""
+    """Answer requests until the input ends."""
     prctl(PR_SET_DUMPABLE, 0)  # commands of the same user can then neither trace us nor open our pipes
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # for an engine that puts an init before us
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):

@@ -1,6 +1,6 @@
-"""Starting a command: without a copy of this process, which costs a fifth of `os.fork`.
+"""Starting a command without copying this process, which takes a fifth of the time of `os.fork`.
 
-So a command's limits are set a moment after it began; what bounds the container as a whole holds from the start.
+A command's limits are therefore set a moment after it starts; the limits of the container hold from the start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ can_spawn = hasattr(os, "posix_spawn")  # from Python 3.8 on, and see `launch`
 
 
 def spawn(request: dict[str, Any], out: int, err: int) -> int | None:
-    """Start the command, in a session of its own: its process id, or None where it cannot be run at all."""
+    """Start the command in a session of its own; return its process id, or None if it cannot be run."""
     argv = request["argv"]
     try:
         pid = launch(argv, request["cwd"], environment(request["env"]), out, err)
@@ -50,7 +50,7 @@ def spawn(request: dict[str, Any], out: int, err: int) -> int | None:
 
 
 def launch(argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -> int:
-    """The command's process id. Raises OSError and ValueError where it cannot be run."""
+    """Start the command and return its process id. Raises OSError and ValueError if it cannot be run."""
     global can_spawn
     os.chdir(cwd)
     if can_spawn:
@@ -74,7 +74,7 @@ def launch(argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -
 
 
 def find(program: str, path: str) -> str:
-    """The file that a shell would run. Raises OSError where there is none."""
+    """Return the file that a shell would run. Raises OSError if there is none."""
     if "/" in program:
         return program
     files = [f"{folder or '.'}/{program}" for folder in path.split(os.pathsep)]
@@ -86,7 +86,7 @@ def find(program: str, path: str) -> str:
 
 
 def environment(given: dict[str, str]) -> dict[str, str]:
-    """The image's environment with what a command is given; of import paths the image's stays, after the given."""
+    """Return the image's environment with a command's own; the image's import paths come after the given ones."""
     found = {**OWN, **given}
     if "PYTHONPATH" in given and OWN.get("PYTHONPATH"):
         found["PYTHONPATH"] = ":".join((given["PYTHONPATH"], OWN["PYTHONPATH"]))
@@ -94,7 +94,7 @@ def environment(given: dict[str, str]) -> dict[str, str]:
 
 
 def cap(pid: int, what: int, soft: int, hard: int | None = None) -> None:
-    """Lower one limit of a process, never above what it has."""
+    """Lower one limit of a process, never above its current maximum."""
     most = ceiling(what)
     top = soft if hard is None else hard
     if most != resource.RLIM_INFINITY:
@@ -104,5 +104,5 @@ def cap(pid: int, what: int, soft: int, hard: int | None = None) -> None:
 
 @functools.lru_cache(maxsize=16)
 def ceiling(what: int) -> int:
-    """Our own limit, which every command has to begin with."""
+    """Return our own limit, with which every command starts."""
     return resource.getrlimit(what)[1]
