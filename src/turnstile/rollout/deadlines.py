@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turnstile.types import Stop, Task, Trajectory
 
-ENOUGH = 4  # episodes of a task before anything is concluded from them
+MIN_EPISODES = 4  # episodes of a task before anything is concluded from them
 
 
 class Deadlines:
@@ -25,15 +25,15 @@ class Deadlines:
         return self._seconds(task.id)
 
     def _seconds(self, task: str) -> float:
-        if self._count.get(task, 0) < ENOUGH:
+        if self._count.get(task, 0) < MIN_EPISODES:
             return float("inf")
         return self.straggler_factor * self._longest[task]
 
-    def note(self, trajectory: Trajectory) -> None:
-        spent = trajectory.times
-        took = spent["total"] - spent.get("measure", 0.0) - spent.get("away", 0.0)
+    def observe(self, trajectory: Trajectory) -> None:
+        times = trajectory.times
+        duration = times["total"] - times.get("measure", 0.0) - times.get("downtime", 0.0)
         task = trajectory.task_id
-        if trajectory.stop is Stop.ERROR and took < self._seconds(task):
+        if trajectory.stop is Stop.ERROR and duration < self._seconds(task):
             return  # nobody knows what it would have taken
         self._count[task] = self._count.get(task, 0) + 1
-        self._longest[task] = max(took, self._longest.get(task, 0.0))
+        self._longest[task] = max(duration, self._longest.get(task, 0.0))

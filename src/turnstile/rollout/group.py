@@ -24,28 +24,28 @@ from turnstile.tracking.board import EpisodeStatus, StatusBoard
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
-CLOSING = 600.0
+CLOSE_TIMEOUT = 600.0
 """Seconds that an environment is given to put away what it holds: removing a container takes seconds, also on a machine
 that is short of everything."""
 Job = tuple[Task, Attempt]
-One = Callable[[Job, str], Coroutine[Any, Any, None]]
+PlayJob = Callable[[Job, str], Coroutine[Any, Any, None]]
 """Plays a job in a session."""
 
 
 class EpisodeCallback:
     """Is told what becomes of attempts, as it happens. This one keeps nothing."""
 
-    def issued(self, jobs: Sequence[Job]) -> Mapping[Key, Trajectory]:
+    def on_issue(self, jobs: Sequence[Job]) -> Mapping[Key, Trajectory]:
         """They are all to be played, but for those that it knows to have finished before."""
         return {}
 
-    def begins(self, attempt: Attempt) -> None:
+    def on_start(self, attempt: Attempt) -> None:
         """It is played from its start."""
 
-    def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
+    def on_turn(self, attempt: Attempt, number: int, turn: Turn) -> None:
         """A turn reached its stage; they are numbered from 0."""
 
-    def ended(self, trajectory: Trajectory, *, again: bool) -> None:
+    def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
         """It came to an end; `again` says that infrastructure failed and it is played once more."""
 
 
@@ -71,7 +71,7 @@ class Player:
     deadlines: Deadlines | None = None  # sooner than those of `limits`
     graders: tuple[Grader, ...] = ()
     hint: Hint | None = None  # what training's prompts show besides the task
-    places: asyncio.Semaphore | None = None  # of several calls together, in place of `concurrent` for each
+    slots: asyncio.Semaphore | None = None  # of several calls together, in place of `concurrent` for each
     board: StatusBoard = field(default_factory=StatusBoard)
     failures: Failures = field(default_factory=Failures)
 
@@ -85,7 +85,7 @@ class Player:
         stream: str = "",
         step: int | None = None,
         done: Callable[[Trajectory], None] = lambda _: None,
-        watch: EpisodeCallback | None = None,
+        callback: EpisodeCallback | None = None,
     ) -> list[Group]:
         """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
         `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels. `step`
@@ -108,75 +108,77 @@ class Player:
             for task, group in zip(tasks, ids, strict=True)
             for number in range(attempts)
         ]
-        found = await self.play(jobs, done=done, watch=watch or EpisodeCallback())
+        found = await self.play(jobs, done=done, callback=callback or EpisodeCallback())
         groups = [
             Group(id=group, task=task, trajectories=tuple(found[group, number] for number in range(attempts)))
             for task, group in zip(tasks, ids, strict=True)
         ]
-        return await graded(groups, self.graders, step, self.board)
+        return await grade_groups(groups, self.graders, step, self.board)
 
     async def play(
-        self, jobs: Sequence[Job], *, watch: EpisodeCallback, done: Callable[[Trajectory], None] = lambda _: None
+        self, jobs: Sequence[Job], *, callback: EpisodeCallback, done: Callable[[Trajectory], None] = lambda _: None
     ) -> dict[Key, Trajectory]:
         """One episode for each of `jobs`; the rest as of `groups`."""
-        found = dict(watch.issued(jobs))
+        found = dict(callback.on_issue(jobs))
         for trajectory in found.values():
             done(trajectory)
         left = [(task, attempt) for task, attempt in jobs if (attempt.group, attempt.number) not in found]
         keys = [(attempt.group, attempt.number) for _, attempt in left]
-        self.board.put(keys)
+        self.board.set_status(keys)
 
-        async def one(job: Job, session: str) -> None:
-            trajectory = await self._attempt(*job, session, watch)
+        async def play_job(job: Job, session: str) -> None:
+            trajectory = await self._attempt(*job, session, callback)
             found[trajectory.key] = trajectory
             done(trajectory)
 
         try:
-            await (self._waves(left, one) if self.deterministic else self._flow(left, one))
+            await (
+                self._play_in_waves(left, play_job) if self.deterministic else self._play_concurrently(left, play_job)
+            )
         except BaseExceptionGroup as several:  # the first fault stopped all episodes, and is what there is to say
             raise several.exceptions[0] from several
         finally:
-            self.board.take(keys)
+            self.board.remove(keys)
         return found
 
-    async def _flow(self, jobs: Sequence[Job], one: One) -> None:
-        places = self.places or asyncio.Semaphore(self.concurrent)
+    async def _play_concurrently(self, jobs: Sequence[Job], play_job: PlayJob) -> None:
+        slots = self.slots or asyncio.Semaphore(self.concurrent)
 
         async def wait(job: Job) -> None:
-            async with places:
-                await one(job, self.engine.open(job[1].group))
+            async with slots:
+                await play_job(job, self.engine.open(job[1].group))
 
         async with asyncio.TaskGroup() as tasks:
             for job in jobs:
                 tasks.create_task(wait(job))
 
-    async def _waves(self, jobs: Sequence[Job], one: One) -> None:
+    async def _play_in_waves(self, jobs: Sequence[Job], play_job: PlayJob) -> None:
         for begin in range(0, len(jobs), self.concurrent):
             wave = jobs[begin : begin + self.concurrent]
             sessions = [self.engine.open(attempt.group) for _, attempt in wave]
             async with asyncio.TaskGroup() as tasks:
                 for job, session in zip(wave, sessions, strict=True):
-                    tasks.create_task(one(job, session))
+                    tasks.create_task(play_job(job, session))
 
-    async def _attempt(self, task: Task, attempt: Attempt, session: str, watch: EpisodeCallback) -> Trajectory:
+    async def _attempt(self, task: Task, attempt: Attempt, session: str, callback: EpisodeCallback) -> Trajectory:
         """One attempt, played again from its start for as long as infrastructure fails and retries are left."""
         key = (attempt.group, attempt.number)
         where = f"in task {task.id!r}, attempt {attempt.number} of group {attempt.group!r}"
         faulty = False
 
-        def forgives(fault: Exception) -> bool:
+        def tolerates(fault: Exception) -> bool:
             nonlocal faulty
-            faulty = self.failures.forgives(fault, where)
+            faulty = self.failures.tolerates(fault, where)
             return faulty
 
-        def turned(number: int, turn: Turn) -> None:
-            self.board.turned(turn)
-            watch.turned(attempt, number, turn)
+        def on_turn(number: int, turn: Turn) -> None:
+            self.board.on_turn(turn)
+            callback.on_turn(attempt, number, turn)
 
         try:
             for left in range(self.retries, -1, -1):
                 env = self.make_env()
-                watch.begins(attempt)
+                callback.on_start(attempt)
                 try:
                     trajectory = await play(
                         task,
@@ -187,18 +189,18 @@ class Player:
                         scaffold=self.scaffold,
                         sampling=self.sampling,
                         limits=self._limits(task),
-                        turned=turned,
-                        moved=functools.partial(self.board.put, (key,)),
-                        forgives=forgives,
+                        on_turn=on_turn,
+                        on_status=functools.partial(self.board.set_status, (key,)),
+                        tolerates=tolerates,
                     )
                 finally:
-                    await _close(env, lambda fault: self.failures.forgives(fault, where))
+                    await _close(env, lambda fault: self.failures.tolerates(fault, where))
                 if self.deadlines is not None:
-                    self.deadlines.note(trajectory)
-                again = trajectory.stop is Stop.ERROR and left > 0 and not faulty
-                self.board.ended(trajectory, again=again)
-                watch.ended(trajectory, again=again)
-                if not again:
+                    self.deadlines.observe(trajectory)
+                will_retry = trajectory.stop is Stop.ERROR and left > 0 and not faulty
+                self.board.on_end(trajectory, will_retry=will_retry)
+                callback.on_end(trajectory, will_retry=will_retry)
+                if not will_retry:
                     break
         except Exception as fault:
             if not is_shared(fault):
@@ -213,7 +215,7 @@ class Player:
         return replace(self.limits, seconds=soonest) if soonest < (self.limits.seconds or float("inf")) else self.limits
 
 
-async def graded(
+async def grade_groups(
     groups: Sequence[Group], graders: Sequence[Grader], step: int | None, board: StatusBoard
 ) -> list[Group]:
     """The groups as graders leave them, one after the other. If that is cut short, what graders remember is what
@@ -221,7 +223,7 @@ async def graded(
     found = list(groups)
     keys = [trajectory.key for group in groups for trajectory in group.trajectories]
     before = [copy.deepcopy(grader.state()) for grader in graders]
-    board.put(keys, EpisodeStatus.GRADING)
+    board.set_status(keys, EpisodeStatus.GRADING)
     try:
         for grader in graders:
             found = list(await grader.grade(found, step))
@@ -230,13 +232,13 @@ async def graded(
             grader.restore(state)
         raise
     finally:
-        board.take(keys)
+        board.remove(keys)
     return found
 
 
-async def _close(env: Env, forgives: Callable[[Exception], bool]) -> None:
+async def _close(env: Env, tolerates: Callable[[Exception], bool]) -> None:
     """What an episode came to stands, also when its environment cannot be put away."""
-    clock = asyncio.timeout(CLOSING)
+    clock = asyncio.timeout(CLOSE_TIMEOUT)
     try:
         async with clock:
             await env.close()
@@ -244,6 +246,8 @@ async def _close(env: Env, forgives: Callable[[Exception], bool]) -> None:
         _log.warning("an environment could not be closed: %s", error)
     except Exception as fault:
         if clock.expired():
-            _log.warning("an environment was not closed within %g s, and what it holds may be left behind", CLOSING)
-        elif not forgives(fault):
+            _log.warning(
+                "an environment was not closed within %g s, and what it holds may be left behind", CLOSE_TIMEOUT
+            )
+        elif not tolerates(fault):
             raise

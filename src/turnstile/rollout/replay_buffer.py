@@ -17,7 +17,7 @@ from turnstile.types import F32, Group, Score
 
 
 @dataclass(kw_only=True, slots=True)
-class _Kept:
+class _StoredAttempt:
     """One attempt, alone in its group; the step that played it, and how often it was taken."""
 
     group: Group
@@ -39,8 +39,8 @@ class ReplayBuffer:
 
     def __init__(self, run: Path, *, size: int, batch: int, uses: int, seed: int) -> None:
         self._run, self._size, self._batch, self._uses, self._seed = run, size, batch, uses, seed
-        self._kept: list[_Kept] = []
-        self._taken: list[_Kept] = []
+        self._kept: list[_StoredAttempt] = []
+        self._taken: list[_StoredAttempt] = []
 
     def draw(self, step: int) -> list[Group]:
         """What a step trains on again, each attempt with the others of its group that are taken."""
@@ -65,7 +65,7 @@ class ReplayBuffer:
         [group][trajectory][turn] -> f32[n], and the attempts trained on in each pass."""
         trained = {key for keys in passes for key in keys}
         good = {
-            trajectory.key: _Kept(group=replace(group, trajectories=(trajectory,)), step=step)
+            trajectory.key: _StoredAttempt(group=replace(group, trajectories=(trajectory,)), step=step)
             for group, own in zip(groups, advantages, strict=True)
             for trajectory, turns in zip(group.trajectories, own, strict=True)
             if trajectory.key in trained and sum(float(values.sum(dtype=np.float64)) for values in turns) > 0
@@ -104,9 +104,9 @@ class ReplayBuffer:
                     f"the buffer holds attempt {key[1]} of {key[0]!r}, which the record of step {step} in "
                     f"{self._run / 'record'} lacks"
                 )
-        self._kept = [_Kept(group=played[key], step=step, used=used) for step, key, used in wanted]
+        self._kept = [_StoredAttempt(group=played[key], step=step, used=used) for step, key, used in wanted]
 
 
-def outside(scores: Sequence[Sequence[Score]]) -> list[list[Score]]:
+def without_baseline(scores: Sequence[Sequence[Score]]) -> list[list[Score]]:
     """The scores of attempts that are trained on again: compared with what is played now, and part of no baseline."""
     return [[replace(score, in_baseline=False) for score in own] for own in scores]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from turnstile.records.journal import Journal, Key
-from turnstile.records.ledger import Fate, Ledger, State
+from turnstile.records.ledger import Disposition, Ledger, State
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.group import EpisodeCallback, Job
 from turnstile.types import Group, Score, Stop, Trajectory, Turn
@@ -19,9 +19,9 @@ class RunRecords:
         self.ledger = Ledger(run)
         self.journal = Journal(run)
 
-    def watch(self, step: int) -> Step:
+    def callback(self, step: int) -> StepRecords:
         """What books the episodes of a step as they are played."""
-        return Step(self, step)
+        return StepRecords(self, step)
 
     def finalize(
         self,
@@ -32,8 +32,12 @@ class RunRecords:
     ) -> None:
         """Books what a step made of its groups. `passes` names the attempts trained on in each pass over its rows."""
         used = {key for keys in passes for key in keys}
-        fates = [fate for group, own in zip(groups, scores, strict=True) for fate in _fates(group, own, used)]
-        self.ledger.finalize(step, fates, passes)
+        dispositions = [
+            disposition
+            for group, own in zip(groups, scores, strict=True)
+            for disposition in _dispositions(group, own, used)
+        ]
+        self.ledger.finalize(step, dispositions, passes)
 
     def commit(self, step: int, digest: str, oldest: int) -> None:
         """The checkpoint of `step` stands. Nobody goes back behind that of `oldest`, so that its journal may go."""
@@ -44,38 +48,38 @@ class RunRecords:
         self.ledger.close()
 
 
-class Step(EpisodeCallback):
+class StepRecords(EpisodeCallback):
     """Books the episodes of one training step. Those that had finished before the run was stopped are not played."""
 
-    def __init__(self, books: RunRecords, step: int) -> None:
-        self._books = books
+    def __init__(self, records: RunRecords, step: int) -> None:
+        self._records = records
         self._step = step
-        self.taken = 0
+        self.restored = 0
         """Episodes that had finished before."""
 
-    def issued(self, jobs: Sequence[Job]) -> Mapping[Key, Trajectory]:
+    def on_issue(self, jobs: Sequence[Job]) -> Mapping[Key, Trajectory]:
         wanted = {(attempt.group, attempt.number): task.id for task, attempt in jobs}
         finished = {
             key: trajectory
-            for key, trajectory in self._books.journal.finished(self._step).items()
+            for key, trajectory in self._records.journal.finished(self._step).items()
             if key in wanted and trajectory.stop is not Stop.ERROR  # which is played again
         }
-        self._books.ledger.issue(self._step, wanted.items(), finished)
-        self.taken = len(finished)
+        self._records.ledger.issue(self._step, wanted.items(), finished)
+        self.restored = len(finished)
         return finished
 
-    def begins(self, attempt: Attempt) -> None:
-        self._books.ledger.begin((attempt.group, attempt.number))
+    def on_start(self, attempt: Attempt) -> None:
+        self._records.ledger.begin((attempt.group, attempt.number))
 
-    def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
-        self._books.journal.turn(self._step, (attempt.group, attempt.number), number, turn)
+    def on_turn(self, attempt: Attempt, number: int, turn: Turn) -> None:
+        self._records.journal.turn(self._step, (attempt.group, attempt.number), number, turn)
 
-    def ended(self, trajectory: Trajectory, *, again: bool) -> None:
-        self._books.journal.end(self._step, trajectory)  # first: what the ledger has finished can be had
-        self._books.ledger.end(trajectory, again=again)
+    def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
+        self._records.journal.end(self._step, trajectory)  # first: what the ledger has finished can be had
+        self._records.ledger.end(trajectory, will_retry=will_retry)
 
 
-def _fates(group: Group, scores: Sequence[Score], used: set[Key]) -> Iterable[Fate]:
+def _dispositions(group: Group, scores: Sequence[Score], used: set[Key]) -> Iterable[Disposition]:
     """Why an attempt was not trained on: its end (`[on_stop]` of the recipe), or its group told nothing."""
     flat = all(trajectory.key not in used for trajectory in group.trajectories)
     for trajectory, score in zip(group.trajectories, scores, strict=True):
@@ -89,4 +93,4 @@ def _fates(group: Group, scores: Sequence[Score], used: set[Key]) -> Iterable[Fa
             why = f"its end: {trajectory.stop.value}"
         elif flat:
             why = "its group's advantages are all zero"
-        yield Fate(key=trajectory.key, state=state, why=why, outcome=outcome)
+        yield Disposition(key=trajectory.key, state=state, why=why, outcome=outcome)

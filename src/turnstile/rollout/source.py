@@ -17,7 +17,7 @@ from turnstile.rollout.run_records import RunRecords
 from turnstile.tasks.base import TaskSampler
 from turnstile.types import Group, Task, Trajectory
 
-Tell = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """(episodes of the step that are done, all of them)"""
 Say = Callable[[str], None]
 
@@ -33,7 +33,7 @@ class Publisher(Protocol):
 class GroupSource(Protocol):
     """Gives each step its groups, whole, and takes new weights."""
 
-    async def next(self, step: int, tell: Tell) -> list[Group]: ...
+    async def next(self, step: int, report_progress: ReportProgress) -> list[Group]: ...
 
     def publish(self, version: int) -> None:
         """Step `version` is done and has changed the weights; the tokens sampled from now on are of that version."""
@@ -48,7 +48,7 @@ class GroupSource(Protocol):
         ...
 
 
-def label(step: int) -> str:
+def group_prefix(step: int) -> str:
     """What the ids of a step's groups begin with."""
     return f"train/{step}"
 
@@ -68,7 +68,7 @@ class SyncSource:
     interrupted, only what had not finished is played; `say` is told."""
 
     player: Player
-    books: RunRecords
+    records: RunRecords
     sampler: TaskSampler
     engine: Publisher
     groups: int
@@ -76,21 +76,21 @@ class SyncSource:
     seed: int
     say: Say = lambda _: None
 
-    async def next(self, step: int, tell: Tell) -> list[Group]:
+    async def next(self, step: int, report_progress: ReportProgress) -> list[Group]:
         tasks = self.sampler.peek(self.groups)
         total, done = len(tasks) * self.attempts, 0
 
         def count(_: Trajectory) -> None:
             nonlocal done
             done += 1
-            tell(done, total)
+            report_progress(done, total)
 
-        watch = self.books.watch(step)
+        callback = self.records.callback(step)
         groups = await self.player.groups(
-            tasks, self.attempts, label=label(step), seed=self.seed, step=step, done=count, watch=watch
+            tasks, self.attempts, label=group_prefix(step), seed=self.seed, step=step, done=count, callback=callback
         )
-        if watch.taken:
-            self.say(taken(step, watch.taken, total))
+        if callback.restored:
+            self.say(restored_message(step, callback.restored, total))
         return groups
 
     def publish(self, version: int) -> None:
@@ -104,27 +104,27 @@ class SyncSource:
         return self.engine.take_stats()
 
 
-def taken(step: int, number: int, total: int) -> str:
+def restored_message(step: int, number: int, total: int) -> str:
     return f"step {step}: {number} of {total} episodes had finished before, and were not played again"
 
 
 @dataclass(kw_only=True, slots=True)
-class Replay:
+class ReplaySource:
     """The groups of a recorded run, step by step, without an engine or an environment.
 
     Raises ReplayError where the record ends, or is of other tasks.
     """
 
     run: Path
-    books: RunRecords
+    records: RunRecords
     sampler: TaskSampler
     groups: int
 
-    async def next(self, step: int, tell: Tell) -> list[Group]:
-        found = [entry.group for entry in recorded(self.run, step, self.sampler.peek(self.groups))]
+    async def next(self, step: int, report_progress: ReportProgress) -> list[Group]:
+        found = [entry.group for entry in recorded_entries(self.run, step, self.sampler.peek(self.groups))]
         played = {trajectory.key: trajectory for group in found for trajectory in group.trajectories}
-        self.books.ledger.issue(step, [(key, each.task_id) for key, each in played.items()], played)
-        tell(len(played), len(played))
+        self.records.ledger.issue(step, [(key, each.task_id) for key, each in played.items()], played)
+        report_progress(len(played), len(played))
         return found
 
     def publish(self, version: int) -> None:
@@ -138,11 +138,11 @@ class Replay:
         return {}
 
 
-def recorded(run: Path, step: int, tasks: Sequence[Task]) -> Iterator[Entry]:
+def recorded_entries(run: Path, step: int, tasks: Sequence[Task]) -> Iterator[Entry]:
     """What a run recorded of these tasks in a step, in their order. Raises ReplayError where that is missing."""
     entries = {entry.group.id: entry for entry in read_record(run, phase="train", step=step)}
     for place, task in enumerate(tasks):
-        name = f"{label(step)}/{place}/{task.id}"
+        name = f"{group_prefix(step)}/{place}/{task.id}"
         if name not in entries:
             raise ReplayError(f"run {str(run)!r} has recorded no group {name!r}: it ended before, or had other tasks")
         yield entries[name]

@@ -17,12 +17,12 @@ def tree_tokens(group: Group) -> int:
     paths = sorted(path for trajectory in group.trajectories for path in _contexts(trajectory))
     nodes, before = 0, b""
     for path in paths:
-        nodes += (len(path) - _common(before, path)) // WIDTH
+        nodes += (len(path) - _common(before, path)) // TOKEN_BYTES
         before = path
     return nodes
 
 
-WIDTH = 4
+TOKEN_BYTES = 4
 """Bytes that stand for a token."""
 
 
@@ -43,8 +43,8 @@ def _bytes(pieces: list[np.ndarray]) -> bytes:
 
 def _common(one: bytes, other: bytes) -> int:
     """Bytes of whole tokens that two paths begin with alike."""
-    length = min(len(one), len(other)) // WIDTH
+    length = min(len(one), len(other)) // TOKEN_BYTES
     if length == 0:
         return 0
     differ = np.flatnonzero(np.frombuffer(one, ">i4", length) != np.frombuffer(other, ">i4", length))
-    return (int(differ[0]) if len(differ) else length) * WIDTH
+    return (int(differ[0]) if len(differ) else length) * TOKEN_BYTES

@@ -14,12 +14,12 @@ from typing import Any
 from turnstile.credit.base import Estimator, State, unread
 from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
-from turnstile.records.record import AGAIN, Recorder
+from turnstile.records.record import REPLAYED, Recorder
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.rates import rates
-from turnstile.rollout.replay_buffer import ReplayBuffer, outside
+from turnstile.rollout.replay_buffer import ReplayBuffer, without_baseline
 from turnstile.rollout.run_records import RunRecords
-from turnstile.rollout.source import GroupSource, SyncSource, Tell, staleness
+from turnstile.rollout.source import GroupSource, ReportProgress, SyncSource, staleness
 from turnstile.rollout.tree import tree_tokens
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
@@ -69,7 +69,7 @@ class TrainingParts:
     buffer: ReplayBuffer  # attempts of earlier steps that are trained on again
     tracker: Tracker
     recorder: Recorder
-    books: RunRecords
+    records: RunRecords
     alarms: Mapping[str, Alarm]
     evaluate: Callable[[int], Any]  # async (step) -> None
     checkpoint: Callable[[Progress, Mapping[str, float]], None]
@@ -97,7 +97,7 @@ async def train(parts: TrainingParts, settings: Settings, progress: Progress) ->
 
         again = parts.buffer.draw(step)
         groups = [*fresh, *again]
-        scores = [*parts.scorer(fresh), *outside(parts.scorer(again))]
+        scores = [*parts.scorer(fresh), *without_baseline(parts.scorer(again))]
         aux = {} if parts.auxiliary is None else parts.auxiliary.predict(groups, scores)
         advantages, progress.credit = parts.estimator(groups, scores, aux, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_zero_advantage=settings.drop_zero_advantage)
@@ -126,9 +126,9 @@ async def train(parts: TrainingParts, settings: Settings, progress: Progress) ->
 
         credit = per_group(groups, advantages)
         for place, (group, own) in enumerate(zip(groups, scores, strict=True)):
-            label = "" if place < len(fresh) else AGAIN
+            label = "" if place < len(fresh) else REPLAYED
             parts.recorder.write(step, "train", group, own, credit[place], trained.arrays(place), label=label)
-        parts.books.finalize(step, fresh, scores[: len(fresh)], trained.passes)
+        parts.records.finalize(step, fresh, scores[: len(fresh)], trained.passes)
         metrics = _metrics(parts, fresh, scores[: len(fresh)], trained, rollout=played - started)
         metrics |= {"groups/zero_advantage": float(prepared.flat), "groups/total": float(len(groups))}
         metrics |= learned | staleness(fresh, step - 1) | parts.buffer.metrics(step)
@@ -144,7 +144,7 @@ async def train(parts: TrainingParts, settings: Settings, progress: Progress) ->
     return progress
 
 
-def _teller(tracker: Tracker, step: int) -> Tell:
+def _teller(tracker: Tracker, step: int) -> ReportProgress:
     return lambda done, total: tracker.progress(f"step {step}, episodes", done, total)
 
 
