@@ -90,7 +90,7 @@ def test_what_is_played_ahead_is_in_no_share(tmp_path: Path) -> None:
     records = RunRecords(run)
     jobs = [(Task(id=f"t{i}", env="e"), Attempt(group=f"train/3/{i}/t{i}", number=0, seed=0)) for i in (1, 2)]
     callback = records.callback(3)
-    callback.issued(jobs)
+    callback.on_issue(jobs)
     for _, of in jobs:
         callback.on_start(of)
     callback.on_end(attempt(0, [2] * 9, group="train/3/1/t1"), will_retry=False)

@@ -162,7 +162,7 @@ def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(ahead(inputs, 2), run=run, env=played_ahead.Deadly)["step"] == 2
     (line,) = [line for line in said(run) if "SIGKILL" in line]
-    assert "another plays the" in line
+    assert "another one plays its" in line
     for step in (1, 2):
         groups = [entry.group for entry in read_record(run, phase="train", step=step)]
         assert [len(group.trajectories) for group in groups] == [guess_run.ATTEMPTS] * guess_run.GROUPS
@@ -180,10 +180,10 @@ def test_one_that_is_told_to_end_ends_in_order_and_is_replaced(
     run = tmp_path / "run"
     assert train(ahead(inputs, 2), run=run, env=env)["step"] == 2
     lines = said(run)
-    assert any(f"was told to end ({env.number.name}); another plays the" in line for line in lines)
+    assert any(f"was stopped ({env.number.name}); another one plays its" in line for line in lines)
     assert (run / LOG).read_text().splitlines() == ["a tool's complaint"]
     (line,) = [line for line in lines if line.endswith("a tool's complaint")]
-    assert re.match(r"process \d+, which plays: ", line)
+    assert re.match(r"worker process \d+: ", line)
     assert command(["audit", str(run), "--record"]) == 0
 
 
@@ -214,7 +214,7 @@ def test_what_is_played_while_training_computes_is_written_down(inputs: Path, tm
 @pytest.mark.usefixtures("first_time")
 @pytest.mark.slow
 def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"was killed .SIGKILL.*and so did 3 one after another"):
+    with pytest.raises(TrainingError, match=r"was killed .SIGKILL.*and so did 3 in a row"):
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.AlwaysDeadly)
 
 
@@ -224,7 +224,7 @@ def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> N
 def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path, strict: bool) -> None:
     with pytest.raises(KeyError, match="no such tool") as raised:
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty, strict=strict)
-    assert any("10 attempts had failed so before it" in note for note in raised.value.__notes__) is not strict
+    assert any("10 attempts had failed before it" in note for note in raised.value.__notes__) is not strict
     (note,) = [note for note in raised.value.__notes__ if note.startswith("in the process that plays episodes")]
     assert 'raise KeyError("no such tool")' in note
 
@@ -293,4 +293,4 @@ def test_training_may_be_faster_than_the_other_process_starts(inputs: Path, tmp_
 def test_how_processes_end() -> None:
     assert describe_exit(3) == "ended with code 3"
     assert describe_exit(-signal.SIGTERM) == "was killed (SIGTERM)"
-    assert describe_exit(128 + signal.SIGTERM) == "was told to end (SIGTERM)"
+    assert describe_exit(128 + signal.SIGTERM) == "was stopped (SIGTERM)"

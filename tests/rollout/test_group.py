@@ -291,7 +291,7 @@ async def test_one_fault_more_than_the_limit_is_raised(deterministic: bool) -> N
     with pytest.raises(ZeroDivisionError, match="a mistake") as caught:
         await replace(some, retries=0).groups(tasks(1), 1, label="y", seed=0)
     assert caught.value.__notes__ == [
-        "in task 't0', attempt 0 of group 'y/0/t0'; 2 attempts had failed so before it (rollout.max_failures)"
+        "in task 't0', attempt 0 of group 'y/0/t0'; 2 attempts had failed before it (rollout.max_failures)"
     ]
     assert engine.open_now == set()
 

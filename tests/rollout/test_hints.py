@@ -77,11 +77,11 @@ def test_the_tasks_criteria_come_before_the_recipes() -> None:
     [
         (
             lambda: hint()(TASK, 0, 2, 1),
-            "a criterion at least for task 't', but it has no 'rubric' in its data, and no",
+            "at least one criterion for task 't', but it has no 'rubric' in its data, and no",
         ),
         (lambda: hint()(replace(TASK, data={"rubric": [1]}), 0, 2, 1), "but 'rubric' in its data is \\[1\\]"),
         (lambda: hint()(replace(TASK, data={"rubric": {}}), 0, 2, 1), "but 'rubric' in its data is {}"),
-        (lambda: hint(midpoint=2.0), "wants midpoint in \\[0, 1\\] and steepness above 0, got 2.0"),
+        (lambda: hint(midpoint=2.0), "needs midpoint in \\[0, 1\\] and steepness above 0, got 2.0"),
         (lambda: hint(steepness=float("nan")), "steepness above 0, got 0.2 and nan"),
         (lambda: hint(decay="quick"), "decay sigmoid, linear or none; got 'linear' and 'quick'"),
     ],

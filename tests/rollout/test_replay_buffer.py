@@ -120,7 +120,7 @@ def test_it_comes_back_from_a_checkpoint_and_the_record(tmp_path: Path) -> None:
 
 def test_an_attempt_that_the_record_lacks_is_one_clear_error(tmp_path: Path) -> None:
     fed(tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds attempt 7 of 'train/1/0/t', which the record of step 1 in"):
+    with pytest.raises(CheckpointError, match=r"holds attempt 7 of 'train/1/0/t', but the record of step 1 in"):
         buffer(tmp_path).restore({"kept": [[1, "train/1/0/t", 7, 0]]})
 
 

@@ -1,4 +1,4 @@
-"""The one loop: an agent and its environment, turn by turn, until something ends it."""
+"""The episode loop: an agent and its environment, turn by turn, until something ends the episode."""
 
 from __future__ import annotations
 
@@ -23,27 +23,31 @@ from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import I32, JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
 
 T = TypeVar("T")
-MAX_DOWNTIME = 1800.0  # seconds that an engine may be away under one episode
+MAX_DOWNTIME = 1800.0  # seconds that the engine may be down during one episode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What ends an episode that does not end by itself. 0 means no limit."""
+    """The limits that end an episode. 0 means no limit."""
 
     turns: int = 8
     tokens: int = 0  # sampled in the whole episode
-    context: int = 0  # held at once: prompt, observations and sampled tokens
-    seconds: float = 300.0  # wall clock, of the turns; not of measuring at the end, nor while the engine is away
-    measure_seconds: float = 3600.0  # of measuring; twice what the longest suite of tests here may take (1800 s)
-    max_downtime: float = MAX_DOWNTIME  # of all that the engine is away, by which the clock is put forward at most
-    unparsed: int = 0  # turns in a row in which no action could be read
+    context: int = 0  # of the context window: prompt, observations and sampled tokens
+    seconds: float = 300.0  # wall clock, of the turns; without measuring at the end and engine downtime
+    measure_seconds: float = (
+        3600.0  # of measuring at the end; twice what the longest suite of tests here may take (1800 s)
+    )
+    max_downtime: float = MAX_DOWNTIME  # total engine downtime by which `seconds` is extended
+    unparsed: int = 0  # turns in a row without a readable action
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """Which episode this is. Its random numbers depend on the task, `seed`, `number` and `stream` (where that is
-    empty: `group`), on what is asked (`Seeds`), and on nothing else. `hint` stands in its prompt besides what the
-    environment begins with."""
+    """Identifies an episode, and with it its random numbers.
+
+    They depend on the task, `seed`, `number` and `stream` (`group` if that is empty), on the requests made (`Seeds`),
+    and on nothing else. `hint` is added to the prompt that the environment gives.
+    """
 
     group: str
     number: int
@@ -53,16 +57,18 @@ class Attempt:
 
 
 class Seeds:
-    """Gives each request of an attempt its seed, which depends on the attempt, the prompt's ids, and how often the
-    attempt has asked with that prompt before. So requests that are made side by side, or on branches, have seeds of
-    their own, whatever their order and the platform."""
+    """The seeds of an attempt's requests.
+
+    A seed depends on the attempt, the prompt's ids, and how often the attempt has asked with that prompt before. So
+    parallel requests and branches have seeds of their own, independent of their order and of the platform.
+    """
 
     def __init__(self, task: Task, attempt: Attempt) -> None:
         self._attempt = f"{attempt.seed}/{task.id}/{attempt.stream or attempt.group}/{attempt.number}"
         self._asked: Counter[str] = Counter()
 
     def draw(self, prompt_ids: I32) -> int:
-        """The seed of the next request with this prompt, in [0, 2^56)."""
+        """Return the seed of the next request with this prompt, in [0, 2^56)."""
         prompt = hashlib.blake2b(prompt_ids.astype("<i4").tobytes(), digest_size=16).hexdigest()
         text = f"{self._attempt}/{prompt}/{self._asked[prompt]}"
         self._asked[prompt] += 1
@@ -80,17 +86,18 @@ async def play(
     sampling: Sampling,
     limits: Limits,
     on_turn: Callable[[int, Turn], None] = lambda number, turn: None,
-    on_status: Callable[[EpisodeStatus], None] = lambda place: None,
+    on_status: Callable[[EpisodeStatus], None] = lambda status: None,
     tolerates: Callable[[Exception], bool] = lambda fault: False,
 ) -> Trajectory:
-    """Plays one episode to its end and measures it; closes neither the session nor the environment. `turned` is told
-    of each turn, numbered from 0, at every `Stage` that it reaches, `moved` where the episode is.
+    """Play one episode to its end and measure it; close neither the session nor the environment.
 
-    A turn counts from the moment it is sampled, whether or not the environment answers it before the end.
+    `on_turn` is called with each turn, numbered from 0, at every `Stage` that it reaches; `on_status` with the
+    episode's status. A turn counts from the moment it is sampled, whether or not the environment answers it before the
+    end.
 
-    An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's
-    text; every other exception is a fault of the program and propagates, unless it is neither the engine's nor of
-    `turned` and `forgives` says that it is to be taken in the same way.
+    An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's text.
+    Every other exception is an error of the program and propagates, unless it comes from neither the engine nor
+    `on_turn` and `tolerates` accepts it: then it ends the episode in the same way.
     """
     episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, on_turn, on_status)
     started = time.monotonic()
@@ -103,7 +110,7 @@ async def play(
                 stop = await episode.run(clock)
         except TimeoutError:
             if not clock.expired():
-                raise  # the environment's own, and a fault
+                raise  # raised by the environment itself: an error of the program
             if not episode.opened:
                 raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
             await episode.check_engine()
@@ -114,7 +121,7 @@ async def play(
         stop, error = Stop.ERROR, f"{type(failure).__name__}: {failure}"
     except Exception as fault:
         if episode.downtime is not None or episode.reporting or not tolerates(fault):
-            raise  # one in the engine, or in the books, which other episodes share
+            raise  # an error in the engine or in `on_turn`, which other episodes share
         stop, error = Stop.ERROR, f"{type(fault).__name__}: {fault}"
     return Trajectory(
         task_id=task.id,
@@ -152,16 +159,16 @@ class _Episode:
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.seeds = Seeds(task, attempt)
         self.opened = False
-        self.downtime: Away | None = None  # of the request that is being made
-        self.reporting = False  # a turn is being written down
-        self.downtime_reason = ""  # why the engine was away when the clock ended the episode
+        self.downtime: Away | None = None  # of the request in flight
+        self.reporting = False  # inside `on_turn`
+        self.downtime_reason = ""  # why the engine was down when the clock ended the episode
         self.opening: tuple[Message, ...] = ()
         self.tools: tuple[ToolSpec, ...] = ()
         self.turns: list[Turn] = []
         self.times = {"generate": 0.0, "environment": 0.0}
 
     async def run(self, clock: asyncio.Timeout) -> Stop:
-        """Turns until an end; returns which. `clock` is put forward by the time in which the engine was away."""
+        """Play turns until one ends the episode, and return why. `clock` is extended by the engine's downtime."""
         start = await self._timed("environment", self.env.reset(self.task))
         self.opened, self.opening, self.tools = True, tuple(start.messages), tuple(start.tools)
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
@@ -192,7 +199,11 @@ class _Episode:
             prompt_ids = added if fresh else np.concatenate([prompt_ids, completion.token_ids, added])
 
     async def _act(self, turn: Turn) -> Step:
-        """Has the environment take the turn's action. The turn is there before, and completed with the answer."""
+        """Let the environment carry out the turn's action.
+
+        The turn is recorded before, and completed with the environment's answer, so a crash in between loses no sampled
+        token.
+        """
         number = len(self.turns)
         self.turns.append(turn)
         self._report_turn(number, turn)
@@ -212,13 +223,13 @@ class _Episode:
         return step
 
     def _report_turn(self, number: int, turn: Turn) -> None:
-        """Has the turn written down. What goes wrong with that is no fault of the environment's."""
+        """Pass the turn to `on_turn`. An error there is not the environment's."""
         self.reporting = True
         self.on_turn(number, turn)
         self.reporting = False
 
     async def measure(self) -> Mapping[str, JSON]:
-        """What came of it. Raises VerifierError where that takes longer than the limit."""
+        """Return the environment's final measurements. Raise VerifierError if they take longer than the limit."""
         began = time.monotonic()
         clock = asyncio.timeout(self.limits.measure_seconds or None)
         try:
@@ -226,7 +237,7 @@ class _Episode:
                 return await self.env.measure()
         except TimeoutError:
             if not clock.expired():
-                raise  # the environment's own, and a fault
+                raise  # raised by the environment itself: an error of the program
             raise VerifierError(
                 f"the environment did not measure the episode within {self.limits.measure_seconds:g} s; give its "
                 "grader a time limit of its own, or raise episode.measure_seconds"
@@ -235,8 +246,11 @@ class _Episode:
             self.times["measure"] = time.monotonic() - began
 
     async def check_engine(self) -> None:
-        """Raises EngineError where the clock ended a request that the engine was not answering, or ended the episode
-        early because the engine had been away for too long."""
+        """Raise EngineError if the engine was down when the clock ended the episode.
+
+        That is, if the clock ended a request that the server was not answering, or ended the episode before its time
+        because the downtime exceeded `max_downtime`.
+        """
         if self.downtime is None and not self.downtime_reason:
             return
         if (
@@ -245,12 +259,13 @@ class _Episode:
             and isinstance(self.engine, Remote)
             and not await self.engine.answers(self.session)
         ):
-            self.downtime_reason = "the server does not say that it is there"
+            self.downtime_reason = "the server does not answer"
             self.times["downtime"] = self.times.get("downtime", 0.0) + self.downtime.rest()
         if self.downtime_reason:
-            raise EngineError(f"episode.seconds were over while the model was away: {self.downtime_reason}")
+            raise EngineError(f"episode.seconds passed while the model's server was down: {self.downtime_reason}")
 
     def _on_downtime(self, clock: asyncio.Timeout, why: str, seconds: float) -> None:
+        """Add the downtime to the record, and extend the clock by it, up to `max_downtime` in all."""
         before = self.times.get("downtime", 0.0)
         self.times["downtime"] = before + seconds
         extension = min(seconds, max(0.0, self.limits.max_downtime - before))
@@ -260,7 +275,7 @@ class _Episode:
             clock.reschedule(when + extension)
 
     def _token_budget(self, context_tokens: int, sampled: int) -> int | Stop:
-        """How many tokens the next turn may sample, or why there is no next turn."""
+        """Return how many tokens the next turn may sample, or why there is no next turn."""
         budget = self.sampling.max_tokens
         if self.limits.context:
             if context_tokens >= self.limits.context:
@@ -273,6 +288,7 @@ class _Episode:
         return budget
 
     def _stop_reason(self, step: Step, unparsed: int) -> Stop | None:
+        """Return why the episode ends after this step; None if it goes on."""
         if step.terminated:
             return Stop.SUBMITTED if step.submitted else Stop.DONE
         if self.limits.unparsed and unparsed >= self.limits.unparsed:

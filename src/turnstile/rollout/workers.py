@@ -1,5 +1,7 @@
-"""The process that plays episodes while another one trains: what is said between the two, and the end that training
-has. `runs.worker` is the other end."""
+"""The worker process that plays episodes while training computes: the messages, and training's end of the pipe.
+
+`runs.worker` is the other end.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +25,23 @@ from turnstile.types import Task, Trajectory, Turn
 
 MODULE = "turnstile.runs.worker"
 LOG = "worker.log"
-"""The file of a run folder with what the process prints."""
-MAX_LINES = 20  # lines of it that are passed on at once
-MAX_BYTES = 2**16  # in which they are
-GRACE_SECONDS = 10.0  # seconds that it is given to put away what it has
-SHORT_GRACE_SECONDS = 1.5  # the same where training is being stopped
+"""The file of a run folder that holds the worker's output."""
+MAX_LINES = 20  # of its output that are passed on at once
+MAX_BYTES = 2**16  # from the end of the output, in which those lines are looked for
+GRACE_SECONDS = 10.0  # for the worker to close its sandboxes, before it is killed
+SHORT_GRACE_SECONDS = 1.5  # the same when training is being stopped
 
 
 @dataclass(frozen=True, slots=True)
 class PlayJobs:
-    """To the worker: play these, in this order of preference."""
+    """To the worker: play these jobs, in this order of preference."""
 
     jobs: Sequence[tuple[Task, Attempt]]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """To the worker: sample with these from the next token on."""
+    """To the worker: sample with these weights from the next token on."""
 
     version: int
     file: Path
@@ -63,8 +65,10 @@ class TurnReached:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """From the worker: an attempt came to an end, `again` if it is played once more; without its turns, which were
-    told. With what sampling has cost since the last one."""
+    """From the worker: an attempt ended; `will_retry` if it is played once more.
+
+    The trajectory comes without its turns, which were sent before. `stats` is what sampling cost since the last one.
+    """
 
     trajectory: Trajectory
     will_retry: bool
@@ -76,42 +80,45 @@ Event = AttemptStarted | TurnReached | AttemptEnded
 
 @dataclass(frozen=True, slots=True)
 class StatusCounts:
-    """From the worker, now and then: where its episodes are."""
+    """From the worker, now and then: how many episodes have which status."""
 
     counts: Mapping[EpisodeStatus, int]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFault:
-    """From the worker, which has ended: an episode, or what it plays them with, has a fault."""
+    """From the worker, which has exited: the error of an episode, or of the worker itself."""
 
     error: BaseException
     where: str
 
 
 class Worker:
-    """The process, as training has it. Start it in an event loop."""
+    """Training's handle of the worker process. Create it in a running event loop."""
 
-    def __init__(self, setup: Any, *, log: Path, on_message: OnMessage = lambda told: told) -> None:
-        """`setup` is what `runs.worker` makes its parts of; what it prints is added to the file `log`, and what it
-        tells given to `hear` as it comes, in a thread. Raises ConfigError for a setup that cannot be sent to another
-        process."""
+    def __init__(self, setup: Any, *, log: Path, on_message: OnMessage = lambda message: message) -> None:
+        """Start the process.
+
+        `runs.worker` builds its parts from `setup`. What the process prints is appended to the file `log`, and its
+        messages are passed to `on_message` as they arrive, in a thread. Raises ConfigError for a setup that cannot be
+        pickled.
+        """
         self._log = _LogTail(log)
-        ours, theirs = socket.socketpair()
+        local_end, worker_end = socket.socketpair()
         try:
-            with log.open("ab") as printed:
+            with log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-u", "-P", "-m", MODULE, str(theirs.fileno())],
+                    [sys.executable, "-u", "-P", "-m", MODULE, str(worker_end.fileno())],
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                     stdin=subprocess.DEVNULL,
-                    stdout=printed,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # an interrupt at the terminal is for training, which then ends this
+                    pass_fds=[worker_end.fileno()],
+                    start_new_session=True,  # Ctrl-C goes to training, which then ends this process
                 )
         finally:
-            theirs.close()
-        self._pipe = Pipe(ours, on_message=on_message)
+            worker_end.close()
+        self._pipe = Pipe(local_end, on_message=on_message)
         try:
             self._pipe.send(setup)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -127,29 +134,31 @@ class Worker:
         self._pipe.send(message)
 
     async def receive(self) -> Any:
-        """What `hear` made of what was told next. Raises EngineError when the worker died, the fault that ended it,
-        and what `hear` raised."""
-        found = await self._pipe.receive()
-        if found is None:
+        """Return what `on_message` made of the next message.
+
+        Raises EngineError when the worker died, the error that ended it, and what `on_message` raised.
+        """
+        message = await self._pipe.receive()
+        if message is None:
             code = await asyncio.to_thread(self._process.wait)
             raise EngineError(f"the process that plays episodes {describe_exit(code)}")
-        if isinstance(found, Exception):
-            raise found
-        if isinstance(found, WorkerFault):
-            found.error.add_note(found.where)
-            raise found.error
-        return found
+        if isinstance(message, Exception):
+            raise message
+        if isinstance(message, WorkerFault):
+            message.error.add_note(message.where)
+            raise message.error
+        return message
 
     async def pending(self) -> int:
-        """How often `receive` does not wait."""
+        """Return how many messages `receive` returns without waiting."""
         return await self._pipe.pending()
 
     def new_output(self) -> list[str]:
-        """The lines that it has printed since the last call, each with whose they are."""
-        return [f"process {self.pid}, which plays: {line}" for line in self._log.new_lines()]
+        """Return the lines that the worker printed since the last call, each with its process id."""
+        return [f"worker process {self.pid}: {line}" for line in self._log.new_lines()]
 
     async def close(self, *, grace: float = GRACE_SECONDS) -> None:
-        """Has it put away what it has, and ends it, after so many seconds by force."""
+        """Ask the worker to close, and kill it after `grace` seconds."""
         self._pipe.shutdown()
         try:
             await asyncio.to_thread(self._process.wait, grace)
@@ -160,14 +169,14 @@ class Worker:
 
 
 class _LogTail:
-    """A file that another process writes, read on from where it ended."""
+    """Reads a file that another process appends to, from where the last call ended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = path.stat().st_size if path.exists() else 0
 
     def new_lines(self) -> list[str]:
-        """The whole lines since the last call, of many the last ones."""
+        """Return the complete lines since the last call, the last ones if there are many."""
         with self._path.open("rb") as file:
             begin = max(self._read, file.seek(0, os.SEEK_END) - MAX_BYTES)
             file.seek(begin)
@@ -182,6 +191,7 @@ class _LogTail:
 
 
 def pickling_error(error: Exception) -> ConfigError:
+    """Return the ConfigError for a setup that cannot be sent to another process."""
     return ConfigError(
         f"this run cannot be played ahead, as a part of it cannot be sent to another process ({error}); define it in a "
         "module, or set rollout.max_staleness = 0"
@@ -189,9 +199,9 @@ def pickling_error(error: Exception) -> ConfigError:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, in words."""
     if code == 128 + signal.SIGTERM or code == 128 + signal.SIGINT:
-        return f"was told to end ({signal.Signals(code - 128).name})"
+        return f"was stopped ({signal.Signals(code - 128).name})"
     if code >= 0:
         return f"ended with code {code}"
     name = signal.Signals(-code).name

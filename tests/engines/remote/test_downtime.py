@@ -41,7 +41,7 @@ async def played(engine: Any, limits: Limits = SHORT) -> tuple[list[FakeEnv], Tr
 
 def given_up(envs: list[FakeEnv], found: Trajectory) -> bool:
     assert found.error is not None
-    assert "episode.seconds were over while the model was away" in found.error
+    assert "episode.seconds passed while the model's server was down" in found.error
     return found.stop is Stop.ERROR and not found.signals and [env.did for env in envs] == [["reset", "close"]] * 2
 
 
@@ -206,7 +206,7 @@ async def test_an_engine_that_is_away_for_too_long_ends_the_episode() -> None:
     engine.generate = generate  # type: ignore[method-assign]
     _, found = await played(engine, limits)
     assert found.stop is Stop.ERROR
-    assert found.error == "EngineError: episode.seconds were over while the model was away: it was gone"
+    assert found.error == "EngineError: episode.seconds passed while the model's server was down: it was gone"
     engine.generate = sample  # type: ignore[method-assign]
     assert (await played(engine, limits))[1].stop is Stop.TURNS
 
