@@ -33,7 +33,7 @@ from turnstile.swe.bugs.profile import profile
 from turnstile.swe.grading.findings import CheckedTask
 from turnstile.swe.grading.grader import local_grader
 from turnstile.swe.packages.source import fetch
-from turnstile.tasks import journal
+from turnstile.tasks import jsonl_log
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, KEPT, PAGE = Path("runs/tasks"), Path("docs/results/tasks"), Path("docs/results/tasks.md")
@@ -129,7 +129,7 @@ def study(subject: Subject, n: int, workers: int) -> Body:
     return {
         "workers": workers,
         **asyncio.run(sites(spec, subject.extra)),
-        "making": sum(journal.read(times)),
+        "making": sum(jsonl_log.read(times)),
         "checking": 0.0 if any(one.remembered for one in checked) else time.monotonic() - began,
         **verdicts(made, out),
         "checked": [summary(one) for one in checked],
@@ -145,7 +145,7 @@ class Watch:
     def __call__(self, report: Progress) -> None:
         now = time.monotonic()
         if report.stage == "validate":
-            journal.append(self._times, str(round(now - self._last, 3)))
+            jsonl_log.append(self._times, str(round(now - self._last, 3)))
         self._last = now
 
 
@@ -170,7 +170,7 @@ async def sites(spec: str, extra: Sequence[str]) -> Body:
 def verdicts(made: Made, out: Path) -> Body:
     """Tasks by kind, and rejections by kind and reason."""
     rejected: dict[str, Counter[str]] = {}
-    for record in journal.read(out.with_name(f"{out.name}.rejected.jsonl")):
+    for record in jsonl_log.read(out.with_name(f"{out.name}.rejected.jsonl")):
         rejected.setdefault(record["id"].rsplit("-", 2)[1], Counter())[record["why"]] += 1
     return {
         "tasks": Counter(Bug.of(task).kind for task in made.tasks),

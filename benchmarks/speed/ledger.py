@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from turnstile.records.audit import Declared, audit
-from turnstile.records.ledger import FILE, Fate, Ledger, State
+from turnstile.records.audit import Expected, audit
+from turnstile.records.ledger import FILE, Disposition, Ledger, State
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.run_records import RunRecords
 from turnstile.types import Completion, Message, Sampling, Stage, Stop, Task, ToolCall, Trajectory, Turn
@@ -45,22 +45,22 @@ def main() -> None:
 def turns(run: Path, attempts: int) -> tuple[float, float, float]:
     """Mean and 99th percentile of the milliseconds that books take of a turn, its share of the attempt's beginning and
     end among them; and the kilobytes that it leaves."""
-    books, rng = RunRecords(run), np.random.default_rng(0)
+    records, rng = RunRecords(run), np.random.default_rng(0)
     played = [_trajectory(rng, number) for number in range(attempts)]
-    watch = books.watch(1)
+    callback = records.callback(1)
     took: list[float] = []
     began = time.perf_counter()
-    watch.issued([(Task(id="t", env="e"), _attempt(each)) for each in played])
+    callback.on_issue([(Task(id="t", env="e"), _attempt(each)) for each in played])
     for each in played:
-        watch.begins(_attempt(each))
+        callback.on_start(_attempt(each))
         for number, turn in enumerate(each.turns):
             started = time.perf_counter()
             for stage in _stages(turn):
-                watch.turned(_attempt(each), number, stage)
+                callback.on_turn(_attempt(each), number, stage)
             took.append(1000 * (time.perf_counter() - started))
-        watch.ended(each, again=False)
+        callback.on_end(each, will_retry=False)
     whole = 1000 * (time.perf_counter() - began)
-    books.close()
+    records.close()
     size = sum(path.stat().st_size for path in (run / "record").iterdir())
     return whole / len(took), float(np.quantile(took, 0.99)), size / len(took) / 1000
 
@@ -74,12 +74,14 @@ def rows(run: Path, count: int) -> tuple[float, float, float]:
         attempts = [((f"train/{step}/{i // 8}", i), f"task-{rng.randrange(TASKS)}") for i in range(A_STEP)]
         ledger.issue(step, attempts, {})
         keys = [key for key, _ in attempts]
-        ledger.finalize(step, [Fate(key=key, state=State.ADMITTED, outcome=rng.random()) for key in keys], [keys])
+        ledger.finalize(
+            step, [Disposition(key=key, state=State.ADMITTED, outcome=rng.random()) for key in keys], [keys]
+        )
     ledger.commit(steps, "digest")
     ledger.close()
     booked = time.perf_counter() - began
     began = time.perf_counter()
-    found = audit(run, Declared(attempts=A_STEP, passes=1))
+    found = audit(run, Expected(attempts=A_STEP, passes=1))
     audited = time.perf_counter() - began
     assert found.balanced
     assert found.uses == steps * A_STEP

@@ -15,7 +15,7 @@ def cache_dir() -> Path:
 
 
 @contextmanager
-def locked(place: Path) -> Iterator[None]:
+def file_lock(place: Path) -> Iterator[None]:
     """One thread of one process at a time makes what belongs at `place`; the lock ends with who holds it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.with_name(f".{place.name}.lock").open("w") as file:

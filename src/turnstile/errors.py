@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-GOES_ON = "what is finished is kept, and the same command goes on from there"
+RESUME_HINT = "what is finished is kept, and the same command goes on from there"
 """What a run that was stopped is told."""
 
 
@@ -57,7 +57,7 @@ class StoppedError(TurnstileError):
     """A signal asked the run to stop. It did, and goes on from there when it is started again."""
 
     def __init__(self, by: signal.Signals) -> None:
-        super().__init__(f"stopped by {by.name}; {GOES_ON}")
+        super().__init__(f"stopped by {by.name}; {RESUME_HINT}")
         self.exit_code = 128 + by
 
 
@@ -98,10 +98,10 @@ class EngineError(InfrastructureError):
 
 def is_shared(fault: BaseException) -> bool:
     """Whether a fault met several requests of the engine at once, so that no single episode is its place."""
-    return any(note.startswith(IN_ENGINE) for note in getattr(fault, "__notes__", ()))
+    return any(note.startswith(ENGINE_NOTE) for note in getattr(fault, "__notes__", ()))
 
 
-IN_ENGINE = "in the engine, "
+ENGINE_NOTE = "in the engine, "
 """How the note begins that the engine adds to a fault that several requests share."""
 
 

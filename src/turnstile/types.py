@@ -189,7 +189,7 @@ class Trajectory:
         return (self.group, self.attempt)
 
     @property
-    def answered(self) -> Trajectory:
+    def without_open_turn(self) -> Trajectory:
         """The same without a last turn that the environment did not answer: what it says of turns, it says of these."""
         if not self.turns or self.turns[-1].stage is Stage.COMPLETED:
             return self

@@ -62,9 +62,9 @@ def test_how_old_the_tokens_of_each_step_were(cli: Cli, run: Path) -> None:
 
 
 def test_what_is_played_ahead_is_told_apart(cli: Cli, run: Path) -> None:
-    books = RunRecords(run)
-    books.watch(3).issued([(Task(id="t0", env="e"), Attempt(group="train/3/0/t0", number=0, seed=0))])
-    books.close()
+    records = RunRecords(run)
+    records.callback(3).on_issue([(Task(id="t0", env="e"), Attempt(group="train/3/0/t0", number=0, seed=0))])
+    records.close()
     done = cli("audit", str(run))
     assert done.code == 0
     assert "attempts of steps that are not done yet, which are in none of the shares below: 1" in done.out

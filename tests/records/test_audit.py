@@ -10,13 +10,13 @@ import pytest
 
 from booked import booked_run
 from made_groups import attempt
-from turnstile.records.audit import Declared, audit
+from turnstile.records.audit import Expected, audit
 from turnstile.records.ledger import FILE, State
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.run_records import RunRecords
 from turnstile.types import Task
 
-DECLARED = Declared(attempts=4, passes=2)
+DECLARED = Expected(attempts=4, passes=2)
 
 
 def change(run: Path, statement: str, *values: Any) -> None:
@@ -87,14 +87,14 @@ def test_what_is_played_ahead_is_in_no_share(tmp_path: Path) -> None:
     """Else a task that is played now, and was never trained on, would look left out."""
     run = booked_run(tmp_path)
     before = audit(run, DECLARED)
-    books = RunRecords(run)
+    records = RunRecords(run)
     jobs = [(Task(id=f"t{i}", env="e"), Attempt(group=f"train/3/{i}/t{i}", number=0, seed=0)) for i in (1, 2)]
-    watch = books.watch(3)
-    watch.issued(jobs)
+    callback = records.callback(3)
+    callback.on_issue(jobs)
     for _, of in jobs:
-        watch.begins(of)
-    watch.ended(attempt(0, [2] * 9, group="train/3/1/t1"), again=False)
-    books.close()
+        callback.on_start(of)
+    callback.on_end(attempt(0, [2] * 9, group="train/3/1/t1"), will_retry=False)
+    records.close()
     found = audit(run, DECLARED)
     assert found.balanced
     assert (found.issued, found.open) == (10, 2)

@@ -15,7 +15,7 @@ import pytest
 from made_groups import attempt
 from turnstile.errors import LedgerError
 from turnstile.records.journal import Key
-from turnstile.records.ledger import FILE, Fate, Ledger, State, open_ledger
+from turnstile.records.ledger import FILE, Disposition, Ledger, State, open_ledger
 from turnstile.types import Stop, Trajectory
 
 GROUP = "train/1/0/t"
@@ -51,8 +51,8 @@ def play(ledger: Ledger, step: int) -> None:
     ledger.issue(step, [(key, "t") for key in keys(step)], {})
     for key in keys(step):
         ledger.begin(key)
-        ledger.end(trajectory(*key), again=False)
-    ledger.finalize(step, [Fate(key=key, state=State.ADMITTED, outcome=1.0) for key in keys(step)], [keys(step)])
+        ledger.end(trajectory(*key), will_retry=False)
+    ledger.finalize(step, [Disposition(key=key, state=State.ADMITTED, outcome=1.0) for key in keys(step)], [keys(step)])
 
 
 def test_from_issued_to_admitted(tmp_path: Path) -> None:
@@ -62,18 +62,18 @@ def test_from_issued_to_admitted(tmp_path: Path) -> None:
     for number in range(4):
         ledger.begin((GROUP, number))
     seen.append(set(states(tmp_path).values()))
-    ledger.end(trajectory(GROUP, 0, error="SandboxError: gone"), again=True)
+    ledger.end(trajectory(GROUP, 0, error="SandboxError: gone"), will_retry=True)
     seen.append({states(tmp_path)[GROUP, 0]})
     ledger.begin((GROUP, 0))
-    ledger.end(trajectory(GROUP, 0, error="SandboxError: gone"), again=False)
+    ledger.end(trajectory(GROUP, 0, error="SandboxError: gone"), will_retry=False)
     for number in (1, 2, 3):
-        ledger.end(trajectory(GROUP, number), again=False)
+        ledger.end(trajectory(GROUP, number), will_retry=False)
     seen.append(set(states(tmp_path).values()))
     fates = [
-        Fate(key=(GROUP, 0), state=State.GIVEN_UP, why="SandboxError: gone"),
-        Fate(key=(GROUP, 1), state=State.ADMITTED, outcome=1.0),
-        Fate(key=(GROUP, 2), state=State.GATED_OUT, why="its end: timeout", outcome=0.0),
-        Fate(key=(GROUP, 3), state=State.GATED_OUT, why="nothing in it to train"),
+        Disposition(key=(GROUP, 0), state=State.GIVEN_UP, why="SandboxError: gone"),
+        Disposition(key=(GROUP, 1), state=State.ADMITTED, outcome=1.0),
+        Disposition(key=(GROUP, 2), state=State.GATED_OUT, why="its end: timeout", outcome=0.0),
+        Disposition(key=(GROUP, 3), state=State.GATED_OUT, why="nothing in it to train"),
     ]
     ledger.finalize(1, fates, [[(GROUP, 1)], [(GROUP, 1)]])
     assert seen == [{"issued"}, {"running"}, {"env_error"}, {"given_up", "finished"}]
@@ -104,8 +104,8 @@ def test_what_was_given_up_after_a_checkpoint_is_played_again(tmp_path: Path) ->
     ledger = Ledger(tmp_path)
     for step in (1, 2):
         ledger.issue(step, [(keys(step)[0], "t")], {})
-        ledger.end(trajectory(*keys(step)[0], error="EngineError: gone"), again=False)
-    ledger.finalize(1, [Fate(key=keys(1)[0], state=State.GIVEN_UP)], [])
+        ledger.end(trajectory(*keys(step)[0], error="EngineError: gone"), will_retry=False)
+    ledger.finalize(1, [Disposition(key=keys(1)[0], state=State.GIVEN_UP)], [])
     ledger.resume_at(1)
     assert list(states(tmp_path).values()) == ["given_up", "issued"]
     ledger.close()
@@ -114,11 +114,11 @@ def test_what_was_given_up_after_a_checkpoint_is_played_again(tmp_path: Path) ->
 BOOK = """
 import os, signal, sys
 from pathlib import Path
-from turnstile.records.ledger import Fate, Ledger, State
+from turnstile.records.ledger import Disposition, Ledger, State
 ledger = Ledger(Path(sys.argv[1]))
 keys = [("g", number) for number in range(1000)]
 ledger.issue(1, [(key, "t") for key in keys], {})
-ledger.finalize(1, [Fate(key=key, state=State.ADMITTED) for key in keys], [keys])
+ledger.finalize(1, [Disposition(key=key, state=State.ADMITTED) for key in keys], [keys])
 statements = 0
 def count(statement):
     global statements
@@ -126,7 +126,7 @@ def count(statement):
     if statements == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 ledger._db.set_trace_callback(count)
-ledger.finalize(2, [Fate(key=key, state=State.GATED_OUT) for key in keys], [keys])
+ledger.finalize(2, [Disposition(key=key, state=State.GATED_OUT) for key in keys], [keys])
 ledger.commit(2, "digest")
 """
 

@@ -12,7 +12,7 @@ import pytest
 
 from made_groups import attempt, score
 from turnstile.records.record import LOGPROB, WEIGHT, Recorder
-from turnstile.records.run_diff import parting
+from turnstile.records.run_diff import first_difference
 from turnstile.types import Group, Message, Score, Stop, Task, Trajectory, Turn
 
 LENGTHS = [3, 2]
@@ -86,7 +86,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "line"), CASES)
 def test_what_differs_first(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
-    found = parting(write(tmp_path / "a"), write(tmp_path / "b", **changes))
+    found = first_difference(write(tmp_path / "a"), write(tmp_path / "b", **changes))
     assert str(found).startswith(f"step 3: {line}")
 
 
@@ -98,7 +98,7 @@ def test_log_probabilities_before_the_tokens_they_lead_to(tmp_path: Path) -> Non
         logprobs[0] -= 1e-6
         return completed(1, token_ids=tokens, logprobs=logprobs)(trajectory)
 
-    found = parting(write(tmp_path / "a"), write(tmp_path / "b", change=change))
+    found = first_difference(write(tmp_path / "a"), write(tmp_path / "b", change=change))
     assert f"step 3: the sampler's log-probabilities (weights or engine) differ in {WHERE}, turn 1, token 0 (" in str(
         found
     )
@@ -109,13 +109,13 @@ def test_what_only_clocks_say_is_no_difference(tmp_path: Path) -> None:
         slow = turned(0, seconds=9.0)(completed(0, seconds=9.0)(trajectory))
         return replace(slow, times={"generate": 9.0})
 
-    assert parting(write(tmp_path / "a"), write(tmp_path / "b", change=later)) == 12
+    assert first_difference(write(tmp_path / "a"), write(tmp_path / "b", change=later)) == 12
 
 
 def test_a_run_that_goes_on_longer(tmp_path: Path) -> None:
     one, other = write(tmp_path / "a"), write(tmp_path / "b")
     for step in (11, 12):
         (other / "record" / f"{step:06d}-train.jsonl.gz").unlink()
-    assert parting(one, other) == parting(other, one) == 10
+    assert first_difference(one, other) == first_difference(other, one) == 10
     (other / "record" / "000004-train.jsonl.gz").unlink()
-    assert str(parting(one, other)) == "step 4: the steps recorded differ"
+    assert str(first_difference(one, other)) == "step 4: the steps recorded differ"

@@ -25,7 +25,7 @@ from turnstile.envs.guess import GuessEnv
 from turnstile.errors import ConfigError, TrainingError
 from turnstile.records.record import read_record
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.workers import LOG, MODULE, Play, Worker, ending
+from turnstile.rollout.workers import LOG, MODULE, PlayJobs, Worker, describe_exit
 from turnstile.runs.train import train
 from turnstile.runs.worker import Setup
 from turnstile.types import Task
@@ -151,18 +151,18 @@ def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def first_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens once has not happened yet."""
     monkeypatch.setenv(played_ahead.ONCE, str(tmp_path / "mark"))
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("first_time")
 @pytest.mark.slow
 def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(ahead(inputs, 2), run=run, env=played_ahead.Deadly)["step"] == 2
     (line,) = [line for line in said(run) if "SIGKILL" in line]
-    assert "another plays the" in line
+    assert "another one plays its" in line
     for step in (1, 2):
         groups = [entry.group for entry in read_record(run, phase="train", step=step)]
         assert [len(group.trajectories) for group in groups] == [guess_run.ATTEMPTS] * guess_run.GROUPS
@@ -170,7 +170,7 @@ def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
     assert command(["audit", str(run)]) == 0
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("first_time")
 @pytest.mark.parametrize("env", [played_ahead.ToldToEnd, played_ahead.Interrupted])
 @pytest.mark.slow
 def test_one_that_is_told_to_end_ends_in_order_and_is_replaced(
@@ -180,10 +180,10 @@ def test_one_that_is_told_to_end_ends_in_order_and_is_replaced(
     run = tmp_path / "run"
     assert train(ahead(inputs, 2), run=run, env=env)["step"] == 2
     lines = said(run)
-    assert any(f"was told to end ({env.number.name}); another plays the" in line for line in lines)
+    assert any(f"was stopped ({env.number.name}); another one plays its" in line for line in lines)
     assert (run / LOG).read_text().splitlines() == ["a tool's complaint"]
     (line,) = [line for line in lines if line.endswith("a tool's complaint")]
-    assert re.match(r"process \d+, which plays: ", line)
+    assert re.match(r"worker process \d+: ", line)
     assert command(["audit", str(run), "--record"]) == 0
 
 
@@ -211,20 +211,20 @@ def test_what_is_played_while_training_computes_is_written_down(inputs: Path, tm
     assert command(["audit", str(run), "--record"]) == 0
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("first_time")
 @pytest.mark.slow
 def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"was killed .SIGKILL.*and so did 3 one after another"):
+    with pytest.raises(TrainingError, match=r"was killed .SIGKILL.*and so did 3 in a row"):
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.AlwaysDeadly)
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("first_time")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.slow
 def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path, strict: bool) -> None:
     with pytest.raises(KeyError, match="no such tool") as raised:
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty, strict=strict)
-    assert any("10 attempts had failed so before it" in note for note in raised.value.__notes__) is not strict
+    assert any("10 attempts had failed before it" in note for note in raised.value.__notes__) is not strict
     (note,) = [note for note in raised.value.__notes__ if note.startswith("in the process that plays episodes")]
     assert 'raise KeyError("no such tool")' in note
 
@@ -234,7 +234,7 @@ async def test_a_fault_that_comes_while_training_computes_is_not_lost(inputs: Pa
     """It is not among what is booked then, and is raised when training waits again."""
     worker = Worker(Setup(recipe=ahead(inputs, 2), env=played_ahead.no_env), log=tmp_path / LOG)
     try:
-        worker.send(Play([(Task(id="guess-1-0", env="guess"), Attempt(group="g", number=0, seed=0))]))
+        worker.send(PlayJobs([(Task(id="guess-1-0", env="guess"), Attempt(group="g", number=0, seed=0))]))
         while worker._process.poll() is None:
             time.sleep(0.02)  # noqa: ASYNC251 - as training does
         with pytest.raises(LookupError, match="no such environment"):
@@ -254,7 +254,7 @@ def test_what_cannot_be_sent_is_said(inputs: Path, tmp_path: Path) -> None:
         train(ahead(inputs, 2), run=tmp_path / "run", env=lambda: GuessEnv())
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("first_time")
 @pytest.mark.slow
 def test_what_only_the_script_knows_is_said_too(inputs: Path, tmp_path: Path) -> None:
     """It can be sent, and not be read there."""
@@ -291,6 +291,6 @@ def test_training_may_be_faster_than_the_other_process_starts(inputs: Path, tmp_
 
 
 def test_how_processes_end() -> None:
-    assert ending(3) == "ended with code 3"
-    assert ending(-signal.SIGTERM) == "was killed (SIGTERM)"
-    assert ending(128 + signal.SIGTERM) == "was told to end (SIGTERM)"
+    assert describe_exit(3) == "ended with code 3"
+    assert describe_exit(-signal.SIGTERM) == "was killed (SIGTERM)"
+    assert describe_exit(128 + signal.SIGTERM) == "was stopped (SIGTERM)"

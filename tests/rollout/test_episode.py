@@ -277,7 +277,7 @@ async def test_the_action_that_meets_the_deadline_is_in_the_trajectory() -> None
 async def test_each_stage_of_a_turn_is_told_when_it_is_reached() -> None:
     env, heard = FakeEnv(), []
 
-    def turned(number: int, turn: Turn) -> None:
+    def on_turn(number: int, turn: Turn) -> None:
         heard.append((number, turn.stage, turn.state_key, len(turn.observation), env.did.count("step")))
 
     engine = scripted(says("look", "submit"))
@@ -290,7 +290,7 @@ async def test_each_stage_of_a_turn_is_told_when_it_is_reached() -> None:
         scaffold=SCAFFOLD,
         sampling=Sampling(max_tokens=16),
         limits=Limits(),
-        turned=turned,
+        on_turn=on_turn,
     )
     assert heard == [
         (0, Stage.SAMPLED, "", 0, 0),

@@ -102,7 +102,7 @@ async def test_a_board_is_empty_again_when_a_fault_stops_the_episodes() -> None:
 async def test_an_environment_that_does_not_close_stops_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rollout, "CLOSING", 0.05)
+    monkeypatch.setattr(rollout, "CLOSE_TIMEOUT", 0.05)
     (found,) = await player(lambda: FakeEnv({"close": hang})).groups(tasks(1), 2, label="x", seed=0)
     assert [one.stop for one in found.trajectories] == [Stop.TURNS] * 2
     assert caplog.text.count("was not closed within 0.05 s") == 2
@@ -291,7 +291,7 @@ async def test_one_fault_more_than_the_limit_is_raised(deterministic: bool) -> N
     with pytest.raises(ZeroDivisionError, match="a mistake") as caught:
         await replace(some, retries=0).groups(tasks(1), 1, label="y", seed=0)
     assert caught.value.__notes__ == [
-        "in task 't0', attempt 0 of group 'y/0/t0'; 2 attempts had failed so before it (rollout.max_failures)"
+        "in task 't0', attempt 0 of group 'y/0/t0'; 2 attempts had failed before it (rollout.max_failures)"
     ]
     assert engine.open_now == set()
 
@@ -327,12 +327,12 @@ async def test_errors_raised_on_purpose_and_faults_of_the_engine_are_never_passe
 
 async def test_books_that_cannot_be_written_are_no_fault_of_an_environment() -> None:
     class Full(EpisodeCallback):
-        def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
+        def on_turn(self, attempt: Attempt, number: int, turn: Turn) -> None:
             raise OSError(28, "No space left on device")
 
     failures = Failures(9)
     with pytest.raises(OSError, match="No space left"):
-        await player(FakeEnv, failures=failures).groups(tasks(1), 1, label="x", seed=0, watch=Full())
+        await player(FakeEnv, failures=failures).groups(tasks(1), 1, label="x", seed=0, callback=Full())
     assert failures.count == 0
 
 

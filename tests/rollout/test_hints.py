@@ -12,7 +12,7 @@ import pytest
 from helpers import byte_tokenizer
 from modelserver import tiny_engine
 from plays import SCAFFOLD, TASK, FakeEnv, player, tasks
-from turnstile.agents.history import hinted, messages_before
+from turnstile.agents.history import messages_before, with_hint
 from turnstile.config import make_recipe
 from turnstile.errors import ConfigError
 from turnstile.records.codec import decode, encode
@@ -77,11 +77,11 @@ def test_the_tasks_criteria_come_before_the_recipes() -> None:
     [
         (
             lambda: hint()(TASK, 0, 2, 1),
-            "a criterion at least for task 't', but it has no 'rubric' in its data, and no",
+            "at least one criterion for task 't', but it has no 'rubric' in its data, and no",
         ),
         (lambda: hint()(replace(TASK, data={"rubric": [1]}), 0, 2, 1), "but 'rubric' in its data is \\[1\\]"),
         (lambda: hint()(replace(TASK, data={"rubric": {}}), 0, 2, 1), "but 'rubric' in its data is {}"),
-        (lambda: hint(midpoint=2.0), "wants midpoint in \\[0, 1\\] and steepness above 0, got 2.0"),
+        (lambda: hint(midpoint=2.0), "needs midpoint in \\[0, 1\\] and steepness above 0, got 2.0"),
         (lambda: hint(steepness=float("nan")), "steepness above 0, got 0.2 and nan"),
         (lambda: hint(decay="quick"), "decay sigmoid, linear or none; got 'linear' and 'quick'"),
     ],
@@ -93,9 +93,9 @@ def test_bad_words(make: Any, message: str) -> None:
 
 def test_a_hint_stands_at_the_end_of_what_the_user_said() -> None:
     system, user = Message(role="system", content="Be good."), Message(role="user", content="Go.")
-    assert hinted([system, user], "Mind.") == (system, replace(user, content="Go.\n\nMind."))
-    assert hinted([system], "Mind.") == (system, Message(role="user", content="Mind."))
-    assert hinted([user], "") == (user,)
+    assert with_hint([system, user], "Mind.") == (system, replace(user, content="Go.\n\nMind."))
+    assert with_hint([system], "Mind.") == (system, Message(role="user", content="Mind."))
+    assert with_hint([user], "") == (user,)
 
 
 def prompt(trajectory: Trajectory) -> str:
@@ -139,12 +139,12 @@ async def test_an_environment_may_call_a_signal_hint() -> None:
 
 
 def test_episodes_played_ahead_are_shown_the_same(tmp_path: Path) -> None:
-    books = RunRecords(tmp_path)
+    records = RunRecords(tmp_path)
     source = AsyncSource(
         start=lambda: pytest.fail("nothing is played"),
         write=lambda version: tmp_path,
         engine=tiny_engine(byte_tokenizer()),
-        books=books,
+        records=records,
         sampler=TaskSampler(tasks(1)),
         groups=1,
         attempts=3,
@@ -153,10 +153,10 @@ def test_episodes_played_ahead_are_shown_the_same(tmp_path: Path) -> None:
         last=11,
         hint=hint(criteria={"x": "Be quick.", "y": "Be kind."}),
     )
-    drawn = [attempt.hint for _, attempt in source._draw(1).jobs.values()]
+    drawn = [attempt.hint for _, attempt in source._issue_step(1).jobs.values()]
     assert [len(shown(text)) for text in drawn] == [2, 1, 0]
     assert drawn[1] == hint(criteria={"x": "Be quick.", "y": "Be kind."})(tasks(1)[0], 1, 3, 1)
-    books.close()
+    records.close()
 
 
 def test_a_recipe_names_one() -> None:

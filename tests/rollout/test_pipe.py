@@ -8,21 +8,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from turnstile.rollout.pipe import Line
-from turnstile.rollout.workers import QUOTED, QUOTED_BYTES, _Log
+from turnstile.rollout.pipe import Pipe
+from turnstile.rollout.workers import MAX_BYTES, MAX_LINES, _LogTail
 
 LARGE = bytes(32 << 20)  # far more than a socket takes by itself
 
 
 async def test_messages_come_in_their_order_and_then_the_end() -> None:
     ours, theirs = socket.socketpair()
-    one, other = Line(ours), Line(theirs)
+    one, other = Pipe(ours), Pipe(theirs)
     for number in range(100):
         one.send(number)
     assert [await other.receive() for _ in range(100)] == list(range(100))
     one.close()
     assert [await other.receive() for _ in range(3)] == [None, None, None]
-    assert await other.waiting() == 1  # the end is there to stay
+    assert await other.pending() == 1  # the end is there to stay
     other.send("to nobody")
     other.close()
 
@@ -30,10 +30,10 @@ async def test_messages_come_in_their_order_and_then_the_end() -> None:
 async def test_nobody_waits_for_a_reader_who_has_not_begun() -> None:
     """The other process imports for seconds before it reads, and training goes on."""
     ours, theirs = socket.socketpair()
-    one = Line(ours)
+    one = Pipe(ours)
     one.send(LARGE)
     one.send("more")
-    other = Line(theirs)
+    other = Pipe(theirs)
     assert await other.receive() == LARGE
     assert await other.receive() == "more"
     one.close()
@@ -42,9 +42,9 @@ async def test_nobody_waits_for_a_reader_who_has_not_begun() -> None:
 
 async def test_what_was_sent_is_written_when_it_is_finished() -> None:
     ours, theirs = socket.socketpair()
-    one, other = Line(ours), Line(theirs)
+    one, other = Pipe(ours), Pipe(theirs)
     one.send(LARGE)
-    one.finish()
+    one.finish_sending()
     assert await other.receive() == LARGE
     one.close()
     other.close()
@@ -53,14 +53,14 @@ async def test_what_was_sent_is_written_when_it_is_finished() -> None:
 async def test_messages_are_heard_while_the_loop_is_held_up() -> None:
     heard: list[Any] = []
 
-    def hear(message: Any) -> Any:
+    def on_message(message: Any) -> Any:
         heard.append((message, threading.current_thread() is threading.main_thread()))
         if message == "wrong":
             raise ValueError("cannot be booked")
         return None if message == "kept" else message
 
     ours, theirs = socket.socketpair()
-    one, other = Line(ours), Line(theirs, hear=hear)
+    one, other = Pipe(ours), Pipe(theirs, on_message=on_message)
     for message in ("kept", "passed on", "wrong"):
         one.send(message)
     while len(heard) < 3:
@@ -75,20 +75,20 @@ async def test_messages_are_heard_while_the_loop_is_held_up() -> None:
 def test_what_a_process_prints_is_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "worker.log"
     path.write_text("of an earlier process\n")
-    log = _Log(path)
-    assert log.news() == []
+    log = _LogTail(path)
+    assert log.new_lines() == []
     with path.open("a") as printing:
         printing.write("one\n\nprogress 1 %\rprogress 100 %\nbeg")
         printing.flush()
-        assert log.news() == ["one", "progress 100 %"]
+        assert log.new_lines() == ["one", "progress 100 %"]
         printing.write("un\n")
         printing.flush()
-        assert log.news() == ["begun"]
-        printing.write("".join(f"{number}\n" for number in range(QUOTED + 5)))
+        assert log.new_lines() == ["begun"]
+        printing.write("".join(f"{number}\n" for number in range(MAX_LINES + 5)))
         printing.flush()
         last = f"(the last lines of {path})"
-        assert log.news() == [last, *map(str, range(5, QUOTED + 5))]
-        printing.write("x" * QUOTED_BYTES + "\nthe last\n")
+        assert log.new_lines() == [last, *map(str, range(5, MAX_LINES + 5))]
+        printing.write("x" * MAX_BYTES + "\nthe last\n")
         printing.flush()
-        assert log.news()[-1] == "the last"
-    assert log.news() == []
+        assert log.new_lines()[-1] == "the last"
+    assert log.new_lines() == []

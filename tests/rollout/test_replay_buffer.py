@@ -12,8 +12,8 @@ import pytest
 
 from made_groups import attempt, group_of, score
 from turnstile.errors import CheckpointError
-from turnstile.records.record import AGAIN, Recorder
-from turnstile.rollout.replay_buffer import ReplayBuffer, outside
+from turnstile.records.record import REPLAYED, Recorder
+from turnstile.rollout.replay_buffer import ReplayBuffer, without_baseline
 from turnstile.types import F32, Group
 
 
@@ -47,7 +47,7 @@ def fed(run: Path, steps: int = 1, **knobs: int) -> ReplayBuffer:
         again = found.draw(step)
         recorder.write(step, "train", group, [score(1.0, [0.0, 0.0])] * 3)
         for old in again:
-            recorder.write(step, "train", old, [score(1.0, [0.0, 0.0])] * len(old.trajectories), label=AGAIN)
+            recorder.write(step, "train", old, [score(1.0, [0.0, 0.0])] * len(old.trajectories), label=REPLAYED)
         paid = [*credit(0.5, 0.0, 1.0), *(credit(*[1.0] * len(old.trajectories))[0] for old in again)]
         found.keep(step, [group, *again], paid, [all_of([group, *again])])
     return found
@@ -120,12 +120,12 @@ def test_it_comes_back_from_a_checkpoint_and_the_record(tmp_path: Path) -> None:
 
 def test_an_attempt_that_the_record_lacks_is_one_clear_error(tmp_path: Path) -> None:
     fed(tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds attempt 7 of 'train/1/0/t', which the record of step 1 in"):
+    with pytest.raises(CheckpointError, match=r"holds attempt 7 of 'train/1/0/t', but the record of step 1 in"):
         buffer(tmp_path).restore({"kept": [[1, "train/1/0/t", 7, 0]]})
 
 
 def test_what_is_taken_again_is_part_of_no_baseline() -> None:
     own = [score(1.0), replace(score(0.5), in_gradient=False)]
-    (found,) = outside([own])
+    (found,) = without_baseline([own])
     assert [one.in_baseline for one in found] == [False, False]
     assert [one.in_gradient for one in found] == [True, False]

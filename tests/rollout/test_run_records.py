@@ -40,91 +40,93 @@ class Counted:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 async def test_only_what_had_not_finished_is_played(tmp_path: Path, deterministic: bool) -> None:
-    books = RunRecords(tmp_path)
+    records = RunRecords(tmp_path)
     how = {"speak": says("look", "submit"), "concurrent": 2, "deterministic": deterministic}
     with pytest.raises(ValueError, match="a fault"):
-        await player(Counted(bad=5), **how).groups(tasks(2), 4, label="train/1", seed=0, watch=books.watch(1))
-    books.close()
+        await player(Counted(bad=5), **how).groups(tasks(2), 4, label="train/1", seed=0, callback=records.callback(1))
+    records.close()
     finished = sum(state == "finished" for (state,) in rows(tmp_path, "state"))
     assert 0 < finished < 8
 
-    books, again = RunRecords(tmp_path), Counted()
-    books.ledger.resume_at(0)
-    watch, told = books.watch(1), []
-    found = await player(again, **how).groups(tasks(2), 4, label="train/1", seed=0, watch=watch, done=told.append)
-    assert (watch.taken, again.made, len(told)) == (finished, 8 - finished, 8)
+    records, resumed = RunRecords(tmp_path), Counted()
+    records.ledger.resume_at(0)
+    callback, told = records.callback(1), []
+    found = await player(resumed, **how).groups(
+        tasks(2), 4, label="train/1", seed=0, callback=callback, done=told.append
+    )
+    assert (callback.restored, resumed.made, len(told)) == (finished, 8 - finished, 8)
     assert [[t.attempt for t in group.trajectories] for group in found] == [[0, 1, 2, 3]] * 2
     assert all(t.stop is Stop.SUBMITTED and len(t.turns) == 2 for group in found for t in group.trajectories)
     assert set(rows(tmp_path, "state", "turns")) == {("finished", 2)}
 
     third = Counted()
-    same = await player(third, **how).groups(tasks(2), 4, label="train/1", seed=0, watch=books.watch(1))
+    same = await player(third, **how).groups(tasks(2), 4, label="train/1", seed=0, callback=records.callback(1))
     assert third.made == 0
     assert encode(same) == encode(found)
-    books.close()
+    records.close()
 
 
 async def test_failures_are_booked_and_what_was_given_up_is_played_again(tmp_path: Path) -> None:
-    books, seen = RunRecords(tmp_path), []
+    records, seen = RunRecords(tmp_path), []
     breaks = once_then(SandboxError("gone"))
 
     def make() -> FakeEnv:
         seen.append(rows(tmp_path, "state", "why", "begun"))
         return FakeEnv({"step": breaks})
 
-    await player(make, says("submit")).groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
+    await player(make, says("submit")).groups(tasks(1), 1, label="train/1", seed=0, callback=records.callback(1))
     assert seen == [[("issued", "", 0)], [("env_error", "SandboxError: gone", 1)]]
     assert rows(tmp_path, "state", "why", "begun") == [("finished", "", 2)]
 
     broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), retries=1)
-    (group,) = await broken.groups(tasks(1), 1, label="train/2", seed=0, watch=books.watch(2))
+    (group,) = await broken.groups(tasks(1), 1, label="train/2", seed=0, callback=records.callback(2))
     assert rows(tmp_path, "state", "begun")[1] == ("given_up", 2)
-    books.finalize(2, [group], [[score(0.0)]], [])
+    records.finalize(2, [group], [[score(0.0)]], [])
     assert rows(tmp_path, "state", "why")[1] == ("given_up", "SandboxError: gone")
     mended = Counted()
-    watch = books.watch(2)
-    (group,) = await player(mended, says("submit")).groups(tasks(1), 1, label="train/2", seed=0, watch=watch)
-    assert (group.trajectories[0].stop, mended.made, watch.taken) == (Stop.SUBMITTED, 1, 0)
-    books.close()
+    callback = records.callback(2)
+    (group,) = await player(mended, says("submit")).groups(tasks(1), 1, label="train/2", seed=0, callback=callback)
+    assert (group.trajectories[0].stop, mended.made, callback.restored) == (Stop.SUBMITTED, 1, 0)
+    records.close()
 
 
 async def test_the_action_that_meets_the_deadline_is_booked_and_read_back(tmp_path: Path) -> None:
     """Its 5 tokens count, and the attempt is not played again when the run goes on."""
-    books = RunRecords(tmp_path)
+    records = RunRecords(tmp_path)
     slow = player(lambda: FakeEnv({"step": hang}), says("look"), limits=Limits(turns=3, seconds=0.05))
-    (group,) = await slow.groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
+    (group,) = await slow.groups(tasks(1), 1, label="train/1", seed=0, callback=records.callback(1))
     (one,) = group.trajectories
     assert (one.stop, [turn.stage for turn in one.turns]) == (Stop.TIMEOUT, [Stage.DELIVERED])
     assert rows(tmp_path, "state", "turns", "tokens") == [("finished", 1, 5)]
-    books.finalize(1, [group], [[score(1.0)]], [[one.key]])
+    records.finalize(1, [group], [[score(1.0)]], [[one.key]])
     assert rows(tmp_path, "state", "turns", "tokens") == [("admitted", 1, 5)]
-    books.close()
-    books = RunRecords(tmp_path)
-    books.ledger.resume_at(0)
-    (again,) = await slow.groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
+    records.close()
+    records = RunRecords(tmp_path)
+    records.ledger.resume_at(0)
+    (again,) = await slow.groups(tasks(1), 1, label="train/1", seed=0, callback=records.callback(1))
     assert encode(again) == encode(group)
-    books.close()
+    records.close()
 
 
 async def test_the_action_in_which_infrastructure_failed_is_booked(tmp_path: Path) -> None:
-    books = RunRecords(tmp_path)
+    records = RunRecords(tmp_path)
     broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), says("look"), retries=0)
-    await broken.groups(tasks(1), 1, label="train/1", seed=0, watch=books.watch(1))
+    await broken.groups(tasks(1), 1, label="train/1", seed=0, callback=records.callback(1))
     assert rows(tmp_path, "state", "turns", "tokens") == [("given_up", 1, 5)]
-    ((_, end),) = books.journal.finished(1).items()
+    ((_, end),) = records.journal.finished(1).items()
     assert (end.stop, [turn.stage for turn in end.turns]) == (Stop.ERROR, [Stage.DELIVERED])
-    books.close()
+    records.close()
 
 
 async def test_why_attempts_were_kept_out(tmp_path: Path) -> None:
-    books = RunRecords(tmp_path)
+    records = RunRecords(tmp_path)
     some = player(FakeEnv, says("look"))
-    played = await some.groups(tasks(2), 3, label="train/1", seed=0, watch=books.watch(1))
+    played = await some.groups(tasks(2), 3, label="train/1", seed=0, callback=records.callback(1))
     scores = [
         [score(1.0), score(1.0, in_gradient=False), score(1.0)],
         [score(0.0), score(0.0), score(0.0, in_gradient=False)],
     ]
-    books.finalize(1, played, scores, [[played[0].trajectories[0].key]])
+    records.finalize(1, played, scores, [[played[0].trajectories[0].key]])
     assert rows(tmp_path, "state", "why", "outcome", "settled") == [
         ("admitted", "", 1.0, 1),
         ("gated_out", "its end: turns", 1.0, 1),
@@ -133,13 +135,13 @@ async def test_why_attempts_were_kept_out(tmp_path: Path) -> None:
         ("gated_out", "its group's advantages are all zero", 0.0, 1),
         ("gated_out", "its end: turns", 0.0, 1),
     ]
-    books.close()
+    records.close()
 
 
 def test_several_threads_book_at_once(tmp_path: Path) -> None:
     """As when another process plays while training settles and commits: nothing is mixed up, nothing is missing."""
-    books = RunRecords(tmp_path)
-    watches = [books.watch(step) for step in (1, 2, 3)]
+    records = RunRecords(tmp_path)
+    callbacks = [records.callback(step) for step in (1, 2, 3)]
     faults: list[BaseException] = []
 
     def play(step: int) -> None:
@@ -147,12 +149,12 @@ def test_several_threads_book_at_once(tmp_path: Path) -> None:
             for number in range(40):
                 played = attempt(number, [2, 3], group=f"train/{step}/0/t")
                 of = Attempt(group=played.group, number=number, seed=0)
-                watches[step - 1].issued([(Task(id="t", env="e"), of)])
-                watches[step - 1].begins(of)
+                callbacks[step - 1].on_issue([(Task(id="t", env="e"), of)])
+                callbacks[step - 1].on_start(of)
                 for place, turn in enumerate(played.turns):
                     for stage in stages(turn):
-                        watches[step - 1].turned(of, place, stage)
-                watches[step - 1].ended(played, again=False)
+                        callbacks[step - 1].on_turn(of, place, stage)
+                callbacks[step - 1].on_end(played, will_retry=False)
         except BaseException as fault:
             faults.append(fault)
 
@@ -161,7 +163,7 @@ def test_several_threads_book_at_once(tmp_path: Path) -> None:
         thread.start()
     commits = 0
     while any(thread.is_alive() for thread in threads):
-        books.commit(commits % 5, f"digest {commits}", 0)
+        records.commit(commits % 5, f"digest {commits}", 0)
         commits += 1
     for thread in threads:
         thread.join()
@@ -169,5 +171,5 @@ def test_several_threads_book_at_once(tmp_path: Path) -> None:
     assert commits
     assert rows(tmp_path, "state", "begun", "turns", "tokens") == [("finished", 1, 2, 5)] * 120
     for step in (1, 2, 3):
-        assert [len(found.turns) for found in books.journal.finished(step).values()] == [2] * 40
-    books.close()
+        assert [len(found.turns) for found in records.journal.finished(step).values()] == [2] * 40
+    records.close()

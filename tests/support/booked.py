@@ -26,22 +26,24 @@ def groups(step: int) -> list[Group]:
 
 def booked_run(run: Path, steps: int = 2) -> Path:
     """Two groups of two attempts a step, in two passes; the first task is trained on, the second is flat."""
-    books, recorder = RunRecords(run), Recorder(run)
+    records, recorder = RunRecords(run), Recorder(run)
     for step in range(1, steps + 1):
         played = groups(step)
-        watch = books.watch(step)
-        watch.issued([(g.task, Attempt(group=g.id, number=t.attempt, seed=0)) for g in played for t in g.trajectories])
+        callback = records.callback(step)
+        callback.on_issue(
+            [(g.task, Attempt(group=g.id, number=t.attempt, seed=0)) for g in played for t in g.trajectories]
+        )
         scores = [[score(1.0 - place) for _ in range(2)] for place in range(2)]
         for group, own in zip(played, scores, strict=True):
             for trajectory in group.trajectories:
-                watch.begins(Attempt(group=group.id, number=trajectory.attempt, seed=0))
+                callback.on_start(Attempt(group=group.id, number=trajectory.attempt, seed=0))
                 for number, turn in enumerate(trajectory.turns):
                     for stage in stages(turn):
-                        watch.turned(Attempt(group=group.id, number=trajectory.attempt, seed=0), number, stage)
-                watch.ended(trajectory, again=False)
+                        callback.on_turn(Attempt(group=group.id, number=trajectory.attempt, seed=0), number, stage)
+                callback.on_end(trajectory, will_retry=False)
             recorder.write(step, "train", group, own)
         trained = [t.key for t in played[0].trajectories]
-        books.finalize(step, played, scores, [trained, trained])
-        books.commit(step, "digest", step)
-    books.close()
+        records.finalize(step, played, scores, [trained, trained])
+        records.commit(step, "digest", step)
+    records.close()
     return run

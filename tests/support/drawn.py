@@ -42,7 +42,7 @@ def main(happens: str = "") -> None:
 
 def crowd() -> None:
     """Draws and prints as often as it can, and what is drawn is higher every other time; signals come all the while."""
-    screen.A_SECOND = 200
+    screen.REFRESH_RATE = 200
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
     tracker = ConsoleTracker(Path("runs/demo"))
@@ -57,9 +57,9 @@ def crowd() -> None:
 
 def play(tracker: ConsoleTracker, board: StatusBoard, step: int) -> None:
     keys = [(f"g{step}", number) for number in range(EPISODES)]
-    board.put(keys)
-    board.put(keys[:2], EpisodeStatus.GENERATING)
-    board.put(keys[2:3], EpisodeStatus.ACTING)
+    board.set_status(keys)
+    board.set_status(keys[:2], EpisodeStatus.GENERATING)
+    board.set_status(keys[2:3], EpisodeStatus.ACTING)
     board.failures["SandboxError"] = step
     tracker.progress(f"step {step}, episodes", 0, EPISODES)
     time.sleep(0.6)  # for as long as it takes to be drawn

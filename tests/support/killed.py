@@ -142,7 +142,7 @@ def arrange(fate: _Fate) -> None:
         commit(ledger, *arguments)
         ledger._db.set_trace_callback(None)
 
-    before(RunRecords, "watch", lambda _, step: fate.begins(step))
+    before(RunRecords, "callback", lambda _, step: fate.begins(step))
     before(GuessEnv, "step", at("rollout"))
     before(Journal, "_write", at("turn written"))
     before(loop, "prepare", at("before training"))

@@ -16,11 +16,11 @@ def counted(board: StatusBoard) -> dict[str, int]:
 
 def test_episodes_are_where_they_were_put_last() -> None:
     board = StatusBoard()
-    board.put(KEYS)
-    board.put(KEYS[:2], EpisodeStatus.GENERATING)
-    board.put(KEYS[:1], EpisodeStatus.ACTING)
+    board.set_status(KEYS)
+    board.set_status(KEYS[:2], EpisodeStatus.GENERATING)
+    board.set_status(KEYS[:1], EpisodeStatus.ACTING)
     assert counted(board) == {"waiting": 2, "generating": 1, "in a tool": 1}
-    board.take(KEYS)
+    board.remove(KEYS)
     assert counted(board) == {}
 
 
@@ -28,24 +28,24 @@ def test_ends_are_told_apart_and_failures_counted_by_kind() -> None:
     board = StatusBoard()
     played = attempt(0, [2, 3], group="g")
     failed = replace(played, attempt=1, stop=Stop.ERROR, error="SandboxError: it died")
-    board.put(KEYS)
-    board.ended(played, again=False)
-    board.ended(failed, again=True)
+    board.set_status(KEYS)
+    board.on_end(played, will_retry=False)
+    board.on_end(failed, will_retry=True)
     assert counted(board) == {"waiting": 3, "finished": 1}
-    board.ended(failed, again=False)
+    board.on_end(failed, will_retry=False)
     assert counted(board) == {"waiting": 2, "finished": 1, "failed": 1}
     assert board.failures == {"SandboxError": 2}
     for turn in played.turns:
         for stage in stages(turn):
-            board.turned(stage)
+            board.on_turn(stage)
     assert board.tokens == 5
 
 
 def test_what_another_process_plays_is_counted_too() -> None:
     board, other = StatusBoard(), StatusBoard()
-    other.put(KEYS, EpisodeStatus.GENERATING)
-    other.ended(attempt(3, [1], group="g"), again=False)
-    assert other.under_way() == {EpisodeStatus.GENERATING: 3}
-    board.elsewhere = other.under_way()
-    board.put([("h", 0)], EpisodeStatus.GENERATING)
+    other.set_status(KEYS, EpisodeStatus.GENERATING)
+    other.on_end(attempt(3, [1], group="g"), will_retry=False)
+    assert other.unfinished() == {EpisodeStatus.GENERATING: 3}
+    board.remote_counts = other.unfinished()
+    board.set_status([("h", 0)], EpisodeStatus.GENERATING)
     assert counted(board) == {"generating": 4}

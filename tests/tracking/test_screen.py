@@ -11,7 +11,7 @@ import pytest
 
 import drawn
 from terminal import Ended, lines, on_terminal
-from turnstile.tracking.screen import shares
+from turnstile.tracking.screen import time_shares
 
 COMMAND = [sys.executable, drawn.__file__]
 
@@ -105,6 +105,6 @@ def test_a_pipe_gets_plain_lines_whatever_is_forced() -> None:
 def test_what_a_step_was_spent_on() -> None:
     step = {"seconds/step": 10.0, "seconds/rollout": 6.0, "seconds/generate": 4.0, "seconds/update": 3.0}
     ahead = {"seconds/step": 10.0, "seconds/rollout": 0.0, "seconds/generate": 9.0, "seconds/update": 9.0}
-    assert shares([step]) == pytest.approx({"generate": 0.4, "environment": 0.2, "train": 0.3, "other": 0.1})
-    assert shares([step, ahead])["generate"] == pytest.approx(0.65)
-    assert shares([ahead])["environment"] == 0.0
+    assert time_shares([step]) == pytest.approx({"generate": 0.4, "environment": 0.2, "train": 0.3, "other": 0.1})
+    assert time_shares([step, ahead])["generate"] == pytest.approx(0.65)
+    assert time_shares([ahead])["environment"] == 0.0

@@ -13,7 +13,7 @@ from made_groups import score
 from modelserver import tiny_engine, tiny_network
 from plays import SCAFFOLD, TASK, FakeEnv, player
 from turnstile.agents.base import Scaffold
-from turnstile.agents.history import hinted
+from turnstile.agents.history import with_hint
 from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.agents.renderer import ChatRenderer
 from turnstile.batching.rows import rows_of
@@ -74,7 +74,7 @@ async def test_the_prompt_tells_what_came_of_it(kind: str, bytes_: Any) -> None:
     text = "An attempt at this ended so:\n[verdict]\nbad\n\nok"
     found = made.provide(rows(group), Sampling())
     for row, marked, one in zip(rows(group), found, group.trajectories, strict=True):
-        prompt = scaffold.renderer.prompt(hinted(one.opening, text), one.tools)
+        prompt = scaffold.renderer.prompt(with_hint(one.opening, text), one.tools)
         expected = plainly(bytes_, prompt, row, len(one.turns[0].context_ids))
         assert marked.extras["feedback_logprobs"] == pytest.approx(expected, abs=1e-4)
         assert np.array_equal(marked.token_ids, row.token_ids)
@@ -147,6 +147,6 @@ async def test_a_context_that_was_rewritten_has_its_feedback_too(bytes_: Any) ->
     first, second, *_ = rows(group)
     found = made.provide([first, second], Sampling())
     text = "An attempt at this ended so:\nok"
-    messages = (*hinted(one.opening, text), *said)
+    messages = (*with_hint(one.opening, text), *said)
     expected = plainly(bytes_, SCAFFOLD.renderer.prompt(messages, one.tools), second, len(again))
     assert found[1].extras["feedback_logprobs"] == pytest.approx(expected, abs=1e-4)

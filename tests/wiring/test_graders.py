@@ -67,7 +67,7 @@ def test_an_grader_asks_all_tasks_first(sections: dict[str, Any], key: str, line
 def test_a_hint_asks_the_training_tasks_first(tmp_path: Path) -> None:
     wanting = recipe(tmp_path, HINT, train="rubric")
     for use in (lambda: train(wanting, run=tmp_path / "run"), lambda: dry_run(wanting)):
-        with pytest.raises(ConfigError, match="wants a criterion at least for task 'train-2', but it has no 'rubric'"):
+        with pytest.raises(ConfigError, match="at least one criterion for task 'train-2', but it has no 'rubric'"):
             use()
     check_asked(make_recipe(HINT), train=tasks("train"), heldout=tasks("heldout", "rubric"))  # shown to none of them
 

@@ -18,9 +18,9 @@ from turnstile.cli.main import run as command
 from turnstile.config import Recipe, make_recipe
 from turnstile.envs.guess import GuessEnv, guess_tasks
 from turnstile.errors import ConfigError
-from turnstile.records.audit import Declared, audit
+from turnstile.records.audit import Expected, audit
 from turnstile.records.ledger import open_ledger
-from turnstile.records.record import AGAIN, REHEARSAL, read_record
+from turnstile.records.record import REHEARSAL, REPLAYED, read_record
 from turnstile.runs.audit import audit_run
 from turnstile.runs.rehearsal import read_rehearsal, rehearsal_objective
 from turnstile.runs.train import train
@@ -68,7 +68,7 @@ def test_what_was_computed_is_recorded(run: Path) -> None:
     for entry in learned:
         seen = [value for turns in entry.trained["feedback_logprobs"] for own in turns for value in own]
         assert min(seen) < 0.0
-    again = list(read_record(run, phase="train", label=AGAIN))
+    again = list(read_record(run, phase="train", label=REPLAYED))
     first = {trajectory.key for entry in fresh for trajectory in entry.group.trajectories}
     taken = [
         (entry.step, one.key, own)
@@ -87,7 +87,7 @@ def test_the_ledger_counts_every_use_and_balances(run: Path, capsys: pytest.Capt
     assert "lost: 0\nused more often than declared: 0\n" in capsys.readouterr().out
     found = audit_run(run).audit
     assert found.balanced
-    strict = audit(run, Declared(attempts=guess_run.GROUPS * guess_run.ATTEMPTS, passes=2))  # without the buffer's
+    strict = audit(run, Expected(attempts=guess_run.GROUPS * guess_run.ATTEMPTS, passes=2))  # without the buffer's
     assert strict.overused_count > 0
     db = open_ledger(run)
     most = db.execute("SELECT MAX(n) FROM (SELECT COUNT(DISTINCT step) n FROM uses GROUP BY attempt)").fetchone()[0]

@@ -62,7 +62,7 @@ class Renderer(Protocol):
         """Exactly the ids a full render of history + new would add after the sampled tokens."""
         ...
 
-    def said(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
+    def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
         """The ids of an assistant's message behind `prompt(history, tools)` as a full render has them, with the end
         marker: what is learned where somebody else wrote the message."""
         ...
@@ -84,7 +84,7 @@ class Scaffold:
     parser: Parser
 
 
-def instructed(parser: Parser, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
+def with_instructions(parser: Parser, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
     """The messages with the parser's instructions at the end of the first one."""
     told = parser.instructions(tools) if tools else ""
     if not told or not messages:

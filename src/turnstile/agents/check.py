@@ -29,7 +29,7 @@ _TEXTS = ("view", "fix a == b -> a != b", "naïve — 数 🙂 ​", "  two  bla
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Conversation:
+class RendererCase:
     """An opening, then what the assistant says and what it is answered, turn by turn."""
 
     name: str
@@ -38,7 +38,7 @@ class Conversation:
     tools: tuple[ToolSpec, ...] = ()
 
 
-def check_renderer(renderer: Renderer, *, conversations: Sequence[Conversation] | None = None) -> list[str]:
+def check_renderer(renderer: Renderer, *, conversations: Sequence[RendererCase] | None = None) -> list[str]:
     """What is wrong with a renderer, a line each; an empty list is the proof for these conversations.
 
     For each turn, with S the ids between the prompt and the new context in a full render (`prompt` of
@@ -163,7 +163,7 @@ def _turn(
         yield f"in a full render the context does not follow the end marker but {renderer.text(middle[-3:])!r}"
     elif not said.tool_calls and said.content.strip() not in renderer.text(middle):
         yield f"a full render has {renderer.text(middle)!r} where the assistant said {said.content!r}"
-    elif not np.array_equal(middle, own := renderer.said(history, said, tools)):
+    elif not np.array_equal(middle, own := renderer.assistant_turn(history, said, tools)):
         yield f"said gives {renderer.text(own)!r} where a full render has {renderer.text(middle)!r}"
     if not np.array_equal(cut.ids, np.concatenate([marker, context.ids])):
         yield "after a turn cut short the context is not the end marker and then the same"
@@ -187,27 +187,27 @@ def _result(text: str) -> Message:
 
 
 CONVERSATIONS = (
-    Conversation(
+    RendererCase(
         name="plain",
         opening=(_user("Hello."),),
         turns=((_says("Hi."), (_user("Two?"),)), (_says("Two."), (_user("  Three\n\nlines?\n"),)), (_says("3"), ())),
     ),
-    Conversation(
+    RendererCase(
         name="system message",
         opening=(Message(role="system", content="Be brief."), _user("Hello.")),
         turns=((_says("Hi."), (_user("More."),)), (_says("No."), (_user("Why?"),))),
     ),
-    Conversation(
+    RendererCase(
         name="unicode",
         opening=(_user("Grüße — 数 🙂"),),
         turns=((_says("naïve ​ 数"), (_user("🙂🙂 é"),)), (_says("é"), (_user("ß"),))),
     ),
-    Conversation(
+    RendererCase(
         name="empty observation",
         opening=(_user("Go on."),),
         turns=((_says("one"), ()), (_says("two"), ()), (_says("three"), (_user(""),)), (_says("four"), (_user("x"),))),
     ),
-    Conversation(
+    RendererCase(
         name="tools",
         opening=(_user("What does naïve mean?"),),
         turns=(
@@ -220,7 +220,7 @@ CONVERSATIONS = (
         ),
         tools=(LOOK_UP,),
     ),
-    Conversation(
+    RendererCase(
         name="reasoning",
         opening=(_user("What does naïve mean?"),),
         turns=(

@@ -10,7 +10,7 @@ import numpy as np
 from turnstile.types import I32, Message, Trajectory
 
 
-def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
+def with_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
     """The messages with a hint at the end of the last one, or behind it where that is not the user's."""
     if not hint:
         return tuple(messages)
@@ -22,9 +22,9 @@ def hinted(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
 
 def messages_before(trajectory: Trajectory, turn: int, *, hint: str = "") -> tuple[Message, ...]:
     """The conversation before a turn, numbered from 0; K for the whole of it. With a further `hint` in its opening."""
-    shown = hinted(trajectory.opening, trajectory.hint)
+    shown = with_hint(trajectory.opening, trajectory.hint)
     said = [part for one in trajectory.turns[:turn] for part in (one.message, *one.observation)]
-    return (*hinted(shown, hint), *said)
+    return (*with_hint(shown, hint), *said)
 
 
 def ids_before(trajectory: Trajectory) -> list[I32]:

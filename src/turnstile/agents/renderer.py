@@ -50,7 +50,7 @@ class LinesRenderer:
         ended = "\n" in self.tokenizer.decode(sampled.tolist(), skip_special_tokens=False)
         return Context(ids=self._encode(["" if ended else "\n", *(self._line(message, tools) for message in new)]))
 
-    def said(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
+    def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
         """The ids of the message's line."""
         return self._encode([self._line(message, tools)])
 

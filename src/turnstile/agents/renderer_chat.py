@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from jinja2 import TemplateError
 
-from turnstile.agents.base import Context, Parser, Tokenizer, instructed
+from turnstile.agents.base import Context, Parser, Tokenizer, with_instructions
 from turnstile.agents.markers import Markers, marks_of, special_marks, text_marks
 from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.errors import ConfigError
@@ -106,7 +106,7 @@ class ChatRenderer:
         ended = len(sampled) > 0 and int(sampled[-1]) == self._end_id
         return Context(ids=ids[1:] if ended else ids)
 
-    def said(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
+    def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
         """The ids of the message, with its end marker, as the template writes it where the conversation goes on; as it
         writes it at the end of one where what follows changes it (reasoning goes, say); and in the parser's words
         where no render goes on from the head of the turn.
@@ -138,7 +138,7 @@ class ChatRenderer:
         messages = [self._markers.message(message) for message in messages]
         tools = [self._markers.tool(tool) for tool in tools]
         if not self._native_calls:
-            messages = instructed(self.parser, messages, tools)
+            messages = with_instructions(self.parser, messages, tools)
         dicts = self._alternating([self._as_dict(message, tools) for message in messages], head)
         text: str = self.tokenizer.apply_chat_template(
             dicts,

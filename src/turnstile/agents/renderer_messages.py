@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turnstile.agents.base import Context, Parser, instructed
+from turnstile.agents.base import Context, Parser, with_instructions
 from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.engines.text_codec import END, spelled, text_of, written
 from turnstile.types import I32, Message, ToolSpec
@@ -26,7 +26,7 @@ class MessagesRenderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
         """Every message, and the head of the assistant's turn; i32[L]."""
-        told = instructed(self.parser, messages, tools)
+        told = with_instructions(self.parser, messages, tools)
         return written((self._pair(message, tools) for message in told), head=True)
 
     def observation(
@@ -37,7 +37,7 @@ class MessagesRenderer:
         ids = written((self._pair(message, tools) for message in new), head=True)
         return Context(ids=ids if ended else np.concatenate([np.array([END], np.int32), ids]))
 
-    def said(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
+    def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
         """The message in the parser's words."""
         return self.completion(self.parser.write(message, tools))
 

@@ -11,14 +11,14 @@ from turnstile.engines.base import Engine
 from turnstile.types import Message, Sampling
 
 
-class Write(Protocol):
+class Writer(Protocol):
     """A conversation and a seed -> the model's answer, which matches `regex` where one is given. Raises EngineError
     where none can be had."""
 
     async def __call__(self, messages: Sequence[Message], seed: int, regex: str = "") -> str: ...
 
 
-def writer(engine: Engine, renderer: Renderer, sampling: Sampling) -> Write:
+def model_writer(engine: Engine, renderer: Renderer, sampling: Sampling) -> Writer:
     """The model behind an engine, sampled as `sampling` says, to the end of its turn."""
 
     async def write(messages: Sequence[Message], seed: int, regex: str = "") -> str:

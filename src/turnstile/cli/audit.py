@@ -12,7 +12,7 @@ from rich.text import Text
 
 from turnstile.cli.runs import find_run
 from turnstile.errors import ConfigError
-from turnstile.records.balance import Balance, Share, StepBalance, TaskBalance
+from turnstile.records.balance import Balance, BinShare, StepBalance, TaskBalance
 from turnstile.runs.audit import Audited, audit_run, compare_runs
 
 SHOWN = 10
@@ -105,7 +105,7 @@ def _counts(of: Balance) -> list[str]:
     return [str(count) for count in counts]
 
 
-def _print_shares(console: Console, title: str, shares: Sequence[Share]) -> None:
+def _print_shares(console: Console, title: str, shares: Sequence[BinShare]) -> None:
     """Print the share of tasks in training against their share in rollouts."""
     table = _table(title, "tasks", "settled", "admitted", "of settled", "of admitted", "ratio")
     for share in shares:
@@ -127,10 +127,10 @@ def _compare(console: Console, one: Path, other: Path) -> int:
     for what, names in (("recipe", found.recipe), ("versions", found.versions)):
         if names:
             console.print(Text(f"{what}: {', '.join(names)} differ"))
-    if found.parting is not None:
-        console.print(Text(str(found.parting)))
-        if found.parting.step > 0:
-            console.print(Text(f"everything before step {found.parting.step} is equal"))
+    if found.record is not None:
+        console.print(Text(str(found.record)))
+        if found.record.step > 0:
+            console.print(Text(f"everything before step {found.record.step} is equal"))
     elif found.weights is not None:
         console.print(Text(f"the weights after step {found.weights} differ, though all that is recorded is equal"))
     else:

@@ -16,7 +16,7 @@ from turnstile.cli.bars import bars
 from turnstile.cli.main import LazyGroup
 from turnstile.errors import TaskError
 from turnstile.tasks.conversations import chat
-from turnstile.tasks.conversations.select import judged, read_report, read_tools, refused
+from turnstile.tasks.conversations.select import read_report, read_tools, refusal, with_report
 from turnstile.tasks.conversations.source import FORMATS
 from turnstile.tasks.conversations.source import conversations as read_conversations
 from turnstile.tasks.rows import write_lines
@@ -74,9 +74,9 @@ def import_conversations(
             bar = shown.add_task("conversations", total=None)
             for found in read_conversations(source, kind, split=split, bad=bad.append if skip_bad else None):
                 shown.update(bar, advance=1)
-                one = found if solved is None else judged(found, solved)
+                one = found if solved is None else with_report(found, solved)
                 one = one if one.tools or not tools else replace(one, tools=tools)
-                if why := refused(one, resolved=resolved, ended=ended):
+                if why := refusal(one, resolved=resolved, ended=ended):
                     left_out[why] += 1
                     continue
                 turns.append(sum(one.trainable))

@@ -13,7 +13,7 @@ from contextlib import suppress
 import click
 
 from turnstile import __version__
-from turnstile.errors import GOES_ON, TurnstileError
+from turnstile.errors import RESUME_HINT, TurnstileError
 from turnstile.lookup import nearest
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except click.Abort:  # what click makes of Ctrl-C
-        return _fail(f"interrupted; {GOES_ON}", 130)
+        return _fail(f"interrupted; {RESUME_HINT}", 130)
     return code if isinstance(code, int) else 0
 
 

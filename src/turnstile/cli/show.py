@@ -15,7 +15,7 @@ from rich.text import Text
 
 from turnstile.agents.base import Tokenizer
 from turnstile.cli.episodes import Episode
-from turnstile.records.record import AGAIN, LOGPROB, WEIGHT, Entry
+from turnstile.records.record import LOGPROB, REPLAYED, WEIGHT, Entry
 from turnstile.rewards.resolver import resolve_turn
 from turnstile.types import F32, I32, Stage, Turn
 
@@ -73,7 +73,7 @@ def _head(console: Console, episode: Episode) -> None:
 
 def _size(entry: Entry) -> str:
     count = str(len(entry.group.trajectories))
-    return f"{count} that are trained on again" if entry.label == AGAIN else count
+    return f"{count} that are trained on again" if entry.label == REPLAYED else count
 
 
 def _prompt(console: Console, turn: Turn, tokenizer: Tokenizer | None) -> None:

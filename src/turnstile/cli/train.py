@@ -87,8 +87,8 @@ def _replay(original: Path, name: str | None, out: str | None, fresh: bool, plai
     folder = run_folder(name or (None if out else f"{original.resolve().name}-replay"), out, recipe)
     train_run(recipe, run=folder, fresh=fresh, overfit=given.get("overfit"), replay=original, plain=plain)
     found = compare_runs(original, folder)
-    if found.parting is not None:
-        raise ReplayError(f"{folder} parted from {original} at {found.parting}")
+    if found.record is not None:
+        raise ReplayError(f"{folder} parted from {original} at {found.record}")
     if found.weights is not None:
         raise ReplayError(f"{folder} parted from {original} in the weights after step {found.weights}")
     click.echo(f"run: {folder}; every step as in {original}, to the last bit")

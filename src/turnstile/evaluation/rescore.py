@@ -11,7 +11,7 @@ import numpy as np
 
 from turnstile.credit.base import EQUAL
 from turnstile.credit.stats import equal
-from turnstile.records.record import AGAIN, Entry
+from turnstile.records.record import REPLAYED, Entry
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.metrics import step_metrics
 from turnstile.tracking.alarms import CollapseAlarm
@@ -44,7 +44,7 @@ def rescore(entries: Iterable[Entry], scorer: Scorer) -> Iterator[Rescored]:
     """Judges each group again from what was recorded of it. Raises ConfigError where a reward wants a signal that was
     not recorded."""
     for entry in entries:
-        if entry.label == AGAIN:  # attempts of earlier steps, which are judged where they were played
+        if entry.label == REPLAYED:  # attempts of earlier steps, which are judged where they were played
             continue
         (scores,) = scorer([entry.group])
         yield Rescored(entry, tuple(scores))

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile.records.balance import Share, StepBalance, TaskBalance, by_step, by_task, shares
+from turnstile.records.balance import BinShare, StepBalance, TaskBalance, bin_shares, step_balances, task_balances
 from turnstile.records.ledger import OPEN, State, open_ledger
 from turnstile.records.record import read_record
 
-NAMED = 5
+MAX_NAMED = 5
 """Attempts that a finding names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Declared:
+class Expected:
     """What the recipe says of every step."""
 
     attempts: int  # groups times attempts
@@ -37,8 +37,8 @@ class Audit:
     overused: Sequence[str]
     tasks: Sequence[TaskBalance]
     steps: Sequence[StepBalance]
-    by_length: Sequence[Share]
-    by_difficulty: Sequence[Share]
+    by_length: Sequence[BinShare]
+    by_difficulty: Sequence[BinShare]
 
     @property
     def issued(self) -> int:
@@ -54,7 +54,7 @@ class Audit:
         return not self.lost_count and not self.overused_count
 
 
-def audit(run: Path, declared: Declared, *, record: bool = False) -> Audit:
+def audit(run: Path, expected: Expected, *, record: bool = False) -> Audit:
     """Reads the ledger of a run; with `record` also holds its whole record against it, which takes longer.
 
     Raises LedgerError where there is none, or it is damaged.
@@ -63,17 +63,17 @@ def audit(run: Path, declared: Declared, *, record: bool = False) -> Audit:
     try:
         committed = db.execute("SELECT MAX(step) FROM checkpoints").fetchone()[0]
         states = {State(name): count for name, count in db.execute("SELECT state, COUNT(*) FROM attempts GROUP BY 1")}
-        lost_count, lost = _joined(_lost(db, committed, declared))
+        lost_count, lost = _summarized(_lost(db, committed, expected))
         if record and committed is not None:
             count, lines = _unrecorded(db, run, committed)
             lost_count, lost = lost_count + count, [*lost, *lines]
-        overused_count, overused = _joined(_overused(db, declared))
-        tasks = by_task(db)
+        overused_count, overused = _summarized(_overused(db, expected))
+        tasks = task_balances(db)
         return Audit(
             committed=committed,
             states=states,
             why={
-                state: _why(db, state)
+                state: _reasons(db, state)
                 for state in (State.GATED_OUT, State.GIVEN_UP, State.ENV_ERROR)
                 if state in states
             },
@@ -83,9 +83,9 @@ def audit(run: Path, declared: Declared, *, record: bool = False) -> Audit:
             lost=lost,
             overused=overused,
             tasks=tasks,
-            steps=by_step(db),
-            by_length=shares(tasks, [task.turns for task in tasks], "turns", "never played to an end"),
-            by_difficulty=shares(tasks, [task.outcome for task in tasks], "mean outcome", "no verdict"),
+            steps=step_balances(db),
+            by_length=bin_shares(tasks, [task.turns for task in tasks], "turns", "never played to an end"),
+            by_difficulty=bin_shares(tasks, [task.outcome for task in tasks], "mean outcome", "no verdict"),
         )
     finally:
         db.close()
@@ -95,7 +95,7 @@ _NAME = "a.\"group\" || ', attempt ' || a.number"
 Finding = tuple[int, str]
 
 
-def _lost(db: sqlite3.Connection, committed: int | None, declared: Declared) -> Iterable[Finding]:
+def _lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> Iterable[Finding]:
     """What must not be once the checkpoint of `committed` stands."""
     if committed is None:
         return
@@ -106,10 +106,10 @@ def _lost(db: sqlite3.Connection, committed: int | None, declared: Declared) -> 
         yield 1, f"{name} is {state} still"
     issued = dict(db.execute("SELECT step, COUNT(*) FROM attempts WHERE step <= ? GROUP BY 1", (committed,)))
     for step in range(1, committed + 1):
-        if missing := declared.attempts - issued.get(step, 0):
+        if missing := expected.attempts - issued.get(step, 0):
             yield (
                 abs(missing),
-                f"step {step} issued {issued.get(step, 0)} attempts, the recipe says {declared.attempts}",
+                f"step {step} issued {issued.get(step, 0)} attempts, the recipe says {expected.attempts}",
             )
     for (name,) in db.execute(
         f"SELECT {_NAME} FROM attempts a WHERE state = ? AND NOT EXISTS (SELECT 1 FROM uses WHERE attempt = a.id)",
@@ -118,13 +118,13 @@ def _lost(db: sqlite3.Connection, committed: int | None, declared: Declared) -> 
         yield 1, f"{name} is admitted, but nothing was trained on it"
 
 
-def _overused(db: sqlite3.Connection, declared: Declared) -> Iterable[Finding]:
+def _overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Finding]:
     for name, count in db.execute(
         f"SELECT {_NAME}, u.uses FROM (SELECT attempt, COUNT(*) uses FROM uses GROUP BY 1 HAVING uses > ?) u "
         "JOIN attempts a ON a.id = u.attempt ORDER BY a.id",
-        (declared.passes,),
+        (expected.passes,),
     ):
-        yield 1, f"{name} was trained on {count} times, the recipe says {declared.passes}"
+        yield 1, f"{name} was trained on {count} times, the recipe says {expected.passes}"
     for name, state in db.execute(
         f"SELECT DISTINCT {_NAME}, state FROM uses u JOIN attempts a ON a.id = u.attempt WHERE state != ?",
         (State.ADMITTED,),
@@ -134,7 +134,7 @@ def _overused(db: sqlite3.Connection, declared: Declared) -> Iterable[Finding]:
 
 def _unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int, list[str]]:
     """Attempts that the ledger has settled and the record lacks, or has with other tokens, or the other way round."""
-    booked = {
+    ledger_tokens = {
         (group, number): tokens
         for group, number, tokens in db.execute(
             'SELECT "group", number, tokens FROM attempts WHERE settled <= ?', (committed,)
@@ -146,27 +146,27 @@ def _unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int,
         if entry.step <= committed
         for trajectory in entry.group.trajectories
     }
-    wrong = [key for key in booked.keys() | found.keys() if booked.get(key) != found.get(key)]
-    return _joined(
+    wrong = [key for key in ledger_tokens.keys() | found.keys() if ledger_tokens.get(key) != found.get(key)]
+    return _summarized(
         (
             1,
-            f"{key[0]}, attempt {key[1]}: tokens in the ledger {booked.get(key, 'none')}, "
+            f"{key[0]}, attempt {key[1]}: tokens in the ledger {ledger_tokens.get(key, 'none')}, "
             f"in the record {found.get(key, 'none')}",
         )
         for key in sorted(wrong)
     )
 
 
-def _joined(findings: Iterable[Finding]) -> tuple[int, list[str]]:
+def _summarized(findings: Iterable[Finding]) -> tuple[int, list[str]]:
     """How many in all, and the lines of the first."""
     everything = list(findings)
-    lines = [line for _, line in everything[:NAMED]]
-    if len(everything) > NAMED:
-        lines.append(f"and {len(everything) - NAMED} more")
+    lines = [line for _, line in everything[:MAX_NAMED]]
+    if len(everything) > MAX_NAMED:
+        lines.append(f"and {len(everything) - MAX_NAMED} more")
     return sum(count for count, _ in everything), lines
 
 
-def _why(db: sqlite3.Connection, state: State) -> list[tuple[str, int]]:
+def _reasons(db: sqlite3.Connection, state: State) -> list[tuple[str, int]]:
     """Reasons and how often; of an error only its kind."""
     counts: dict[str, int] = {}
     for why, count in db.execute("SELECT why, COUNT(*) FROM attempts WHERE state = ? GROUP BY 1", (state,)):

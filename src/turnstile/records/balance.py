@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from turnstile.records.ledger import State
 
-PARTS = 4
+BINS = 4
 """Into which tasks are parted by length and by difficulty, as equal as ties allow."""
 
 
@@ -55,7 +55,7 @@ class StepBalance(Balance):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class BinShare:
     """Tasks that are alike in length or difficulty: of all settled attempts and of those trained on, how many are at
     them. What is played ahead and not trained yet counts in neither."""
 
@@ -72,7 +72,7 @@ _COUNTS = ", ".join(["COUNT(*)", *("SUM(state = ?)" for _ in _COUNTED)])
 """The fields of a `Balance`, in their order."""
 
 
-def by_task(db: sqlite3.Connection) -> list[TaskBalance]:
+def task_balances(db: sqlite3.Connection) -> list[TaskBalance]:
     """In the order of their names."""
     played = (State.ADMITTED, State.GATED_OUT)
     rows = db.execute(
@@ -83,7 +83,7 @@ def by_task(db: sqlite3.Connection) -> list[TaskBalance]:
     return [TaskBalance(**_balance(row), task=row[-3], turns=row[-2], outcome=row[-1]) for row in rows]
 
 
-def by_step(db: sqlite3.Connection) -> list[StepBalance]:
+def step_balances(db: sqlite3.Connection) -> list[StepBalance]:
     """Return the balance of each step, oldest first."""
     rows = db.execute(f"SELECT {_COUNTS}, step FROM attempts GROUP BY step ORDER BY step", _COUNTED)
     return [StepBalance(**_balance(row), step=row[-1]) for row in rows]
@@ -94,7 +94,7 @@ def _balance(row: Sequence[Any]) -> dict[str, int]:
     return dict(zip(names, row, strict=False))
 
 
-def shares(tasks: Sequence[TaskBalance], values: Sequence[float | None], unit: str, without: str) -> list[Share]:
+def bin_shares(tasks: Sequence[TaskBalance], values: Sequence[float | None], unit: str, without: str) -> list[BinShare]:
     """Tasks parted by a value of theirs, equal values together; at the end those that have none. A task of which
     nothing is settled is in none."""
     known = np.array([value for value in values if value is not None], np.float64)
@@ -102,7 +102,7 @@ def shares(tasks: Sequence[TaskBalance], values: Sequence[float | None], unit: s
     parts: dict[int, list[int]] = {}
     for place, (task, value) in enumerate(zip(tasks, values, strict=True)):
         if task.settled:
-            part = PARTS if value is None else int(PARTS * np.searchsorted(ordered, value) / len(ordered))
+            part = BINS if value is None else int(BINS * np.searchsorted(ordered, value) / len(ordered))
             parts.setdefault(part, []).append(place)
     settled = max(1, sum(task.settled for task in tasks))
     admitted = max(1, sum(task.admitted for task in tasks))
@@ -114,7 +114,7 @@ def shares(tasks: Sequence[TaskBalance], values: Sequence[float | None], unit: s
         own = [tasks[place] for place in places]
         own_settled, own_admitted = sum(task.settled for task in own), sum(task.admitted for task in own)
         found.append(
-            Share(
+            BinShare(
                 label=label,
                 tasks=len(own),
                 settled=own_settled,

@@ -52,7 +52,7 @@ class Appender:
     def remove(self, path: Path) -> None:
         """Takes a file away, if it is there."""
         path.unlink(missing_ok=True)
-        _aside(path).unlink(missing_ok=True)
+        _damaged_path(path).unlink(missing_ok=True)
         self._whole.discard(path)
         self._unsynced.discard(path)
 
@@ -79,7 +79,7 @@ def read_members(path: Path) -> Iterator[Any]:
     members, damages = _members(path.read_bytes())
     if damages:
         where = ", ".join(str(each.begin) for each in damages)
-        _log.warning("%s: left out %s (at byte %s); %d are whole", path, _said(damages), where, len(members))
+        _log.warning("%s: left out %s (at byte %s); %d are whole", path, _describe(damages), where, len(members))
     return (json.loads(text.decode("utf-8", "surrogatepass")) for text in members)
 
 
@@ -100,7 +100,7 @@ def _members(data: bytes) -> tuple[list[bytes], list[Damage]]:
     while place < len(data):
         found = _member(data, place)
         if found is None:
-            begin, place = place, _next(data, place + 1)
+            begin, place = place, _next_member(data, place + 1)
             damages.append(Damage(begin, place, max(1, data.count(_WRITTEN, begin, place))))
         else:
             text, place = found
@@ -123,7 +123,7 @@ def _member(data: bytes, begin: int) -> tuple[bytes, int] | None:
     return bytes(text), place - len(unpacker.unused_data)
 
 
-def _next(data: bytes, begin: int) -> int:
+def _next_member(data: bytes, begin: int) -> int:
     """Where the next whole member begins; the end of the data where there is none."""
     while (begin := data.find(_HEADER, begin)) >= 0:
         if _member(data, begin) is not None:
@@ -141,18 +141,18 @@ def _move_torn_end(path: Path) -> None:
     if not damages or damages[-1].end < len(data):
         return
     torn = damages[-1]
-    with _aside(path).open("ab") as file:
+    with _damaged_path(path).open("ab") as file:
         file.write(data[torn.begin :])
-    flush(_aside(path))
+    flush(_damaged_path(path))
     with path.open("r+b") as file:
         file.truncate(torn.begin)
-    _log.warning("%s: moved %s to %s", path, _said((torn,)), _aside(path).name)
+    _log.warning("%s: moved %s to %s", path, _describe((torn,)), _damaged_path(path).name)
 
 
-def _said(damages: Sequence[Damage]) -> str:
+def _describe(damages: Sequence[Damage]) -> str:
     lost, size = sum(each.entries for each in damages), sum(each.end - each.begin for each in damages)
     return f"{lost} damaged or torn {'entry' if lost == 1 else 'entries'} of {size} bytes"
 
 
-def _aside(path: Path) -> Path:
+def _damaged_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.damaged")

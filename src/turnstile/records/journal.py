@@ -24,10 +24,10 @@ Key = tuple[str, int]
 """(group, attempt): which episode of a run."""
 
 _FILE = re.compile(r"(?P<step>\d{6,})-played\.jsonl\.gz")
-_LEVEL = 1  # these files live for a few steps, and somebody waits for each turn
+_COMPRESSION_LEVEL = 1  # these files live for a few steps, and somebody waits for each turn
 _FIELDS = tuple(each.name for each in fields(Turn))
 _SAMPLED = ("context_ids", "completion", "message", "fresh")  # no later stage changes these
-_KNOWN = {
+_FIELDS_OF_STAGE = {
     Stage.SAMPLED: _FIELDS,
     Stage.DELIVERED: ("state_key", "stage"),
     Stage.COMPLETED: tuple(name for name in _FIELDS if name not in _SAMPLED),
@@ -36,7 +36,7 @@ _KNOWN = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class JournalLine:
     """A stage of a turn of an attempt, the `number`-th from 0: the fields of `Turn` that are known since; or the
     attempt's `end`, without its turns, which came to `stages`. An attempt may be played several times, each `playing`
     with a name of its own: lines of one never complete those of another, also where some are lost."""
@@ -57,22 +57,24 @@ class Journal:
         self._lock = threading.Lock()
         self._folder = Path(run) / "record"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._appender = Appender(self._folder, level=_LEVEL)
+        self._appender = Appender(self._folder, level=_COMPRESSION_LEVEL)
         self._playing: dict[Key, str] = {}
 
     def turn(self, step: int, key: Key, number: int, turn: Turn) -> None:
         """Writes down that a turn reached its stage. That number 0 is sampled begins the attempt anew for readers."""
         if number == 0 and turn.stage is Stage.SAMPLED:
-            self._playing[key] = _name()
-        known = {name: encode(getattr(turn, name)) for name in _KNOWN[turn.stage]}
-        self._write(step, Line(group=key[0], attempt=key[1], playing=self._playing[key], number=number, turn=known))
+            self._playing[key] = _new_playing_id()
+        known = {name: encode(getattr(turn, name)) for name in _FIELDS_OF_STAGE[turn.stage]}
+        self._write(
+            step, JournalLine(group=key[0], attempt=key[1], playing=self._playing[key], number=number, turn=known)
+        )
 
     def end(self, step: int, trajectory: Trajectory) -> None:
         """Writes an attempt's end down; all its turns are there by now."""
         bare = replace(trajectory, turns=())
-        playing = self._playing.pop(bare.key, None) or _name()
+        playing = self._playing.pop(bare.key, None) or _new_playing_id()
         stages = tuple(turn.stage for turn in trajectory.turns)
-        self._write(step, Line(group=bare.group, attempt=bare.attempt, playing=playing, end=bare, stages=stages))
+        self._write(step, JournalLine(group=bare.group, attempt=bare.attempt, playing=playing, end=bare, stages=stages))
 
     def finished(self, step: int) -> Mapping[Key, Trajectory]:
         """The attempts at that step that came to an end, whole. Raises LedgerError for a file of another version."""
@@ -88,7 +90,7 @@ class Journal:
                 found.pop(key, None)
             if line.end is None:
                 turns.setdefault(key, {}).setdefault(line.number, {}).update(line.turn)
-            elif (whole := _whole(turns.pop(key, {}), line.stages)) is not None:
+            elif (whole := _complete_turns(turns.pop(key, {}), line.stages)) is not None:
                 found[key] = replace(line.end, turns=whole)
         return found
 
@@ -99,7 +101,7 @@ class Journal:
                 with self._lock:
                     self._appender.remove(path)
 
-    def _write(self, step: int, line: Line) -> None:
+    def _write(self, step: int, line: JournalLine) -> None:
         body = encode(line)
         with self._lock:
             self._appender.append(self._path(step), body)
@@ -108,21 +110,21 @@ class Journal:
         return self._folder / f"{step:06d}-played.jsonl.gz"
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def _lines(path: Path) -> Iterator[JournalLine]:
     for body in read_members(path) if path.exists() else ():
         if "playing" not in body:
             raise LedgerError(
                 f"{path} was written by another version of Turnstile; go on with that one, or remove the file and have "
                 "the episodes of its step played again"
             )
-        yield decode(body, Line)
+        yield decode(body, JournalLine)
 
 
-def _name() -> str:
+def _new_playing_id() -> str:
     return secrets.token_hex(4)
 
 
-def _whole(turns: Mapping[int, Mapping[str, JSON]], stages: Sequence[Stage]) -> tuple[Turn, ...] | None:
+def _complete_turns(turns: Mapping[int, Mapping[str, JSON]], stages: Sequence[Stage]) -> tuple[Turn, ...] | None:
     """The turns of an attempt that came to these stages; None where a line is missing."""
     found = []
     for number, stage in enumerate(stages):

@@ -42,7 +42,7 @@ OPEN = (State.ISSUED, State.RUNNING, State.ENV_ERROR, State.FINISHED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fate:
+class Disposition:
     """What a step made of an attempt that was played: admitted, given up or gated out, and why."""
 
     key: Key
@@ -92,7 +92,7 @@ class Ledger:
     def __init__(self, run: Path) -> None:
         self._path = Path(run) / FILE
         self._lock = threading.RLock()
-        with _errors(self._path):
+        with _translated_errors(self._path):
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=30, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -103,7 +103,7 @@ class Ledger:
     def issue(self, step: int, attempts: Iterable[tuple[Key, str]], finished: Mapping[Key, Trajectory]) -> None:
         """Books the attempts (with their tasks) that a step needs; of those that are `finished`, what they came to."""
         rows = list(attempts)
-        with self._booking():
+        with self._transaction():
             self._db.executemany(
                 'INSERT INTO attempts ("group", number, task, step, state) VALUES (?, ?, ?, ?, ?) '
                 'ON CONFLICT ("group", number) DO UPDATE SET state = excluded.state',
@@ -111,27 +111,30 @@ class Ledger:
             )
             for key, _ in rows:
                 if key in finished:
-                    self._played(finished[key], State.FINISHED, "")
+                    self._record_played(finished[key], State.FINISHED, "")
 
     def begin(self, key: Key) -> None:
         """An attempt is played from its start."""
-        with self._booking():
+        with self._transaction():
             self._db.execute(f"UPDATE attempts SET state = ?, begun = begun + 1 WHERE {_KEY}", (State.RUNNING, *key))
 
-    def end(self, trajectory: Trajectory, *, again: bool) -> None:
+    def end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
         """An attempt came to an end; `again` says that it is played once more, since infrastructure failed."""
         state = State.FINISHED
         if trajectory.stop is Stop.ERROR:
-            state = State.ENV_ERROR if again else State.GIVEN_UP
-        with self._booking():
-            self._played(trajectory, state, trajectory.error or "")
+            state = State.ENV_ERROR if will_retry else State.GIVEN_UP
+        with self._transaction():
+            self._record_played(trajectory, state, trajectory.error or "")
 
-    def finalize(self, step: int, fates: Iterable[Fate], passes: Iterable[Iterable[Key]]) -> None:
+    def finalize(self, step: int, dispositions: Iterable[Disposition], passes: Iterable[Iterable[Key]]) -> None:
         """Books what a step made of its attempts, and which were trained on in each pass over its rows."""
-        with self._booking():
+        with self._transaction():
             self._db.executemany(
                 f"UPDATE attempts SET state = ?, why = ?, outcome = ?, settled = ? WHERE {_KEY}",
-                [(fate.state, fate.why, fate.outcome, step, *fate.key) for fate in fates],
+                [
+                    (disposition.state, disposition.why, disposition.outcome, step, *disposition.key)
+                    for disposition in dispositions
+                ],
             )
             for number, keys in enumerate(passes):
                 self._db.executemany(
@@ -144,7 +147,7 @@ class Ledger:
         it everything booked up to it."""
         with self._lock:
             self._db.execute("PRAGMA synchronous = FULL")
-            with self._booking():
+            with self._transaction():
                 self._db.execute("INSERT OR REPLACE INTO checkpoints (step, digest) VALUES (?, ?)", (step, digest))
             self._db.execute("PRAGMA synchronous = NORMAL")
 
@@ -156,7 +159,7 @@ class Ledger:
     def resume_at(self, step: int) -> None:
         """Takes back what was booked after the checkpoint of `step`: what was finished waits to be trained on again,
         and everything else to be played."""
-        with self._booking():
+        with self._transaction():
             self._db.execute("DELETE FROM checkpoints WHERE step > ?", (step,))
             self._db.execute("DELETE FROM uses WHERE step > ?", (step,))
             self._db.execute(
@@ -174,7 +177,7 @@ class Ledger:
         with self._lock:
             self._db.close()
 
-    def _played(self, trajectory: Trajectory, state: State, why: str) -> None:
+    def _record_played(self, trajectory: Trajectory, state: State, why: str) -> None:
         tokens = sum(len(turn.completion.token_ids) for turn in trajectory.turns)
         self._db.execute(
             f"UPDATE attempts SET state = ?, why = ?, turns = ?, tokens = ? WHERE {_KEY}",
@@ -182,9 +185,9 @@ class Ledger:
         )
 
     @contextmanager
-    def _booking(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[None]:
         """One transaction, whole or not at all."""
-        with self._lock, _errors(self._path):
+        with self._lock, _translated_errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:  # commits, or takes everything back
                 yield
@@ -198,7 +201,7 @@ def open_ledger(run: Path) -> sqlite3.Connection:
     path = Path(run) / FILE
     if not path.is_file():
         raise LedgerError(f"run {str(run)!r} has no {FILE}; give the folder of a run that was trained, like runs/NAME")
-    with _errors(path):
+    with _translated_errors(path):
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
         _check(db, path)
         found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -214,7 +217,7 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
 
 
 @contextmanager
-def _errors(path: Path) -> Iterator[None]:
+def _translated_errors(path: Path) -> Iterator[None]:
     """A full disk is told like that of any other file; what else SQLite says, with the file's name."""
     try:
         yield

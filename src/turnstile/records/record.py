@@ -26,7 +26,7 @@ WEIGHT, LOGPROB = "weight", "logprob"
 """What `trained` holds: each token's share of the loss, and its log-probability under the trainer before the
 update. Further arrays may stand beside them under names of their own."""
 
-REHEARSAL, AGAIN = "rehearsal", "again"
+REHEARSAL, REPLAYED = "rehearsal", "again"
 """Labels: of samples stored before the first step, and of attempts of earlier steps that a step trained on again."""
 
 _FILE = re.compile(r"(?P<step>\d{6,})-(?P<phase>[a-z]+)(?:-(?P<label>[\w.]+))?\.jsonl\.gz")
@@ -95,8 +95,8 @@ class Recorder:
             phase=phase,
             group=group,
             scores=tuple(scores),
-            advantages=None if advantages is None else _frozen(advantages),
-            trained={name: _frozen(arrays) for name, arrays in (trained or {}).items()},
+            advantages=None if advantages is None else _as_tuples(advantages),
+            trained={name: _as_tuples(arrays) for name, arrays in (trained or {}).items()},
             label=label,
         )
         self._appender.append(self._folder / _file_name(step, phase, label), encode(entry))
@@ -153,7 +153,7 @@ def _file_name(step: int, phase: str, label: str) -> str:
     return f"{step:06d}-{phase}{'-' if label else ''}{label}.jsonl.gz"
 
 
-def _frozen(arrays: Sequence[Sequence[F32]]) -> PerToken:
+def _as_tuples(arrays: Sequence[Sequence[F32]]) -> PerToken:
     return tuple(tuple(turns) for turns in arrays)
 
 

@@ -22,7 +22,7 @@ from turnstile.types import F32, Score, Trajectory, Turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parting:
+class RecordDifference:
     """`what` first differed at `step`. `others` counts further attempts (or groups) of that step that differ too."""
 
     step: int
@@ -35,7 +35,7 @@ class Parting:
         return f"step {self.step}: {self.what} differ{f' in {self.where}' if self.where else ''}{more}"
 
 
-def parting(one: Path, other: Path) -> Parting | int:
+def first_difference(one: Path, other: Path) -> RecordDifference | int:
     """The first difference of two runs' records, or the last step up to which they are equal.
 
     Where one run goes on after the other ends, the steps of both are compared. Raises TurnstileError for a run
@@ -61,20 +61,20 @@ def _order(entry: Entry) -> tuple[Any, ...]:
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in entry.group.id.split("/"))
 
 
-def _in_step(step: int, ours: list[Entry], other_step: int, theirs: list[Entry]) -> Parting | None:
+def _in_step(step: int, ours: list[Entry], other_step: int, theirs: list[Entry]) -> RecordDifference | None:
     if step != other_step:
-        return Parting(step=min(step, other_step), what="the steps recorded")
+        return RecordDifference(step=min(step, other_step), what="the steps recorded")
     drawn = [[entry.group.task.id for entry in entries] for entries in (ours, theirs)]
     if drawn[0] != drawn[1]:
         place = next(i for i, (a, b) in enumerate(zip_longest(*drawn)) if a != b)
         names = " and ".join(repr(names[place]) if place < len(names) else "none" for names in drawn)
-        return Parting(step=step, what="the tasks drawn", where=f"place {place} ({names})")
+        return RecordDifference(step=step, what="the tasks drawn", where=f"place {place} ({names})")
     pairs = list(zip(ours, theirs, strict=True))
     for compare in (_played, _scores, _credit, _trained):
         found = [(what, where) for a, b in pairs for what, where in compare(a, b)]
         if found:
             what, where = found[0]
-            return Parting(step=step, what=what, where=where, others=len(found) - 1)
+            return RecordDifference(step=step, what=what, where=where, others=len(found) - 1)
     return None
 
 

@@ -55,7 +55,7 @@ class Term:
         A turn term judges the turns that the environment answered: one that it did not has the reward 0. Raises
         ConfigError when the function gives something else, or a number that is not finite.
         """
-        judged = trajectory.answered if self.scope == "turn" else trajectory
+        judged = trajectory.without_open_turn if self.scope == "turn" else trajectory
         raw = self.function(task, judged)
         if raw is None:
             return None

@@ -99,7 +99,7 @@ class AnswerProbabilities(Stateless):
         if trajectory.stop is Stop.ERROR or not trajectory.turns:
             return None
         prompts = ids_before(trajectory)
-        if trajectory.answered is trajectory:  # else nobody knows what stands behind the last turn
+        if trajectory.without_open_turn is trajectory:  # else nobody knows what stands behind the last turn
             prompts.append(self._behind(trajectory))
         jobs = [self._one(engine, trajectory.group, np.concatenate([prompt, lead]), answer) for prompt in prompts]
         found = list(await asyncio.gather(*jobs))

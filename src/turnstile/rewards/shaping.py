@@ -115,6 +115,6 @@ def self_correction(task: Task, trajectory: Trajectory, *, signal: str, bonus: f
     A verdict is a turn's `signal`, true or false; turns without one (None) are passed over, and so is a last one that
     the environment did not answer. Raises ConfigError where another did not record it.
     """
-    recorded = [turn_signal(turn, signal, "self_correction") for turn in trajectory.answered.turns]
+    recorded = [turn_signal(turn, signal, "self_correction") for turn in trajectory.without_open_turn.turns]
     verdicts = [value for value in recorded if value is not None]
     return bonus * (float(bool(verdicts[-1])) - float(bool(verdicts[0]))) if verdicts else 0.0

@@ -1,13 +1,13 @@
-"""Groups that another process plays ahead of training: generation goes on while the trainer computes.
+"""Groups that another process plays ahead of training, so that generation continues while the trainer computes.
 
-The groups of step s are asked for as soon as weights of version s - 1 - `max_staleness` are out, so none of their
-tokens is of older ones; new weights are taken over between two tokens, also in the middle of a turn. A step takes the
-groups that were asked for it and no others, however long they take: nothing that is finished is thrown away, and slow
-tasks are trained on as often as quick ones. At most (1 + `max_staleness`) steps' episodes are under way or waiting,
-which is all that ever queues up. With `max_staleness` = 0 this is playing and training in turn, in two processes.
+The groups of step s are requested as soon as weights of version s - 1 - `max_staleness` are published, so none of their
+tokens is older; new weights are taken over between two tokens, also in the middle of a turn. A step takes the groups
+that were requested for it and no others, however long they take: no finished episode is discarded, and slow tasks are
+trained on as often as quick ones. At most (1 + `max_staleness`) steps' episodes are played or waiting at a time. With
+`max_staleness` = 0 this is playing and training in turn, in two processes.
 
-What the other process tells is booked by the thread that reads it, also while the trainer computes: a run that is
-killed then has everything written down but the turns in flight.
+The worker's events are recorded by the thread that reads the pipe, also while the trainer computes: a run that is
+killed then has everything recorded but the turns in flight.
 """
 
 from __future__ import annotations
@@ -22,49 +22,61 @@ from turnstile.errors import EngineError, TrainingError
 from turnstile.records.journal import Key
 from turnstile.rewards.graders import Grader
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.group import Job, graded
+from turnstile.rollout.group import Job, grade_groups
 from turnstile.rollout.hints import Hint, hint_of
-from turnstile.rollout.pipe import Hear
-from turnstile.rollout.run_records import RunRecords, Step
-from turnstile.rollout.source import Publisher, Say, Tell, label, taken
-from turnstile.rollout.workers import PATIENCE, Began, Ended, Play, Stands, Told, Turned, Weights, Worker
+from turnstile.rollout.pipe import OnMessage
+from turnstile.rollout.run_records import RunRecords, StepRecords
+from turnstile.rollout.source import Publisher, ReportProgress, Say, group_prefix, restored_message
+from turnstile.rollout.workers import (
+    GRACE_SECONDS,
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    PlayJobs,
+    StatusCounts,
+    TurnReached,
+    WeightUpdate,
+    Worker,
+)
 from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.board import StatusBoard
 from turnstile.types import Group, Task, Trajectory, Turn
 
-DEATHS = 3  # of workers in a row that finished no episode
+MAX_DEATHS = 3  # workers in a row that may die without finishing an episode
 
 
 @dataclass(kw_only=True, slots=True)
-class _Batch:
-    """What one step was given to play, what of it has come, and where the tasks stand behind it."""
+class _StepJobs:
+    """The jobs of one step, what has arrived of them, and the sampler's state after them."""
 
     jobs: dict[Key, Job]
     tasks: dict[str, Task]
     state: Mapping[str, Any]
-    watch: Step
+    callback: StepRecords
     turns: dict[Key, list[Turn]] = field(default_factory=dict)
     played: dict[Key, Trajectory] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[Job]:
+        """The jobs that have not finished."""
         return [job for key, job in self.jobs.items() if key not in self.played]
 
-    def take(self, key: Key, told: Told) -> None:
-        """Books what the worker tells of one of these attempts."""
-        if isinstance(told, Began):
+    def apply(self, key: Key, event: Event) -> None:
+        """Record a worker's event of one of these attempts."""
+        if isinstance(event, AttemptStarted):
             self.turns[key] = []
-            self.watch.begins(told.attempt)
-        elif isinstance(told, Turned):
-            self.turns[key][told.number :] = [told.turn]
-            self.watch.turned(told.attempt, told.number, told.turn)
+            self.callback.on_start(event.attempt)
+        elif isinstance(event, TurnReached):
+            self.turns[key][event.number :] = [event.turn]
+            self.callback.on_turn(event.attempt, event.number, event.turn)
         else:
-            trajectory = replace(told.trajectory, turns=tuple(self.turns.pop(key)))
-            self.watch.ended(trajectory, again=told.again)
-            if not told.again:
+            trajectory = replace(event.trajectory, turns=tuple(self.turns.pop(key)))
+            self.callback.on_end(trajectory, will_retry=event.will_retry)
+            if not event.will_retry:
                 self.played[key] = trajectory
 
     def groups(self, attempts: int) -> list[Group]:
+        """Return the groups of the step, once none of its jobs is missing."""
         return [
             Group(id=name, task=task, trajectories=tuple(self.played[name, number] for number in range(attempts)))
             for name, task in self.tasks.items()
@@ -72,20 +84,20 @@ class _Batch:
 
 
 class AsyncSource:
-    """Obeys `rollout.source.GroupSource`.
+    """A `rollout.source.GroupSource` that plays in a worker process.
 
-    `start` makes a worker, `write` puts the weights of a version into a file for it; `engine` is the trainer's own, for
-    evaluations. `say` is told what a worker prints, and when one died: another goes on with what was not finished, each
-    attempt from its first turn and with its own seed. `board` shows where the episodes are.
+    `start` starts a worker, `write` writes the weights of a version to a file for it; `engine` is the trainer's own,
+    for evaluations. `say` gets the worker's output, and a line when a worker died: another one plays the unfinished
+    attempts, each from its first turn and with its own seed. `board` shows the status of the episodes.
     """
 
     def __init__(  # noqa: PLR0913 - made in one place, by keyword
         self,
         *,
-        start: Callable[[Hear], Worker],
+        start: Callable[[OnMessage], Worker],
         write: Callable[[int], Path],
         engine: Publisher,
-        books: RunRecords,
+        records: RunRecords,
         sampler: TaskSampler,
         groups: int,
         attempts: int,
@@ -98,7 +110,7 @@ class AsyncSource:
         board: StatusBoard | None = None,
     ) -> None:
         self._start, self._write, self._engine, self._sampler, self._say = start, write, engine, sampler, say
-        self._books, self._graders, self._hint = books, graders, hint
+        self._records, self._graders, self._hint = records, graders, hint
         self._groups, self._attempts, self._seed, self._max_staleness, self._last = (
             groups,
             attempts,
@@ -107,48 +119,48 @@ class AsyncSource:
             last,
         )
         self._worker: Worker | None = None
-        self._weights: Weights | None = None
-        self._batches: dict[int, _Batch] = {}
+        self._weights: WeightUpdate | None = None
+        self._steps: dict[int, _StepJobs] = {}
         self._done: Mapping[str, Any] = sampler.state()
         self._taken: Mapping[str, Any] = self._done
         self._stats: dict[str, float] = {}
         self._deaths = 0
         self._board = board or StatusBoard()
         self._lock = threading.Lock()
-        """Held by whoever changes the batches or the statistics: training, and the thread that reads the line."""
+        """Guards the steps and the statistics, which training and the reading thread change."""
 
-    async def next(self, step: int, tell: Tell) -> list[Group]:
-        """Raises TrainingError when worker after worker dies, and the fault of an episode."""
+    async def next(self, step: int, report_progress: ReportProgress) -> list[Group]:
+        """Return the groups of a step. Raise an episode's program error, and TrainingError if workers keep dying."""
         if self._weights is None:
             self.publish(step - 1)
         assert self._worker is not None
-        batch = self._batches[step]
-        for _ in range(await self._worker.waiting()):  # what came while training computed may be a fault
-            await self._take()
-        tell(len(batch.played), len(batch.jobs))
-        while batch.missing:
-            await self._take()
-            tell(len(batch.played), len(batch.jobs))
-        self._taken = batch.state
+        step_jobs = self._steps[step]
+        for _ in range(await self._worker.pending()):  # an error may have arrived while training computed
+            await self._receive_event()
+        report_progress(len(step_jobs.played), len(step_jobs.jobs))
+        while step_jobs.missing:
+            await self._receive_event()
+            report_progress(len(step_jobs.played), len(step_jobs.jobs))
+        self._taken = step_jobs.state
         with self._lock:
-            del self._batches[step]
-        return await graded(batch.groups(self._attempts), self._graders, step, self._board)
+            del self._steps[step]
+        return await grade_groups(step_jobs.groups(self._attempts), self._graders, step, self._board)
 
     def publish(self, version: int) -> None:
-        """Hands the weights over, and asks for the groups that they are new enough for."""
+        """Publish the weights, and request the groups that they are new enough for."""
         self._done = self._taken
         self._engine.publish(version)
-        self._weights = Weights(version, self._write(version))
+        self._weights = WeightUpdate(version, self._write(version))
         if self._worker is None:
-            self._worker = self._start(self._hear)
-        self._pass_on()
+            self._worker = self._start(self._on_message)
+        self._forward_output()
         self._worker.send(self._weights)
-        newest = max(self._batches, default=version)
+        newest = max(self._steps, default=version)
         for step in range(newest + 1, min(self._last, version + 1 + self._max_staleness) + 1):
-            batch = self._draw(step)
+            step_jobs = self._issue_step(step)
             with self._lock:
-                self._batches[step] = batch
-            self._worker.send(Play(batch.missing))
+                self._steps[step] = step_jobs
+            self._worker.send(PlayJobs(step_jobs.missing))
 
     def state(self) -> Mapping[str, Any]:
         return self._done
@@ -158,15 +170,17 @@ class AsyncSource:
             taken, self._stats = self._stats, {}
         return taken
 
-    async def close(self, *, patience: float = PATIENCE) -> None:
-        """Ends the worker; what it has told is written down."""
+    async def close(self, *, grace: float = GRACE_SECONDS) -> None:
+        """End the worker; its events so far are recorded."""
         if self._worker is not None:
-            await self._worker.close(patience=patience)
-            self._pass_on()
+            await self._worker.close(grace=grace)
+            self._forward_output()
 
-    def _draw(self, step: int) -> _Batch:
+    def _issue_step(self, step: int) -> _StepJobs:
+        """Draw a step's tasks and issue its attempts, restoring those that had finished."""
         tasks = {
-            f"{label(step)}/{place}/{task.id}": task for place, task in enumerate(self._sampler.next(self._groups))
+            f"{group_prefix(step)}/{place}/{task.id}": task
+            for place, task in enumerate(self._sampler.next(self._groups))
         }
         jobs = {
             (name, number): (
@@ -181,72 +195,74 @@ class AsyncSource:
             for name, task in tasks.items()
             for number in range(self._attempts)
         }
-        watch = self._books.watch(step)
-        found = dict(watch.issued(list(jobs.values())))
-        if found:
-            self._say(taken(step, len(found), len(jobs)))
-        return _Batch(jobs=jobs, tasks=tasks, state=self._sampler.state(), watch=watch, played=found)
+        callback = self._records.callback(step)
+        restored = dict(callback.on_issue(list(jobs.values())))
+        if restored:
+            self._say(restored_message(step, len(restored), len(jobs)))
+        return _StepJobs(jobs=jobs, tasks=tasks, state=self._sampler.state(), callback=callback, played=restored)
 
-    async def _take(self) -> None:
-        """Waits for what happens next, to whatever step."""
+    async def _receive_event(self) -> None:
+        """Wait for the worker's next event, of whatever step."""
         assert self._worker is not None
         try:
             await self._worker.receive()
         except EngineError as error:
-            if any(batch.missing for batch in self._batches.values()):
-                await self._again(error)
+            if any(step_jobs.missing for step_jobs in self._steps.values()):
+                await self._restart_worker(error)
 
-    def _hear(self, found: Any) -> Any:
-        """Books what the worker tells, as it comes: in the thread that reads the line."""
-        if isinstance(found, Stands):
-            self._board.elsewhere = found.counts
+    def _on_message(self, message: Any) -> Any:
+        """Record the worker's events as they arrive, in the reading thread; return what `receive` should give."""
+        if isinstance(message, StatusCounts):
+            self._board.remote_counts = message.counts
             return None
-        if isinstance(found, Told):
+        if isinstance(message, Event):
             with self._lock:
-                self._book(found)
-        return found
+                self._record_event(message)
+        return message
 
-    def _book(self, found: Told) -> None:
-        if isinstance(found, Ended):
-            self._deaths = self._deaths if found.again else 0
-            for name, value in found.stats.items():
+    def _record_event(self, message: Event) -> None:
+        """Add up the event's statistics, and pass it to the step that issued its attempt."""
+        if isinstance(message, AttemptEnded):
+            self._deaths = self._deaths if message.will_retry else 0
+            for name, value in message.stats.items():
                 self._stats[name] = self._stats.get(name, 0.0) + value
-            key = found.trajectory.key
+            key = message.trajectory.key
         else:
-            key = found.attempt.group, found.attempt.number
-        for batch in self._batches.values():
-            if key in batch.jobs:
-                batch.take(key, found)
-                self._show(key, found)
+            key = message.attempt.group, message.attempt.number
+        for step_jobs in self._steps.values():
+            if key in step_jobs.jobs:
+                step_jobs.apply(key, message)
+                self._update_board(key, message)
 
-    def _show(self, key: Key, found: Told) -> None:
-        if isinstance(found, Turned):
-            self._board.turned(found.turn)
-        elif isinstance(found, Ended):
-            self._board.ended(found.trajectory, again=found.again)
-            if found.again:
-                self._board.take([key])  # it is the worker's still
+    def _update_board(self, key: Key, message: Event) -> None:
+        if isinstance(message, TurnReached):
+            self._board.on_turn(message.turn)
+        elif isinstance(message, AttemptEnded):
+            self._board.on_end(message.trajectory, will_retry=message.will_retry)
+            if message.will_retry:
+                self._board.remove([key])  # the worker counts it
 
-    def _pass_on(self) -> None:
-        """Says what the worker has printed."""
-        for line in self._worker.printed() if self._worker is not None else ():
+    def _forward_output(self) -> None:
+        """Report the worker's output."""
+        for line in self._worker.new_output() if self._worker is not None else ():
             self._say(line)
 
-    async def _again(self, error: EngineError) -> None:
+    async def _restart_worker(self, error: EngineError) -> None:
+        """Start another worker on the unfinished attempts. Raise TrainingError after `MAX_DEATHS` in a row."""
         assert self._worker is not None
         assert self._weights is not None
         self._deaths += 1
         await self._worker.close()
-        self._board.elsewhere = {}
-        self._pass_on()
-        if self._deaths >= DEATHS:
+        self._board.remote_counts = {}
+        self._forward_output()
+        if self._deaths >= MAX_DEATHS:
             raise TrainingError(
-                f"{error}, and so did {DEATHS} one after another without finishing an episode; mend it and run the "
+                f"{error}, and so did {MAX_DEATHS} in a row without finishing an episode; fix the cause and run the "
                 "same command again"
             )
-        lost = sum(len(batch.missing) for batch in self._batches.values())
-        self._say(f"{error}; another plays the {lost} episodes again that it had not finished")
-        self._worker = self._start(self._hear)
+        lost = sum(len(step_jobs.missing) for step_jobs in self._steps.values())
+        self._say(f"{error}; another one plays its {lost} unfinished episodes again")
+        self._worker = self._start(self._on_message)
         self._worker.send(self._weights)
-        for _, batch in sorted(self._batches.items()):
-            self._worker.send(Play(batch.missing))
+        for _, step_jobs in sorted(self._steps.items()):
+            self._worker.send(PlayJobs(step_jobs.missing))

@@ -1,18 +1,17 @@
-"""How long an episode may take, going by what its task has taken before."""
+"""Deadlines of episodes, learned from how long earlier episodes of the same task took."""
 
 from __future__ import annotations
 
 from turnstile.types import Stop, Task, Trajectory
 
-ENOUGH = 4  # episodes of a task before anything is concluded from them
+MIN_EPISODES = 4  # of a task, before it has a deadline
 
 
 class Deadlines:
-    """`straggler_factor` times the longest that an episode of the same task has taken; no limit for a task that is
-    little known.
+    """Gives a task's episodes `straggler_factor` times the longest duration seen; no limit before a few were seen.
 
-    An episode that met its deadline, if only while it opened, counts as having taken that long, so a task whose
-    episodes grow is given more each time. What is known is kept in memory: a run that was interrupted begins anew.
+    An episode that reached its deadline, even while its environment opened, counts with that duration, so a task whose
+    episodes grow longer gets more time. Durations are kept in memory only: an interrupted run starts without them.
     """
 
     def __init__(self, straggler_factor: float) -> None:
@@ -21,19 +20,24 @@ class Deadlines:
         self._count: dict[str, int] = {}
 
     def seconds(self, task: Task) -> float:
-        """Seconds for the turns of an episode; infinity where nothing is known."""
+        """Return the seconds for the turns of an episode of this task; infinity if too few were seen."""
         return self._seconds(task.id)
 
     def _seconds(self, task: str) -> float:
-        if self._count.get(task, 0) < ENOUGH:
+        if self._count.get(task, 0) < MIN_EPISODES:
             return float("inf")
         return self.straggler_factor * self._longest[task]
 
-    def note(self, trajectory: Trajectory) -> None:
-        spent = trajectory.times
-        took = spent["total"] - spent.get("measure", 0.0) - spent.get("away", 0.0)
+    def observe(self, trajectory: Trajectory) -> None:
+        """Update the task's longest duration with a finished episode.
+
+        Measuring and engine downtime do not count. An episode that failed before its deadline says nothing, and is
+        ignored.
+        """
+        times = trajectory.times
+        duration = times["total"] - times.get("measure", 0.0) - times.get("downtime", 0.0)
         task = trajectory.task_id
-        if trajectory.stop is Stop.ERROR and took < self._seconds(task):
-            return  # nobody knows what it would have taken
+        if trajectory.stop is Stop.ERROR and duration < self._seconds(task):
+            return  # how long it would have taken is unknown
         self._count[task] = self._count.get(task, 0) + 1
-        self._longest[task] = max(took, self._longest.get(task, 0.0))
+        self._longest[task] = max(duration, self._longest.get(task, 0.0))

@@ -1,4 +1,4 @@
-"""The one loop: an agent and its environment, turn by turn, until something ends it."""
+"""The episode loop: an agent and its environment, turn by turn, until something ends the episode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from turnstile.agents.base import Scaffold
-from turnstile.agents.history import hinted
+from turnstile.agents.history import with_hint
 from turnstile.engines.base import Engine, Remote
 from turnstile.engines.remote.downtime import Away, hearing
 from turnstile.envs.base import Env, Step, reached
@@ -23,27 +23,29 @@ from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import I32, JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
 
 T = TypeVar("T")
-AWAY = 1800.0  # seconds that an engine may be away under one episode
+MAX_DOWNTIME = 1800.0  # seconds that the engine may be down during one episode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What ends an episode that does not end by itself. 0 means no limit."""
+    """The limits that end an episode. 0 means no limit."""
 
     turns: int = 8
     tokens: int = 0  # sampled in the whole episode
-    context: int = 0  # held at once: prompt, observations and sampled tokens
-    seconds: float = 300.0  # wall clock, of the turns; not of measuring at the end, nor while the engine is away
-    measure_seconds: float = 3600.0  # of measuring; twice what grading may take in the environments here (1800 s)
-    away: float = AWAY  # of all that the engine is away, by which the clock is put forward at most
-    unparsed: int = 0  # turns in a row in which no action could be read
+    context: int = 0  # of the context window: prompt, observations and sampled tokens
+    seconds: float = 300.0  # wall clock, of the turns; without measuring at the end and engine downtime
+    measure_seconds: float = 3600.0  # of measuring at the end; twice what grading may take in the environments here
+    max_downtime: float = MAX_DOWNTIME  # total engine downtime by which `seconds` is extended
+    unparsed: int = 0  # turns in a row without a readable action
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """Which episode this is. Its random numbers depend on the task, `seed`, `number` and `stream` (where that is
-    empty: `group`), on what is asked (`Seeds`), and on nothing else. `hint` stands in its prompt besides what the
-    environment begins with."""
+    """Identifies an episode, and with it its random numbers.
+
+    They depend on the task, `seed`, `number` and `stream` (`group` if that is empty), on the requests made (`Seeds`),
+    and on nothing else. `hint` is added to the prompt that the environment gives.
+    """
 
     group: str
     number: int
@@ -53,16 +55,18 @@ class Attempt:
 
 
 class Seeds:
-    """Gives each request of an attempt its seed, which depends on the attempt, the prompt's ids, and how often the
-    attempt has asked with that prompt before. So requests that are made side by side, or on branches, have seeds of
-    their own, whatever their order and the platform."""
+    """The seeds of an attempt's requests.
+
+    A seed depends on the attempt, the prompt's ids, and how often the attempt has asked with that prompt before. So
+    parallel requests and branches have seeds of their own, independent of their order and of the platform.
+    """
 
     def __init__(self, task: Task, attempt: Attempt) -> None:
         self._attempt = f"{attempt.seed}/{task.id}/{attempt.stream or attempt.group}/{attempt.number}"
         self._asked: Counter[str] = Counter()
 
     def draw(self, prompt_ids: I32) -> int:
-        """The seed of the next request with this prompt, in [0, 2^56)."""
+        """Return the seed of the next request with this prompt, in [0, 2^56)."""
         prompt = hashlib.blake2b(prompt_ids.astype("<i4").tobytes(), digest_size=16).hexdigest()
         text = f"{self._attempt}/{prompt}/{self._asked[prompt]}"
         self._asked[prompt] += 1
@@ -79,20 +83,21 @@ async def play(  # noqa: PLR0913 - called in one place, by keyword
     scaffold: Scaffold,
     sampling: Sampling,
     limits: Limits,
-    turned: Callable[[int, Turn], None] = lambda number, turn: None,
-    moved: Callable[[EpisodeStatus], None] = lambda place: None,
-    forgives: Callable[[Exception], bool] = lambda fault: False,
+    on_turn: Callable[[int, Turn], None] = lambda number, turn: None,
+    on_status: Callable[[EpisodeStatus], None] = lambda status: None,
+    tolerates: Callable[[Exception], bool] = lambda fault: False,
 ) -> Trajectory:
-    """Plays one episode to its end and measures it; closes neither the session nor the environment. `turned` is told
-    of each turn, numbered from 0, at every `Stage` that it reaches, `moved` where the episode is.
+    """Play one episode to its end and measure it; close neither the session nor the environment.
 
-    A turn counts from the moment it is sampled, whether or not the environment answers it before the end.
+    `on_turn` is called with each turn, numbered from 0, at every `Stage` that it reaches; `on_status` with the
+    episode's status. A turn counts from the moment it is sampled, whether or not the environment answers it before the
+    end.
 
-    An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's
-    text; every other exception is a fault of the program and propagates, unless it is neither the engine's nor of
-    `turned` and `forgives` says that it is to be taken in the same way.
+    An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's text.
+    Every other exception is an error of the program and propagates, unless it comes from neither the engine nor
+    `on_turn` and `tolerates` accepts it: then it ends the episode in the same way.
     """
-    episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, turned, moved)
+    episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, on_turn, on_status)
     try:
         clock = asyncio.timeout(limits.seconds or None)
         try:
@@ -100,19 +105,19 @@ async def play(  # noqa: PLR0913 - called in one place, by keyword
                 stop = await episode.run(clock)
         except TimeoutError:
             if not clock.expired():
-                raise  # the environment's own, and a fault
+                raise  # raised by the environment itself: an error of the program
             if not episode.opened:
                 raise SandboxError(f"the environment did not open within {limits.seconds:g} s") from None
             await episode.check_engine()
             stop = Stop.TIMEOUT
-        moved(EpisodeStatus.GRADING)
+        on_status(EpisodeStatus.GRADING)
         played = episode.played(stop, await episode.measure())
         return replace(played, rates=reached(env, played))
     except InfrastructureError as failure:
         error = f"{type(failure).__name__}: {failure}"
     except Exception as fault:
-        if episode.away is not None or episode.telling or not forgives(fault):
-            raise  # one in the engine, or in the books, which other episodes share
+        if episode.downtime is not None or episode.reporting or not tolerates(fault):
+            raise  # an error in the engine or in `on_turn`, which other episodes share
         error = f"{type(fault).__name__}: {fault}"
     return replace(episode.played(Stop.ERROR, {}), error=error)
 
@@ -130,61 +135,65 @@ class _Episode:
         scaffold: Scaffold,
         sampling: Sampling,
         limits: Limits,
-        turned: Callable[[int, Turn], None],
-        moved: Callable[[EpisodeStatus], None],
+        on_turn: Callable[[int, Turn], None],
+        on_status: Callable[[EpisodeStatus], None],
     ) -> None:
-        self.turned, self.moved = turned, moved
+        self.on_turn, self.on_status = on_turn, on_status
         self.task, self.attempt, self.env, self.engine = task, attempt, env, engine
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.seeds = Seeds(task, attempt)
         self.started = time.monotonic()
         self.opened = False
-        self.away: Away | None = None  # of the request that is being made
-        self.telling = False  # a turn is being written down
-        self.cut = ""  # why the engine was away when the clock ended the episode
+        self.downtime: Away | None = None  # of the request in flight
+        self.reporting = False  # inside `on_turn`
+        self.downtime_reason = ""  # why the engine was down when the clock ended the episode
         self.opening: tuple[Message, ...] = ()
         self.tools: tuple[ToolSpec, ...] = ()
         self.turns: list[Turn] = []
         self.times = {"generate": 0.0, "environment": 0.0}
 
     async def run(self, clock: asyncio.Timeout) -> Stop:
-        """Turns until an end; returns which. `clock` is put forward by the time in which the engine was away."""
+        """Play turns until one ends the episode, and return why. `clock` is extended by the engine's downtime."""
         start = await self._timed("environment", self.env.reset(self.task))
         self.opened, self.opening, self.tools = True, tuple(start.messages), tuple(start.tools)
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
-        history = list(hinted(start.messages, self.attempt.hint))
-        held = added = renderer.prompt(history, start.tools)
+        history = list(with_hint(start.messages, self.attempt.hint))
+        prompt_ids = added = renderer.prompt(history, start.tools)
         fresh, sampled, unparsed = False, 0, 0
         while True:
-            room = self._room(len(held), sampled)
-            if isinstance(room, Stop):
-                return room
-            sampling = replace(self.sampling, max_tokens=room, stop=renderer.stop, seed=self.seeds.draw(held))
-            with hearing(functools.partial(self._lost, clock)) as self.away:
-                completion = await self._timed("generate", self.engine.generate(held, sampling, self.session))
-            self.away = None
+            budget = self._token_budget(len(prompt_ids), sampled)
+            if isinstance(budget, Stop):
+                return budget
+            sampling = replace(self.sampling, max_tokens=budget, stop=renderer.stop, seed=self.seeds.draw(prompt_ids))
+            with hearing(functools.partial(self._on_downtime, clock)) as self.downtime:
+                completion = await self._timed("generate", self.engine.generate(prompt_ids, sampling, self.session))
+            self.downtime = None
             message = parser.parse(renderer.text(completion.token_ids), start.tools)
             step = await self._act(
                 Turn(context_ids=added, completion=completion, message=message, fresh=fresh, stage=Stage.SAMPLED)
             )
             sampled += len(completion.token_ids)
             unparsed = 0 if message.tool_calls else unparsed + 1
-            stop = self._ended(step, unparsed)
+            stop = self._stop_reason(step, unparsed)
             if stop is not None:
                 return stop
             history.append(message)
             context = renderer.observation(history, step.messages, start.tools, completion.token_ids)
             history.extend(step.messages)
             added, fresh = context.ids, context.fresh
-            held = added if fresh else np.concatenate([held, completion.token_ids, added])
+            prompt_ids = added if fresh else np.concatenate([prompt_ids, completion.token_ids, added])
 
     async def _act(self, turn: Turn) -> Step:
-        """Has the environment take the turn's action. The turn is there before, and completed with the answer."""
+        """Let the environment carry out the turn's action.
+
+        The turn is recorded before, and completed with the environment's answer, so a crash in between loses no sampled
+        token.
+        """
         number = len(self.turns)
         self.turns.append(turn)
-        self._tell(number, turn)
+        self._report_turn(number, turn)
         self.turns[number] = turn = replace(turn, state_key=self.env.state_key(), stage=Stage.DELIVERED)
-        self._tell(number, turn)
+        self._report_turn(number, turn)
         began = time.monotonic()
         step = await self._timed("environment", self.env.step(turn.message))
         self.turns[number] = turn = replace(
@@ -195,17 +204,17 @@ class _Episode:
             seconds=time.monotonic() - began,
             stage=Stage.COMPLETED,
         )
-        self._tell(number, turn)
+        self._report_turn(number, turn)
         return step
 
-    def _tell(self, number: int, turn: Turn) -> None:
-        """Has the turn written down. What goes wrong with that is no fault of the environment's."""
-        self.telling = True
-        self.turned(number, turn)
-        self.telling = False
+    def _report_turn(self, number: int, turn: Turn) -> None:
+        """Pass the turn to `on_turn`. An error there is not the environment's."""
+        self.reporting = True
+        self.on_turn(number, turn)
+        self.reporting = False
 
     async def measure(self) -> Mapping[str, JSON]:
-        """What came of it. Raises VerifierError where that takes longer than the limit."""
+        """Return the environment's final measurements. Raise VerifierError if they take longer than the limit."""
         began = time.monotonic()
         clock = asyncio.timeout(self.limits.measure_seconds or None)
         try:
@@ -213,7 +222,7 @@ class _Episode:
                 return await self.env.measure()
         except TimeoutError:
             if not clock.expired():
-                raise  # the environment's own, and a fault
+                raise  # raised by the environment itself: an error of the program
             raise VerifierError(
                 f"the environment did not measure the episode within {self.limits.measure_seconds:g} s; give its "
                 "grader a time limit of its own, or raise episode.measure_seconds"
@@ -237,44 +246,49 @@ class _Episode:
         )
 
     async def check_engine(self) -> None:
-        """Raises EngineError where the clock ended a request that the engine was not answering, or ended the episode
-        early because the engine had been away for too long."""
-        if self.away is None and not self.cut:
+        """Raise EngineError if the engine was down when the clock ended the episode.
+
+        That is, if the clock ended a request that the server was not answering, or ended the episode before its time
+        because the downtime exceeded `max_downtime`.
+        """
+        if self.downtime is None and not self.downtime_reason:
             return
         if (
-            self.away is not None
-            and not self.cut
+            self.downtime is not None
+            and not self.downtime_reason
             and isinstance(self.engine, Remote)
             and not await self.engine.answers(self.session)
         ):
-            self.cut = "the server does not say that it is there"
-            self.times["away"] = self.times.get("away", 0.0) + self.away.rest()
-        if self.cut:
-            raise EngineError(f"episode.seconds were over while the model was away: {self.cut}")
+            self.downtime_reason = "the server does not answer"
+            self.times["downtime"] = self.times.get("downtime", 0.0) + self.downtime.rest()
+        if self.downtime_reason:
+            raise EngineError(f"episode.seconds passed while the model's server was down: {self.downtime_reason}")
 
-    def _lost(self, clock: asyncio.Timeout, why: str, seconds: float) -> None:
-        before = self.times.get("away", 0.0)
-        self.times["away"] = before + seconds
-        granted = min(seconds, max(0.0, self.limits.away - before))
-        if clock.expired() or granted < seconds:
-            self.cut = why
+    def _on_downtime(self, clock: asyncio.Timeout, why: str, seconds: float) -> None:
+        """Add the downtime to the record, and extend the clock by it, up to `max_downtime` in all."""
+        before = self.times.get("downtime", 0.0)
+        self.times["downtime"] = before + seconds
+        extension = min(seconds, max(0.0, self.limits.max_downtime - before))
+        if clock.expired() or extension < seconds:
+            self.downtime_reason = why
         if not clock.expired() and (when := clock.when()) is not None:
-            clock.reschedule(when + granted)
+            clock.reschedule(when + extension)
 
-    def _room(self, held: int, sampled: int) -> int | Stop:
-        """How many tokens the next turn may sample, or why there is no next turn."""
-        room = self.sampling.max_tokens
+    def _token_budget(self, context_tokens: int, sampled: int) -> int | Stop:
+        """Return how many tokens the next turn may sample, or why there is no next turn."""
+        budget = self.sampling.max_tokens
         if self.limits.context:
-            if held >= self.limits.context:
+            if context_tokens >= self.limits.context:
                 return Stop.CONTEXT
-            room = min(room, self.limits.context - held)
+            budget = min(budget, self.limits.context - context_tokens)
         if self.limits.tokens:
             if sampled >= self.limits.tokens:
                 return Stop.TOKENS
-            room = min(room, self.limits.tokens - sampled)
-        return room
+            budget = min(budget, self.limits.tokens - sampled)
+        return budget
 
-    def _ended(self, step: Step, unparsed: int) -> Stop | None:
+    def _stop_reason(self, step: Step, unparsed: int) -> Stop | None:
+        """Return why the episode ends after this step; None if it goes on."""
         if step.terminated:
             return Stop.SUBMITTED if step.submitted else Stop.DONE
         if self.limits.unparsed and unparsed >= self.limits.unparsed:
@@ -285,7 +299,7 @@ class _Episode:
 
     async def _timed(self, phase: str, work: Awaitable[T]) -> T:
         began = time.monotonic()
-        self.moved(EpisodeStatus.GENERATING if phase == "generate" else EpisodeStatus.ACTING)
+        self.on_status(EpisodeStatus.GENERATING if phase == "generate" else EpisodeStatus.ACTING)
         try:
             return await work
         finally:

@@ -1,4 +1,4 @@
-"""How many attempts a fault of the program may cost before it stops a run."""
+"""A limit on the attempts that may fail by program errors before the run stops."""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Failures:
-    """Counts the attempts of a run, in one process, that met a fault of the program. `most` of them are given up, like
-    those in which infrastructure failed; the next one's fault is raised. 0: the first one's is."""
+    """Counts the attempts of a run, in one process, that failed by an error of the program.
 
-    most: int = 0
+    Up to `limit` of them are given up like attempts in which infrastructure failed; the next error is raised. With a
+    limit of 0 the first one is.
+    """
+
+    limit: int = 0
     count: int = 0
 
-    def forgives(self, fault: Exception, where: str) -> bool:
-        """Whether the other episodes go on, which the log then says with the fault's traceback. An error that is raised
-        on purpose is never forgiven, nor is a fault of the engine, which many episodes share."""
+    def tolerates(self, fault: Exception, where: str) -> bool:
+        """Return whether the other episodes continue after this error, and log it with its traceback if so.
+
+        TurnstileErrors are never tolerated, nor are errors of the engine, which many episodes share.
+        """
         if isinstance(fault, TurnstileError) or is_shared(fault):
             return False
         self.count += 1
-        if self.count > self.most:
+        if self.count > self.limit:
             return False
         _log.warning(
             "%s: %s: %s; this attempt is given up, the others go on (%d of at most %d, rollout.max_failures)",
-            where, type(fault).__name__, fault, self.count, self.most, exc_info=fault,
+            where, type(fault).__name__, fault, self.count, self.limit, exc_info=fault,
         )  # fmt: skip
         return True
 
     def note(self) -> str:
-        """What is to be said of a fault that was not forgiven, besides where it was."""
-        return f"; {self.most} attempts had failed so before it (rollout.max_failures)" if self.most else ""
+        """Return what to add to the note of an error that was not tolerated: how many were before it."""
+        return f"; {self.limit} attempts had failed before it (rollout.max_failures)" if self.limit else ""

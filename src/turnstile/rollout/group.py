@@ -1,4 +1,4 @@
-"""Many episodes at once: every task of a step attempted G times, none waiting for another."""
+"""Many episodes at once: every task of a step is attempted G times, and no episode waits for another."""
 
 from __future__ import annotations
 
@@ -24,40 +24,42 @@ from turnstile.tracking.board import EpisodeStatus, StatusBoard
 from turnstile.types import Group, Sampling, Stop, Task, Trajectory, Turn
 
 _log = logging.getLogger(__name__)
-CLOSING = 600.0
-"""Seconds that an environment is given to put away what it holds: removing a container takes seconds, also on a machine
-that is short of everything."""
+CLOSE_TIMEOUT = 600.0
+"""Seconds that an environment may take to close.
+
+Removing a container takes seconds, also on a machine that is short of everything.
+"""
 Job = tuple[Task, Attempt]
-One = Callable[[Job, str], Coroutine[Any, Any, None]]
+PlayJob = Callable[[Job, str], Coroutine[Any, Any, None]]
 """Plays a job in a session."""
 
 
 class EpisodeCallback:
-    """Is told what becomes of attempts, as it happens. This one keeps nothing."""
+    """Callbacks for what happens to attempts, as it happens. This base class does nothing."""
 
-    def issued(self, jobs: Sequence[Job]) -> Mapping[Key, Trajectory]:
-        """They are all to be played, but for those that it knows to have finished before."""
+    def on_issue(self, jobs: Sequence[Job]) -> Mapping[Key, Trajectory]:
+        """Return the trajectories of those jobs that finished before an interruption; the others are played."""
         return {}
 
-    def begins(self, attempt: Attempt) -> None:
-        """It is played from its start."""
+    def on_start(self, attempt: Attempt) -> None:
+        """Called when an attempt is played from its start."""
 
-    def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
-        """A turn reached its stage; they are numbered from 0."""
+    def on_turn(self, attempt: Attempt, number: int, turn: Turn) -> None:
+        """Called when a turn reached its stage; turns are numbered from 0."""
 
-    def ended(self, trajectory: Trajectory, *, again: bool) -> None:
-        """It came to an end; `again` says that infrastructure failed and it is played once more."""
+    def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
+        """Called when an attempt ended; `will_retry` if infrastructure failed and it is played once more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Player:
-    """Everything an episode needs but its task.
+    """Plays episodes: everything an episode needs but its task.
 
-    `retries` is how often an attempt is played again after an infrastructure failure; `failures` how many may be lost
-    to faults of the program before one is raised (default: none); `concurrent` how many episodes go on at once. With
-    `deterministic` they go in fixed waves of that many, all opened before the first begins, so that which requests
-    meet in the engine does not depend on time. `graders` look at the groups when all are played, one after the
-    other. `board` shows where the episodes are while they are played.
+    `retries` is how often an attempt is played again after an infrastructure failure; `failures` how many attempts may
+    fail by program errors before one is raised (default: none); `concurrent` how many episodes run at once. With
+    `deterministic` they run in fixed waves of that many, all opened before the first begins, so that which requests
+    meet in the engine does not depend on timing. `graders` grade the groups when all are played, one after the other.
+    `board` shows the status of the episodes while they are played.
     """
 
     make_env: Callable[[], Env]
@@ -68,10 +70,10 @@ class Player:
     retries: int = 2
     concurrent: int = 64
     deterministic: bool = False
-    deadlines: Deadlines | None = None  # sooner than those of `limits`
+    deadlines: Deadlines | None = None  # where shorter than `limits.seconds`
     graders: tuple[Grader, ...] = ()
-    hint: Hint | None = None  # what training's prompts show besides the task
-    places: asyncio.Semaphore | None = None  # of several calls together, in place of `concurrent` for each
+    hint: Hint | None = None  # in the prompts of training
+    slots: asyncio.Semaphore | None = None  # shared by several calls, instead of `concurrent` for each
     board: StatusBoard = field(default_factory=StatusBoard)
     failures: Failures = field(default_factory=Failures)
 
@@ -85,15 +87,18 @@ class Player:
         stream: str = "",
         step: int | None = None,
         done: Callable[[Trajectory], None] = lambda _: None,
-        watch: EpisodeCallback | None = None,
+        callback: EpisodeCallback | None = None,
     ) -> list[Group]:
-        """The groups of `tasks` in their order; `label` makes their ids unique in a run. Calls that name the same
-        `stream` draw the same random numbers for an attempt at a task; without one they draw by their labels. `step`
-        is that of training, for hints and graders. `done` is told of each episode as it ends, `watch` of all that
-        happens; what that knows to have finished is not played. A fault of the program in one episode that
-        `failures` does not forgive stops them all and is raised, with a note that says in which it was (one that many
-        share says so itself)."""
-        ids = [f"{label}/{place}/{task.id}" for place, task in enumerate(tasks)]
+        """Play `attempts` episodes of each task, and return the graded groups in the order of `tasks`.
+
+        `label` makes their ids unique in a run. Calls with the same `stream` draw the same random numbers for an
+        attempt at a task; without one they draw by their labels. `step` is the training step, for hints and graders.
+        `done` is called with each episode as it ends, `callback` with everything that happens; episodes that it knows
+        to have finished are not played. A program error in one episode that `failures` does not tolerate stops all of
+        them and is raised, with a note that says in which episode it was (an error that many episodes share has its own
+        note).
+        """
+        ids = [f"{label}/{index}/{task.id}" for index, task in enumerate(tasks)]
         jobs = [
             (
                 task,
@@ -108,75 +113,79 @@ class Player:
             for task, group in zip(tasks, ids, strict=True)
             for number in range(attempts)
         ]
-        found = await self.play(jobs, done=done, watch=watch or EpisodeCallback())
+        trajectories = await self.play(jobs, done=done, callback=callback or EpisodeCallback())
         groups = [
-            Group(id=group, task=task, trajectories=tuple(found[group, number] for number in range(attempts)))
+            Group(id=group, task=task, trajectories=tuple(trajectories[group, number] for number in range(attempts)))
             for task, group in zip(tasks, ids, strict=True)
         ]
-        return await graded(groups, self.graders, step, self.board)
+        return await grade_groups(groups, self.graders, step, self.board)
 
     async def play(
-        self, jobs: Sequence[Job], *, watch: EpisodeCallback, done: Callable[[Trajectory], None] = lambda _: None
+        self, jobs: Sequence[Job], *, callback: EpisodeCallback, done: Callable[[Trajectory], None] = lambda _: None
     ) -> dict[Key, Trajectory]:
-        """One episode for each of `jobs`; the rest as of `groups`."""
-        found = dict(watch.issued(jobs))
-        for trajectory in found.values():
+        """Play one episode for each job, and return the trajectories by key; the rest as in `groups`."""
+        trajectories = dict(callback.on_issue(jobs))
+        for trajectory in trajectories.values():
             done(trajectory)
-        left = [(task, attempt) for task, attempt in jobs if (attempt.group, attempt.number) not in found]
-        keys = [(attempt.group, attempt.number) for _, attempt in left]
-        self.board.put(keys)
+        remaining = [(task, attempt) for task, attempt in jobs if (attempt.group, attempt.number) not in trajectories]
+        keys = [(attempt.group, attempt.number) for _, attempt in remaining]
+        self.board.set_status(keys)
 
-        async def one(job: Job, session: str) -> None:
-            trajectory = await self._attempt(*job, session, watch)
-            found[trajectory.key] = trajectory
+        async def play_job(job: Job, session: str) -> None:
+            trajectory = await self._attempt(*job, session, callback)
+            trajectories[trajectory.key] = trajectory
             done(trajectory)
 
         try:
-            await (self._waves(left, one) if self.deterministic else self._flow(left, one))
-        except BaseExceptionGroup as several:  # the first fault stopped all episodes, and is what there is to say
+            await (
+                self._play_in_waves(remaining, play_job)
+                if self.deterministic
+                else self._play_concurrently(remaining, play_job)
+            )
+        except BaseExceptionGroup as several:  # the first error stopped all episodes, and is the one to report
             raise several.exceptions[0] from several
         finally:
-            self.board.take(keys)
-        return found
+            self.board.remove(keys)
+        return trajectories
 
-    async def _flow(self, jobs: Sequence[Job], one: One) -> None:
-        places = self.places or asyncio.Semaphore(self.concurrent)
+    async def _play_concurrently(self, jobs: Sequence[Job], play_job: PlayJob) -> None:
+        slots = self.slots or asyncio.Semaphore(self.concurrent)
 
         async def wait(job: Job) -> None:
-            async with places:
-                await one(job, self.engine.open(job[1].group))
+            async with slots:
+                await play_job(job, self.engine.open(job[1].group))
 
         async with asyncio.TaskGroup() as tasks:
             for job in jobs:
                 tasks.create_task(wait(job))
 
-    async def _waves(self, jobs: Sequence[Job], one: One) -> None:
+    async def _play_in_waves(self, jobs: Sequence[Job], play_job: PlayJob) -> None:
         for begin in range(0, len(jobs), self.concurrent):
             wave = jobs[begin : begin + self.concurrent]
             sessions = [self.engine.open(attempt.group) for _, attempt in wave]
             async with asyncio.TaskGroup() as tasks:
                 for job, session in zip(wave, sessions, strict=True):
-                    tasks.create_task(one(job, session))
+                    tasks.create_task(play_job(job, session))
 
-    async def _attempt(self, task: Task, attempt: Attempt, session: str, watch: EpisodeCallback) -> Trajectory:
-        """One attempt, played again from its start for as long as infrastructure fails and retries are left."""
+    async def _attempt(self, task: Task, attempt: Attempt, session: str, callback: EpisodeCallback) -> Trajectory:
+        """Play one attempt, again from its start for as long as infrastructure fails and retries are left."""
         key = (attempt.group, attempt.number)
         where = f"in task {task.id!r}, attempt {attempt.number} of group {attempt.group!r}"
         faulty = False
 
-        def forgives(fault: Exception) -> bool:
+        def tolerates(fault: Exception) -> bool:
             nonlocal faulty
-            faulty = self.failures.forgives(fault, where)
+            faulty = self.failures.tolerates(fault, where)
             return faulty
 
-        def turned(number: int, turn: Turn) -> None:
-            self.board.turned(turn)
-            watch.turned(attempt, number, turn)
+        def on_turn(number: int, turn: Turn) -> None:
+            self.board.on_turn(turn)
+            callback.on_turn(attempt, number, turn)
 
         try:
-            for left in range(self.retries, -1, -1):
+            for retries_left in range(self.retries, -1, -1):
                 env = self.make_env()
-                watch.begins(attempt)
+                callback.on_start(attempt)
                 try:
                     trajectory = await play(
                         task,
@@ -187,18 +196,18 @@ class Player:
                         scaffold=self.scaffold,
                         sampling=self.sampling,
                         limits=self._limits(task),
-                        turned=turned,
-                        moved=functools.partial(self.board.put, (key,)),
-                        forgives=forgives,
+                        on_turn=on_turn,
+                        on_status=functools.partial(self.board.set_status, (key,)),
+                        tolerates=tolerates,
                     )
                 finally:
-                    await _close(env, lambda fault: self.failures.forgives(fault, where))
+                    await _close(env, lambda fault: self.failures.tolerates(fault, where))
                 if self.deadlines is not None:
-                    self.deadlines.note(trajectory)
-                again = trajectory.stop is Stop.ERROR and left > 0 and not faulty
-                self.board.ended(trajectory, again=again)
-                watch.ended(trajectory, again=again)
-                if not again:
+                    self.deadlines.observe(trajectory)
+                will_retry = trajectory.stop is Stop.ERROR and retries_left > 0 and not faulty
+                self.board.on_end(trajectory, will_retry=will_retry)
+                callback.on_end(trajectory, will_retry=will_retry)
+                if not will_retry:
                     break
         except Exception as fault:
             if not is_shared(fault):
@@ -213,30 +222,33 @@ class Player:
         return replace(self.limits, seconds=soonest) if soonest < (self.limits.seconds or float("inf")) else self.limits
 
 
-async def graded(
+async def grade_groups(
     groups: Sequence[Group], graders: Sequence[Grader], step: int | None, board: StatusBoard
 ) -> list[Group]:
-    """The groups as graders leave them, one after the other. If that is cut short, what graders remember is what
-    it was before: the groups are examined again then, and none of it may be learnt twice."""
-    found = list(groups)
+    """Return the groups after each grader in turn.
+
+    If grading is cut short, the graders' states are restored: the groups are graded again when the run resumes, and no
+    grader may learn from them twice.
+    """
+    graded = list(groups)
     keys = [trajectory.key for group in groups for trajectory in group.trajectories]
     before = [copy.deepcopy(grader.state()) for grader in graders]
-    board.put(keys, EpisodeStatus.GRADING)
+    board.set_status(keys, EpisodeStatus.GRADING)
     try:
         for grader in graders:
-            found = list(await grader.grade(found, step))
+            graded = list(await grader.grade(graded, step))
     except BaseException:
         for grader, state in zip(graders, before, strict=True):
             grader.restore(state)
         raise
     finally:
-        board.take(keys)
-    return found
+        board.remove(keys)
+    return graded
 
 
-async def _close(env: Env, forgives: Callable[[Exception], bool]) -> None:
-    """What an episode came to stands, also when its environment cannot be put away."""
-    clock = asyncio.timeout(CLOSING)
+async def _close(env: Env, tolerates: Callable[[Exception], bool]) -> None:
+    """Close an environment. The episode's result stands even if that fails."""
+    clock = asyncio.timeout(CLOSE_TIMEOUT)
     try:
         async with clock:
             await env.close()
@@ -244,6 +256,8 @@ async def _close(env: Env, forgives: Callable[[Exception], bool]) -> None:
         _log.warning("an environment could not be closed: %s", error)
     except Exception as fault:
         if clock.expired():
-            _log.warning("an environment was not closed within %g s, and what it holds may be left behind", CLOSING)
-        elif not forgives(fault):
+            _log.warning(
+                "an environment was not closed within %g s, and what it holds may be left behind", CLOSE_TIMEOUT
+            )
+        elif not tolerates(fault):
             raise

@@ -1,4 +1,4 @@
-"""What a training episode's prompt shows besides the task, less and less: a rubric as scaffolding (RuscaRL)."""
+"""Hints in the prompts of training episodes, faded out over training: rubric scaffolding (RuscaRL)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from turnstile.types import Task
 
 
 class Hint(Protocol):
-    """(task, attempt, attempts of its group, training step from 1) -> what its prompt shows besides; "" for nothing.
-    The same every time it is asked, so that an attempt that is played again is shown the same. It may have a method
-    `check(task)`, which is shown every training task before a model is loaded, and raises ConfigError."""
+    """(task, attempt, attempts in its group, training step from 1) -> the hint in its prompt; "" for none.
+
+    Deterministic, so that an attempt that is played again sees the same hint. It may have a method `check(task)`, which
+    is called with every training task before a model is loaded and raises ConfigError.
+    """
 
     def __call__(self, task: Task, attempt: int, attempts: int, step: int) -> str: ...
 
 
 def hint_of(hint: Hint | None, task: Task, attempt: int, attempts: int, step: int | None) -> str:
-    """What an attempt is shown: nothing without a hint, and nothing outside of training (`step` None)."""
+    """Return an attempt's hint: "" without a hint, and outside of training (`step` None)."""
     return "" if hint is None or step is None else hint(task, attempt, attempts, step)
 
 
 class RubricHint:
-    """Some of a task's criteria, in the prompt: round(group share * step share * N) of N, drawn at random by seed,
-    task, attempt and step (RuscaRL, arXiv 2508.16949). What is sampled behind that prompt is trained behind it.
+    """Shows some of a task's criteria in the prompt: round(group share * step share * N) of N.
 
-    The group share (`within = "linear"`) is (G - 1 - i) / (G - 1) for attempt i of G: the first sees the most and the
-    last nothing, so that they differ; `none` shows all of them the same. The step share is 1 / (1 + exp(`steepness` *
-    (x - `midpoint`))) of the share x of training that is done, (step - 1) / (steps - 1), with the paper's numbers for
-    its medical tasks; `decay = "linear"` is 1 - x, `none` stays 1. A group of one has the share 1, as has a run of one
-    step.
+    They are drawn at random by seed, task, attempt and step (RuscaRL, arXiv 2508.16949). Tokens sampled after that
+    prompt are trained after that prompt.
 
-    The criteria are the task's, `data[key]`: name -> what it asks, or a list; else those of the recipe's grader
-    `rubric` or `checklist`. Raises ConfigError for a task without any, and for knobs that make no sense.
+    The group share (`within = "linear"`) is (G - 1 - i) / (G - 1) for attempt i of G: the first attempt sees the most
+    and the last none, so that they differ; with `none` all attempts see equally many. The step share is 1 / (1 +
+    exp(`steepness` * (x - `midpoint`))) of the fraction x of training that is done, (step - 1) / (steps - 1), with the
+    paper's numbers for its medical tasks; `decay = "linear"` is 1 - x, `none` stays 1. A group of one has the share 1,
+    and so has a run of one step.
+
+    The criteria are the task's, `data[key]`: name -> criterion, or a list; otherwise those of the recipe's grader
+    `rubric` or `checklist`. Raises ConfigError for a task without criteria, and for knobs outside their range.
     """
 
     def __init__(
@@ -59,20 +63,21 @@ class RubricHint:
             )
         if not 0.0 <= midpoint <= 1.0 or not 0.0 < steepness < math.inf:
             raise ConfigError(
-                f"hint 'rubric' wants midpoint in [0, 1] and steepness above 0, got {midpoint} and {steepness}"
+                f"hint 'rubric' needs midpoint in [0, 1] and steepness above 0, got {midpoint} and {steepness}"
             )
         self._seed, self._steps, self._criteria, self._key = seed, steps, dict(criteria or {}), key
         self._within, self._decay, self._midpoint, self._steepness = within, decay, midpoint, steepness
         self._heading = heading
 
     def __call__(self, task: Task, attempt: int, attempts: int, step: int) -> str:
+        """Return the heading and the criteria that an attempt is shown; "" if it is shown none."""
         criteria = self._of(task)
         count = round(self.share(attempt, attempts, step) * len(criteria))
         drawn = random.Random(f"{self._seed}/{task.id}/{attempt}/{step}/rubric").sample(range(len(criteria)), count)
         return "\n".join([self._heading, *(f"- {criteria[place]}" for place in sorted(drawn))]) if drawn else ""
 
     def share(self, attempt: int, attempts: int, step: int) -> float:
-        """The share of the criteria that an attempt of a group is shown at a step, in [0, 1]."""
+        """Return the share of the criteria that an attempt of a group is shown at a step, in [0, 1]."""
         group = 1.0 if attempts == 1 or self._within == "none" else (attempts - 1 - attempt) / (attempts - 1)
         if self._steps <= 1 or self._decay == "none":
             return group
@@ -82,7 +87,7 @@ class RubricHint:
         return group * 0.5 * (1.0 - math.tanh(0.5 * self._steepness * (done - self._midpoint)))
 
     def check(self, task: Task) -> None:
-        """Raises ConfigError for a task without criteria, where the recipe has none either."""
+        """Raise ConfigError if neither the task nor the recipe has criteria."""
         self._of(task)
 
     def _of(self, task: Task) -> list[str]:
@@ -92,5 +97,5 @@ class RubricHint:
             where = f"{self._key!r} in its data is {found!r:.60}"
             if self._key not in task.data:
                 where = f"it has no {self._key!r} in its data, and no grader 'rubric' or 'checklist' names any"
-            raise ConfigError(f"hint 'rubric' wants a criterion at least for task {task.id!r}, but {where}")
+            raise ConfigError(f"hint 'rubric' needs at least one criterion for task {task.id!r}, but {where}")
         return texts

@@ -1,4 +1,4 @@
-"""A line between two processes, on which each sends the other messages."""
+"""A pipe between two processes: each end sends messages to the other."""
 
 from __future__ import annotations
 
@@ -13,62 +13,77 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-Hear = Callable[[Any], Any]
-"""Is given a message in the thread that reads, as soon as it comes; `Line.receive` gives what it returns, unless that
-is None."""
+OnMessage = Callable[[Any], Any]
+"""Called with each message in the reading thread, as soon as it arrives.
 
-MOST = 256
-"""Messages that wait to be written before a sender waits, which is more than training ever has."""
+`Pipe.receive` returns its result, unless that is None.
+"""
+
+MAX_QUEUED = 256
+"""Unwritten messages before a sender waits, which is more than training ever has."""
 
 
-class Line:
-    """One end of the line. What comes is taken off it by a thread, and what goes is written by another, so that nobody
-    waits for one who computes, or who has only just begun."""
+class Pipe:
+    """One end of the pipe.
+
+    One thread reads and another writes, so that neither process waits while the other computes or is still starting.
+    """
 
     def __init__(
-        self, end: socket.socket, *, hear: Hear = lambda message: message, at_end: Callable[[], None] = lambda: None
+        self,
+        end: socket.socket,
+        *,
+        on_message: OnMessage = lambda message: message,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`at_end` is called in the thread that reads when the line is closed. What `hear` raises, `receive` gives."""
+        """Start the threads, in a running event loop.
+
+        The reading thread calls `on_close` when the pipe is closed. `receive` returns what `on_message` raises.
+        """
         self._socket = end
-        self._hear, self._at_end = hear, at_end
+        self._on_message, self._on_close = on_message, on_close
         self._connection = Connection(os.dup(end.fileno()))
-        self._news: asyncio.Queue[Any] = asyncio.Queue()  # never more than what was asked for
-        self._outgoing: queue.Queue[bytes | None] = queue.Queue(MOST)
+        self._incoming: asyncio.Queue[Any] = asyncio.Queue()  # bounded by the requests in flight
+        self._outgoing: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED)
         self._loop = asyncio.get_running_loop()
-        self._reader = threading.Thread(target=self._read, name="line, reading", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="line, writing", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="pipe reader", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="pipe writer", daemon=True)
         self._reader.start()
         self._writer.start()
 
     def send(self, message: Any) -> None:
-        """Raises what pickle raises for what cannot be sent. Who is gone does not hear it; `receive` tells."""
+        """Queue a message. Raises what pickle raises if it cannot be pickled.
+
+        If the other end is gone the message is lost, which `receive` reports.
+        """
         self._outgoing.put(pickle.dumps(message))
 
-    def finish(self) -> None:
-        """Waits until what was sent is written. Nothing can be sent after it."""
+    def finish_sending(self) -> None:
+        """Wait until all queued messages are written. Nothing can be sent afterwards."""
         self._outgoing.put(None)
         self._writer.join()
 
     async def receive(self) -> Any:
-        """What came next, or the exception that it could not be read for; None, again and again, when the line is
-        closed."""
-        found = await self._news.get()
-        if found is None:
-            self._news.put_nowait(None)
-        return found
+        """Return the next message, or the exception that reading it raised; None, repeatedly, once the pipe is closed."""
+        message = await self._incoming.get()
+        if message is None:
+            self._incoming.put_nowait(None)
+        return message
 
-    async def waiting(self) -> int:
-        """How much there is for `receive` by now."""
-        await asyncio.sleep(0)  # what came while nobody looked is put there by the loop
-        return self._news.qsize()
+    async def pending(self) -> int:
+        """Return how many messages `receive` returns without waiting."""
+        await asyncio.sleep(0)  # let the loop queue what arrived while it was blocked
+        return self._incoming.qsize()
 
-    def shut(self) -> None:
-        with contextlib.suppress(OSError):  # the other end was quicker
+    def shutdown(self) -> None:
+        """Close the connection for both ends; the threads go on until `close`."""
+        with contextlib.suppress(OSError):  # the other end closed first
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.shut()
-        self.finish()
+        """Close the connection and join both threads."""
+        self.shutdown()
+        self.finish_sending()
         self._reader.join()
         self._connection.close()
         self._socket.close()
@@ -79,23 +94,23 @@ class Line:
                 self._connection.send_bytes(data)
 
     def _read(self) -> None:
-        for data in self._pieces():
+        for data in self._raw_messages():
             try:
-                found = self._hear(pickle.loads(data))
-            except Exception as error:  # whoever waits is told
-                found = error
-            if found is not None:
-                self._give(found)
-        self._at_end()
-        self._give(None)
+                message = self._on_message(pickle.loads(data))
+            except Exception as error:  # `receive` returns it
+                message = error
+            if message is not None:
+                self._deliver(message)
+        self._on_close()
+        self._deliver(None)
 
-    def _pieces(self) -> Iterator[bytes]:
+    def _raw_messages(self) -> Iterator[bytes]:
         while True:
             try:
                 yield self._connection.recv_bytes()
             except (EOFError, OSError):
                 return
 
-    def _give(self, found: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._news.put_nowait, found)
+    def _deliver(self, message: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
+            self._loop.call_soon_threadsafe(self._incoming.put_nowait, message)

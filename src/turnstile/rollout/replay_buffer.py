@@ -1,4 +1,4 @@
-"""Attempts of earlier steps that are worth training on again: which are kept, and which a step takes."""
+"""The replay buffer: attempts of earlier steps that are trained on again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from turnstile.types import F32, Group, Score
 
 
 @dataclass(kw_only=True, slots=True)
-class _Kept:
-    """One attempt, alone in its group; the step that played it, and how often it was taken."""
+class _StoredAttempt:
+    """One attempt, alone in its group, the step that played it, and how often it was drawn."""
 
     group: Group
     step: int
@@ -30,28 +30,28 @@ class _Kept:
 
 
 class ReplayBuffer:
-    """The last `size` attempts that were trained on with a positive advantage.
+    """Holds the last `size` attempts that were trained on with a positive advantage.
 
-    A step takes up to `batch` of them, drawn by `seed` and its number alone. One that was taken `uses` times goes, and
-    so does one whose advantage is no longer positive by then; the oldest go for new ones. What a checkpoint keeps is
-    which attempts there are: the episodes themselves are in the record of the run. With a `size` of 0 nothing is kept.
+    A step draws up to `batch` of them, by `seed` and its number alone. An attempt leaves after `uses` draws, or once
+    its advantage is no longer positive; the oldest make room for new ones. A checkpoint stores only which attempts are
+    held: the episodes themselves are in the record of the run. With `size` 0 the buffer stays empty.
     """
 
     def __init__(self, run: Path, *, size: int, batch: int, uses: int, seed: int) -> None:
         self._run, self._size, self._batch, self._uses, self._seed = run, size, batch, uses, seed
-        self._kept: list[_Kept] = []
-        self._taken: list[_Kept] = []
+        self._kept: list[_StoredAttempt] = []
+        self._taken: list[_StoredAttempt] = []
 
     def draw(self, step: int) -> list[Group]:
-        """What a step trains on again, each attempt with the others of its group that are taken."""
+        """Draw the attempts that a step trains on again; those of one group come as one Group."""
         draw = random.Random(f"{self._seed}/{step}/buffer")
         places = sorted(draw.sample(range(len(self._kept)), min(self._batch, len(self._kept))))
         self._taken = [self._kept[place] for place in places]
         groups: dict[str, Group] = {}
-        for one in self._taken:
-            known = groups.get(one.group.id)
+        for stored in self._taken:
+            known = groups.get(stored.group.id)
             mates = known.trajectories if known is not None else ()
-            groups[one.group.id] = replace(one.group, trajectories=(*mates, *one.group.trajectories))
+            groups[stored.group.id] = replace(stored.group, trajectories=(*mates, *stored.group.trajectories))
         return list(groups.values())
 
     def keep(
@@ -61,52 +61,61 @@ class ReplayBuffer:
         advantages: Sequence[Sequence[Sequence[F32]]],
         passes: Sequence[Collection[Key]],
     ) -> None:
-        """Takes over what the step was: the groups that it played and those that were drawn, their advantages
-        [group][trajectory][turn] -> f32[n], and the attempts trained on in each pass."""
+        """Update the buffer with what a step trained on.
+
+        `groups` are those that the step played and those that were drawn, `advantages` theirs,
+        [group][trajectory][turn] -> f32[n], and `passes` names the attempts trained on in each pass.
+        """
         trained = {key for keys in passes for key in keys}
         good = {
-            trajectory.key: _Kept(group=replace(group, trajectories=(trajectory,)), step=step)
+            trajectory.key: _StoredAttempt(group=replace(group, trajectories=(trajectory,)), step=step)
             for group, own in zip(groups, advantages, strict=True)
             for trajectory, turns in zip(group.trajectories, own, strict=True)
             if trajectory.key in trained and sum(float(values.sum(dtype=np.float64)) for values in turns) > 0
         }
-        for one in self._taken:
-            one.used = one.used + 1 if good.pop(one.key, None) is not None else self._uses
+        for stored in self._taken:
+            stored.used = stored.used + 1 if good.pop(stored.key, None) is not None else self._uses
         self._taken = []
         fresh = good.values()
-        left = [one for one in self._kept if one.used < self._uses]
+        left = [stored for stored in self._kept if stored.used < self._uses]
         self._kept = [*left, *fresh][-self._size :] if self._size else []
 
     def metrics(self, step: int) -> dict[str, float]:
-        """replay_buffer/kept (attempts), replay_buffer/again (those that the step takes) and replay_buffer/age (their
-        mean age in steps)."""
+        """Return the metrics of a step.
+
+        replay_buffer/kept (attempts), replay_buffer/again (those that the step draws) and replay_buffer/age (their mean
+        age in steps); none with `size` 0.
+        """
         if not self._size:
             return {}
-        ages = [step - one.step for one in self._taken]
-        found = {"replay_buffer/kept": float(len(self._kept)), "replay_buffer/again": float(len(ages))}
-        return {**found, **({"replay_buffer/age": float(np.mean(ages))} if ages else {})}
+        ages = [step - stored.step for stored in self._taken]
+        counts = {"replay_buffer/kept": float(len(self._kept)), "replay_buffer/again": float(len(ages))}
+        return {**counts, **({"replay_buffer/age": float(np.mean(ages))} if ages else {})}
 
     def state(self) -> dict[str, Any]:
-        """Which attempts are kept: small JSON for a checkpoint."""
-        return {"kept": [[one.step, *one.key, one.used] for one in self._kept]}
+        """Return which attempts are held, as small JSON for a checkpoint."""
+        return {"kept": [[stored.step, *stored.key, stored.used] for stored in self._kept]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes the episodes from the record. Raises CheckpointError where one is not there."""
-        wanted = [(int(step), (str(group), int(attempt)), int(used)) for step, group, attempt, used in state["kept"]]
+        """Read the episodes of a saved state from the record. Raises CheckpointError if one is missing."""
+        saved = [(int(step), (str(group), int(attempt)), int(used)) for step, group, attempt, used in state["kept"]]
         played: dict[Key, Group] = {}
-        for step in sorted({step for step, *_ in wanted}):
+        for step in sorted({step for step, *_ in saved}):
             for entry in read_record(self._run, phase="train", step=step, label=""):
                 for trajectory in entry.group.trajectories:
                     played[trajectory.key] = replace(entry.group, trajectories=(trajectory,))
-        for step, key, _ in wanted:
+        for step, key, _ in saved:
             if key not in played:
                 raise CheckpointError(
-                    f"the buffer holds attempt {key[1]} of {key[0]!r}, which the record of step {step} in "
-                    f"{self._run / 'record'} lacks"
+                    f"the replay buffer holds attempt {key[1]} of {key[0]!r}, but the record of step {step} in "
+                    f"{self._run / 'record'} does not; restore that record, or start the run again in another folder"
                 )
-        self._kept = [_Kept(group=played[key], step=step, used=used) for step, key, used in wanted]
+        self._kept = [_StoredAttempt(group=played[key], step=step, used=used) for step, key, used in saved]
 
 
-def outside(scores: Sequence[Sequence[Score]]) -> list[list[Score]]:
-    """The scores of attempts that are trained on again: compared with what is played now, and part of no baseline."""
+def without_baseline(scores: Sequence[Sequence[Score]]) -> list[list[Score]]:
+    """Return the scores of replayed attempts with `in_baseline` off.
+
+    They are compared with the attempts played now, but do not enter those attempts' baseline.
+    """
     return [[replace(score, in_baseline=False) for score in own] for own in scores]

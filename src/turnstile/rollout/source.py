@@ -1,5 +1,8 @@
-"""Where the groups of a step come from, as the training loop sees it: played in turn with training, played ahead of it
-by another process (`rollout.max_staleness`), or read from the record of a run."""
+"""Sources of a step's groups, as the training loop sees them.
+
+Groups are played in turn with training, played ahead of it by another process (`rollout.max_staleness`), or read from
+the record of a run.
+"""
 
 from __future__ import annotations
 
@@ -17,44 +20,51 @@ from turnstile.rollout.run_records import RunRecords
 from turnstile.tasks.base import TaskSampler
 from turnstile.types import Group, Task, Trajectory
 
-Tell = Callable[[int, int], None]
-"""(episodes of the step that are done, all of them)"""
+ReportProgress = Callable[[int, int], None]
+"""(finished episodes of the step, all its episodes)"""
 Say = Callable[[str], None]
+"""Prints one line for the user."""
 
 
 class Publisher(Protocol):
-    """An engine's side that training sees: new weights, and what sampling cost."""
-
-    def publish(self, version: int) -> None: ...
-
-    def take_stats(self) -> dict[str, float]: ...
-
-
-class GroupSource(Protocol):
-    """Gives each step its groups, whole, and takes new weights."""
-
-    async def next(self, step: int, tell: Tell) -> list[Group]: ...
+    """The part of an engine that training uses: new weights in, sampling statistics out."""
 
     def publish(self, version: int) -> None:
-        """Step `version` is done and has changed the weights; the tokens sampled from now on are of that version."""
-        ...
-
-    def state(self) -> Mapping[str, Any]:
-        """Where the tasks stand behind the last step that is done: small JSON that belongs in a checkpoint."""
+        """Sample with the current weights from now on, as version `version`."""
         ...
 
     def take_stats(self) -> dict[str, float]:
-        """What sampling cost since the last call."""
+        """Return what sampling cost since the last call."""
         ...
 
 
-def label(step: int) -> str:
-    """What the ids of a step's groups begin with."""
+class GroupSource(Protocol):
+    """Gives each step its groups, complete, and takes new weights."""
+
+    async def next(self, step: int, report_progress: ReportProgress) -> list[Group]:
+        """Return the groups of a step, once all its episodes have ended."""
+        ...
+
+    def publish(self, version: int) -> None:
+        """Publish the weights after step `version`; tokens sampled from now on are of that version."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the position in the tasks after the last finished step: small JSON for a checkpoint."""
+        ...
+
+    def take_stats(self) -> dict[str, float]:
+        """Return what sampling cost since the last call."""
+        ...
+
+
+def group_prefix(step: int) -> str:
+    """Return what the ids of a step's groups begin with."""
     return f"train/{step}"
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """How many versions the sampled tokens of a step are behind `version`, that of the weights it begins with."""
+    """Return how many versions a step's sampled tokens are behind `version`, that of the weights the step begins with."""
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     if not turns:
         return {"staleness/mean": 0.0, "staleness/max": 0.0}
@@ -64,11 +74,13 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
 
 @dataclass(kw_only=True, slots=True)
 class SyncSource:
-    """Groups are played when training asks for them, with the weights that it has by then. Of a step that was
-    interrupted, only what had not finished is played; `say` is told."""
+    """Plays groups when training asks for them, with its current weights.
+
+    Of an interrupted step only unfinished episodes are played; `say` reports how many were restored.
+    """
 
     player: Player
-    books: RunRecords
+    records: RunRecords
     sampler: TaskSampler
     engine: Publisher
     groups: int
@@ -76,21 +88,21 @@ class SyncSource:
     seed: int
     say: Say = lambda _: None
 
-    async def next(self, step: int, tell: Tell) -> list[Group]:
+    async def next(self, step: int, report_progress: ReportProgress) -> list[Group]:
         tasks = self.sampler.peek(self.groups)
         total, done = len(tasks) * self.attempts, 0
 
         def count(_: Trajectory) -> None:
             nonlocal done
             done += 1
-            tell(done, total)
+            report_progress(done, total)
 
-        watch = self.books.watch(step)
+        callback = self.records.callback(step)
         groups = await self.player.groups(
-            tasks, self.attempts, label=label(step), seed=self.seed, step=step, done=count, watch=watch
+            tasks, self.attempts, label=group_prefix(step), seed=self.seed, step=step, done=count, callback=callback
         )
-        if watch.taken:
-            self.say(taken(step, watch.taken, total))
+        if callback.restored:
+            self.say(restored_message(step, callback.restored, total))
         return groups
 
     def publish(self, version: int) -> None:
@@ -104,32 +116,32 @@ class SyncSource:
         return self.engine.take_stats()
 
 
-def taken(step: int, number: int, total: int) -> str:
-    """Return a line that says how many episodes of a step were taken from the journal."""
+def restored_message(step: int, number: int, total: int) -> str:
+    """Return the line that says how many of a step's episodes were restored."""
     return f"step {step}: {number} of {total} episodes had finished before, and were not played again"
 
 
 @dataclass(kw_only=True, slots=True)
-class Replay:
+class ReplaySource:
     """The groups of a recorded run, step by step, without an engine or an environment.
 
-    Raises ReplayError where the record ends, or is of other tasks.
+    Raises ReplayError if the record ends too early, or is of other tasks.
     """
 
     run: Path
-    books: RunRecords
+    records: RunRecords
     sampler: TaskSampler
     groups: int
 
-    async def next(self, step: int, tell: Tell) -> list[Group]:
-        found = [entry.group for entry in recorded(self.run, step, self.sampler.peek(self.groups))]
-        played = {trajectory.key: trajectory for group in found for trajectory in group.trajectories}
-        self.books.ledger.issue(step, [(key, each.task_id) for key, each in played.items()], played)
-        tell(len(played), len(played))
-        return found
+    async def next(self, step: int, report_progress: ReportProgress) -> list[Group]:
+        groups = [entry.group for entry in recorded_entries(self.run, step, self.sampler.peek(self.groups))]
+        played = {trajectory.key: trajectory for group in groups for trajectory in group.trajectories}
+        self.records.ledger.issue(step, [(key, each.task_id) for key, each in played.items()], played)
+        report_progress(len(played), len(played))
+        return groups
 
     def publish(self, version: int) -> None:
-        """There is nobody to sample with the weights."""
+        """Advance the tasks; no engine samples with the weights."""
         self.sampler.next(self.groups)
 
     def state(self) -> Mapping[str, Any]:
@@ -139,11 +151,11 @@ class Replay:
         return {}
 
 
-def recorded(run: Path, step: int, tasks: Sequence[Task]) -> Iterator[Entry]:
-    """What a run recorded of these tasks in a step, in their order. Raises ReplayError where that is missing."""
+def recorded_entries(run: Path, step: int, tasks: Sequence[Task]) -> Iterator[Entry]:
+    """Yield what a run recorded of these tasks in a step, in their order. Raises ReplayError if a group is missing."""
     entries = {entry.group.id: entry for entry in read_record(run, phase="train", step=step)}
-    for place, task in enumerate(tasks):
-        name = f"{label(step)}/{place}/{task.id}"
+    for index, task in enumerate(tasks):
+        name = f"{group_prefix(step)}/{index}/{task.id}"
         if name not in entries:
-            raise ReplayError(f"run {str(run)!r} has recorded no group {name!r}: it ended before, or had other tasks")
+            raise ReplayError(f"run {str(run)!r} has no record of group {name!r}: it ended before, or had other tasks")
         yield entries[name]

@@ -1,4 +1,4 @@
-"""How much there was to compute: the tokens of a group's episodes, each prefix counted once."""
+"""The minimum of tokens to compute for a group's episodes: each shared prefix counts once."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from turnstile.types import Group, Trajectory
 
 
 def tree_tokens(group: Group) -> int:
-    """The nodes of the prefix tree of all contexts of a group that a model had to be fed to sample what was sampled.
+    """Return the number of nodes of the prefix tree over all contexts of a group, without each context's last token.
 
-    An engine that computes every token once has computed just these; the last token of a context is fed to nobody.
+    An engine that computes every token once computes exactly these; the last token of a context is never fed to the
+    model.
     """
     paths = sorted(path for trajectory in group.trajectories for path in _contexts(trajectory))
+    # In sorted order the longest prefix that a path shares with any earlier one is shared with its predecessor.
     nodes, before = 0, b""
     for path in paths:
-        nodes += (len(path) - _common(before, path)) // WIDTH
+        nodes += (len(path) - _common(before, path)) // TOKEN_BYTES
         before = path
     return nodes
 
 
-WIDTH = 4
-"""Bytes that stand for a token."""
+TOKEN_BYTES = 4
+"""Bytes per token in a path."""
 
 
 def _contexts(trajectory: Trajectory) -> Iterator[bytes]:
-    """The contexts of one episode, less their last tokens: one, and one more for each time it was rewritten."""
+    """Yield the contexts of one episode without their last tokens: one, and one more for each rewrite of the context."""
     pieces: list[np.ndarray] = []
     for turn in trajectory.turns:
         if turn.fresh:
@@ -42,9 +44,9 @@ def _bytes(pieces: list[np.ndarray]) -> bytes:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """Bytes of whole tokens that two paths begin with alike."""
-    length = min(len(one), len(other)) // WIDTH
+    """Return how many bytes of whole tokens two paths share at their start."""
+    length = min(len(one), len(other)) // TOKEN_BYTES
     if length == 0:
         return 0
     differ = np.flatnonzero(np.frombuffer(one, ">i4", length) != np.frombuffer(other, ">i4", length))
-    return (int(differ[0]) if len(differ) else length) * WIDTH
+    return (int(differ[0]) if len(differ) else length) * TOKEN_BYTES

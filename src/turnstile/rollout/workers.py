@@ -1,5 +1,7 @@
-"""The process that plays episodes while another one trains: what is said between the two, and the end that training
-has. `runs.worker` is the other end."""
+"""The worker process that plays episodes while training computes: the messages, and training's end of the pipe.
+
+`runs.worker` is the other end.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +19,43 @@ from typing import Any
 
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rollout.episode import Attempt
-from turnstile.rollout.pipe import Hear, Line
+from turnstile.rollout.pipe import OnMessage, Pipe
 from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import Task, Trajectory, Turn
 
 MODULE = "turnstile.runs.worker"
 LOG = "worker.log"
-"""The file of a run folder with what the process prints."""
-QUOTED = 20  # lines of it that are passed on at once
-QUOTED_BYTES = 2**16  # in which they are
-PATIENCE = 10.0  # seconds that it is given to put away what it has
-HURRY = 1.5  # the same where training is being stopped
+"""The file of a run folder that holds the worker's output."""
+MAX_LINES = 20  # of its output that are passed on at once
+MAX_BYTES = 2**16  # from the end of the output, in which those lines are looked for
+GRACE_SECONDS = 10.0  # for the worker to close its sandboxes, before it is killed
+SHORT_GRACE_SECONDS = 1.5  # the same when training is being stopped
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """To the worker: play these, in this order of preference."""
+class PlayJobs:
+    """To the worker: play these jobs, in this order of preference."""
 
     jobs: Sequence[tuple[Task, Attempt]]
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """To the worker: sample with these from the next token on."""
+class WeightUpdate:
+    """To the worker: sample with these weights from the next token on."""
 
     version: int
     file: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class AttemptStarted:
     """From the worker: an attempt is played from its start."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class TurnReached:
     """From the worker: a turn of an attempt reached its stage."""
 
     attempt: Attempt
@@ -62,137 +64,144 @@ class Turned:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """From the worker: an attempt came to an end, `again` if it is played once more; without its turns, which were
-    told. With what sampling has cost since the last one."""
+class AttemptEnded:
+    """From the worker: an attempt ended; `will_retry` if it is played once more.
+
+    The trajectory comes without its turns, which were sent before. `stats` is what sampling cost since the last one.
+    """
 
     trajectory: Trajectory
-    again: bool
+    will_retry: bool
     stats: dict[str, float]
 
 
-Told = Began | Turned | Ended
+Event = AttemptStarted | TurnReached | AttemptEnded
 
 
 @dataclass(frozen=True, slots=True)
-class Stands:
-    """From the worker, now and then: where its episodes are."""
+class StatusCounts:
+    """From the worker, now and then: how many episodes have which status."""
 
     counts: Mapping[EpisodeStatus, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """From the worker, which has ended: an episode, or what it plays them with, has a fault."""
+class WorkerFault:
+    """From the worker, which has exited: the error of an episode, or of the worker itself."""
 
     error: BaseException
     where: str
 
 
 class Worker:
-    """The process, as training has it. Start it in an event loop."""
+    """Training's handle of the worker process. Create it in a running event loop."""
 
-    def __init__(self, setup: Any, *, log: Path, hear: Hear = lambda told: told) -> None:
-        """`setup` is what `runs.worker` makes its parts of; what it prints is added to the file `log`, and what it
-        tells given to `hear` as it comes, in a thread. Raises ConfigError for a setup that cannot be sent to another
-        process."""
-        self._log = _Log(log)
-        ours, theirs = socket.socketpair()
+    def __init__(self, setup: Any, *, log: Path, on_message: OnMessage = lambda message: message) -> None:
+        """Start the process.
+
+        `runs.worker` builds its parts from `setup`. What the process prints is appended to the file `log`, and its
+        messages are passed to `on_message` as they arrive, in a thread. Raises ConfigError for a setup that cannot be
+        pickled.
+        """
+        self._log = _LogTail(log)
+        local_end, worker_end = socket.socketpair()
         try:
-            with log.open("ab") as printed:
+            with log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-u", "-P", "-m", MODULE, str(theirs.fileno())],
+                    [sys.executable, "-u", "-P", "-m", MODULE, str(worker_end.fileno())],
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                     stdin=subprocess.DEVNULL,
-                    stdout=printed,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # an interrupt at the terminal is for training, which then ends this
+                    pass_fds=[worker_end.fileno()],
+                    start_new_session=True,  # Ctrl-C goes to training, which then ends this process
                 )
         finally:
-            theirs.close()
-        self._line = Line(ours, hear=hear)
+            worker_end.close()
+        self._pipe = Pipe(local_end, on_message=on_message)
         try:
-            self._line.send(setup)
+            self._pipe.send(setup)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            self._line.close()
+            self._pipe.close()
             self._process.wait()
-            raise cannot_be_sent(error) from None
+            raise pickling_error(error) from None
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: Play | Weights) -> None:
-        self._line.send(message)
+    def send(self, message: PlayJobs | WeightUpdate) -> None:
+        self._pipe.send(message)
 
     async def receive(self) -> Any:
-        """What `hear` made of what was told next. Raises EngineError when the worker died, the fault that ended it,
-        and what `hear` raised."""
-        found = await self._line.receive()
-        if found is None:
+        """Return what `on_message` made of the next message.
+
+        Raises EngineError when the worker died, the error that ended it, and what `on_message` raised.
+        """
+        message = await self._pipe.receive()
+        if message is None:
             code = await asyncio.to_thread(self._process.wait)
-            raise EngineError(f"the process that plays episodes {ending(code)}")
-        if isinstance(found, Exception):
-            raise found
-        if isinstance(found, Fault):
-            found.error.add_note(found.where)
-            raise found.error
-        return found
+            raise EngineError(f"the process that plays episodes {describe_exit(code)}")
+        if isinstance(message, Exception):
+            raise message
+        if isinstance(message, WorkerFault):
+            message.error.add_note(message.where)
+            raise message.error
+        return message
 
-    async def waiting(self) -> int:
-        """How often `receive` does not wait."""
-        return await self._line.waiting()
+    async def pending(self) -> int:
+        """Return how many messages `receive` returns without waiting."""
+        return await self._pipe.pending()
 
-    def printed(self) -> list[str]:
-        """The lines that it has printed since the last call, each with whose they are."""
-        return [f"process {self.pid}, which plays: {line}" for line in self._log.news()]
+    def new_output(self) -> list[str]:
+        """Return the lines that the worker printed since the last call, each with its process id."""
+        return [f"worker process {self.pid}: {line}" for line in self._log.new_lines()]
 
-    async def close(self, *, patience: float = PATIENCE) -> None:
-        """Has it put away what it has, and ends it, after so many seconds by force."""
-        self._line.shut()
+    async def close(self, *, grace: float = GRACE_SECONDS) -> None:
+        """Ask the worker to close, and kill it after `grace` seconds."""
+        self._pipe.shutdown()
         try:
-            await asyncio.to_thread(self._process.wait, patience)
+            await asyncio.to_thread(self._process.wait, grace)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             await asyncio.to_thread(self._process.wait)
-        await asyncio.to_thread(self._line.close)
+        await asyncio.to_thread(self._pipe.close)
 
 
-class _Log:
-    """A file that another process writes, read on from where it ended."""
+class _LogTail:
+    """Reads a file that another process appends to, from where the last call ended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = path.stat().st_size if path.exists() else 0
 
-    def news(self) -> list[str]:
-        """The whole lines since the last call, of many the last ones."""
+    def new_lines(self) -> list[str]:
+        """Return the complete lines since the last call, the last ones if there are many."""
         with self._path.open("rb") as file:
-            begin = max(self._read, file.seek(0, os.SEEK_END) - QUOTED_BYTES)
+            begin = max(self._read, file.seek(0, os.SEEK_END) - MAX_BYTES)
             file.seek(begin)
             whole = file.read().rpartition(b"\n")[0]
         skipped = begin > self._read
         self._read = begin + len(whole) + bool(whole)
         texts = [line.rpartition("\r")[2].rstrip() for line in whole.decode(errors="replace").split("\n")]
         lines = [text for text in texts if text]
-        if skipped or len(lines) > QUOTED:
-            return [f"(the last lines of {self._path})", *lines[-QUOTED:]]
+        if skipped or len(lines) > MAX_LINES:
+            return [f"(the last lines of {self._path})", *lines[-MAX_LINES:]]
         return lines
 
 
-def cannot_be_sent(error: Exception) -> ConfigError:
-    """Return the error for a part of a run that cannot be sent to another process."""
+def pickling_error(error: Exception) -> ConfigError:
+    """Return the ConfigError for a setup that cannot be sent to another process."""
     return ConfigError(
         f"this run cannot be played ahead, as a part of it cannot be sent to another process ({error}); define it in a "
         "module, or set rollout.max_staleness = 0"
     )
 
 
-def ending(code: int) -> str:
-    """How a process ended, in words."""
+def describe_exit(code: int) -> str:
+    """Return how a process ended, in words."""
     if code == 128 + signal.SIGTERM or code == 128 + signal.SIGINT:
-        return f"was told to end ({signal.Signals(code - 128).name})"
+        return f"was stopped ({signal.Signals(code - 128).name})"
     if code >= 0:
         return f"ended with code {code}"
     name = signal.Signals(-code).name

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnstile.records.audit import Audit, Declared, audit
-from turnstile.records.run_diff import Parting, parting
+from turnstile.records.audit import Audit, Expected, audit
+from turnstile.records.run_diff import RecordDifference, first_difference
 from turnstile.runs.run_folder import changed, read_recipe, read_resolved
 from turnstile.tracking.jsonl import read_metrics
 from turnstile.trainer import checkpoint
@@ -28,7 +28,7 @@ def audit_run(run: Path, *, record: bool = False) -> Audited:
     recipe = read_recipe(run)
     train, rollout = recipe.train, recipe.rollout
     again = recipe.replay_buffer.uses if recipe.replay_buffer.size else 0
-    declared = Declared(attempts=rollout.tasks_per_step * rollout.group_size, passes=train.epochs * (1 + again))
+    declared = Expected(attempts=rollout.tasks_per_step * rollout.group_size, passes=train.epochs * (1 + again))
     return Audited(
         audit=audit(run, declared, record=record),
         steps=train.steps,
@@ -47,21 +47,21 @@ class Difference:
 
     recipe: list[str]
     versions: list[str]
-    parting: Parting | None
+    record: RecordDifference | None
     equal_until: int  # the last step that both recorded alike, if the records do not part
     weights: int | None
 
     @property
     def same(self) -> bool:
         """Whether nothing that both have differs."""
-        return self.parting is None and self.weights is None
+        return self.record is None and self.weights is None
 
 
 def compare_runs(one: Path, other: Path) -> Difference:
     """Where two runs parted. Raises ConfigError for a folder that is no run, TurnstileError for one without record."""
     ours, theirs = read_resolved(one), read_resolved(other)
     recipe, another = (read_recipe(run).model_dump(mode="json") for run in (one, other))
-    found = parting(one, other)
+    found = first_difference(one, other)
     weights = None
     if isinstance(found, int):
         sums = [checkpoint.weights_digests(run / "checkpoints") for run in (one, other)]
@@ -71,7 +71,7 @@ def compare_runs(one: Path, other: Path) -> Difference:
     return Difference(
         recipe=changed(recipe, another) + changed(ours.get("given", {}), theirs.get("given", {})),
         versions=changed(ours["versions"], theirs["versions"]) + changed(ours["git"], theirs["git"], "git."),
-        parting=found if isinstance(found, Parting) else None,
+        record=found if isinstance(found, RecordDifference) else None,
         equal_until=found if isinstance(found, int) else found.step - 1,
         weights=weights,
     )

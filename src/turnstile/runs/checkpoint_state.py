@@ -33,7 +33,7 @@ HELDOUT = "heldout/"
 """train.keep_best of an evaluation's mean instead of a metric of the steps."""
 
 
-def open_books(run: Path) -> RunRecords:
+def open_run_records(run: Path) -> RunRecords:
     """The books of a run. Raises LedgerError where its checkpoints are there and its ledger is not."""
     found = checkpoint.newest_folder(run / "checkpoints")
     if found is not None and not (run / FILE).is_file():
@@ -84,15 +84,15 @@ class CheckpointState:
         auxiliary = None if self.learned is None else self.learned.state()
         tokenizer = self.run.agent.tokenizer
         saved = checkpoint.save(self._folder, progress.step, self.learner, tokenizer, state, auxiliary=auxiliary)
-        books, recipe = self.run.books, self.run.recipe
-        last = [step for step in sorted({*books.ledger.committed(), saved.step}) if step <= saved.step]
+        records, recipe = self.run.records, self.run.recipe
+        last = [step for step in sorted({*records.ledger.committed(), saved.step}) if step <= saved.step]
         last = last[-recipe.train.keep :]
-        books.commit(saved.step, saved.digest, min(last))
+        records.commit(saved.step, saved.digest, min(last))
         checkpoint.prune(self._folder, {*last, *self._best()})
 
     def save_if_new(self) -> None:
         """Saves the last whole step of a run that is stopped, if that is not saved yet."""
-        if self.progress.step not in self.run.books.ledger.committed():
+        if self.progress.step not in self.run.records.ledger.committed():
             self.save(self.progress, {})
 
     def _note(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -114,14 +114,14 @@ class CheckpointState:
 
     def restore(self) -> bool:
         """Goes back to the newest whole checkpoint that the ledger names, if there is one."""
-        books = self.run.books
-        found, complaints = checkpoint.latest(self._folder, books.ledger.committed())
+        records = self.run.records
+        found, complaints = checkpoint.latest(self._folder, records.ledger.committed())
         for line in complaints:
             self.run.tracker.say(line, level="warning")
         if found is None:
-            books.ledger.resume_at(-1)
+            records.ledger.resume_at(-1)
             return False
-        books.ledger.resume_at(found.step)
+        records.ledger.resume_at(found.step)
         checkpoint.restore(found, self.learner)
         self.run.engine.publish(found.step)
         self.progress = LoopState(step=found.step, credit=found.state["credit"])

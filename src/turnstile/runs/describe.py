@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from turnstile.agents.writer import writer
+from turnstile.agents.writer import model_writer
 from turnstile.config import make_recipe
 from turnstile.swe.bugs.describe import Described, describe
 from turnstile.types import Sampling
@@ -28,5 +28,5 @@ def describe_tasks(
     )
     agent = make_agent(recipe)
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-    write = writer(agent.engine, agent.scaffold.renderer, sampling)
+    write = model_writer(agent.engine, agent.scaffold.renderer, sampling)
     return asyncio.run(describe(file, write, model=model, tries=tries, done=done))

@@ -20,7 +20,7 @@ from turnstile.errors import EngineError
 from turnstile.rewards.compose import failed
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.failures import Failures
-from turnstile.rollout.workers import LOG, Ended, Play, Worker
+from turnstile.rollout.workers import LOG, AttemptEnded, PlayJobs, Worker
 from turnstile.runs.rehearsal import rehearsal_objective
 from turnstile.runs.scripted import check_scripts
 from turnstile.runs.session import peak_memory_mb
@@ -135,13 +135,13 @@ async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         worker = Worker(Setup(recipe=recipe), log=Path(folder, LOG))
         try:
-            worker.send(Play(jobs))
+            worker.send(PlayJobs(jobs))
             left = len(jobs)
             while left:
                 told = await worker.receive()
-                left -= isinstance(told, Ended) and not told.again
+                left -= isinstance(told, AttemptEnded) and not told.will_retry
         except EngineError as error:
-            raise EngineError("; ".join([str(error), *worker.printed()[-1:]])) from None
+            raise EngineError("; ".join([str(error), *worker.new_output()[-1:]])) from None
         finally:
             await worker.close()
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024

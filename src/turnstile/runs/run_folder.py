@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.config import PATHS, Recipe, make_recipe
-from turnstile.errors import GOES_ON, ConfigError, RunFolderError
+from turnstile.errors import RESUME_HINT, ConfigError, RunFolderError
 from turnstile.evaluation.metrics import EpisodeResult
 
 UNTOUCHED, WARM, FINAL = "untouched", "warmstart", "trained"
@@ -145,7 +145,7 @@ def room_for(run: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise RunFolderError(f"{error.filename or run}: {error.strerror}; {GOES_ON} once there is room") from error
+        raise RunFolderError(f"{error.filename or run}: {error.strerror}; {RESUME_HINT} once there is room") from error
 
 
 def read_resolved(run: Path) -> dict[str, Any]:

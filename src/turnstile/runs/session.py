@@ -46,7 +46,7 @@ class RunContext:
     scorer: Scorer
     tracker: Tracker
     recorder: Recorder
-    books: RunRecords
+    records: RunRecords
     train_tasks: list[Task]
     heldout: list[Task]
 

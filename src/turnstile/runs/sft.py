@@ -15,8 +15,8 @@ from turnstile.runs.run_folder import UNTOUCHED
 from turnstile.runs.scripted import demonstrate
 from turnstile.runs.session import RunContext, counter
 from turnstile.tasks.conversations.conversation import Conversation
-from turnstile.tasks.conversations.play import Played, play
 from turnstile.tasks.conversations.source import read_conversations
+from turnstile.tasks.conversations.trajectories import TokenizedConversations, to_trajectories
 from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.sft import demo_rows, warm_start
 from turnstile.types import F32, Group, Score, Task, Trajectory
@@ -93,10 +93,10 @@ def play_talks(
     talks: Sequence[Conversation],
     agent: Agent,
     done: Callable[[Trajectory], None] = lambda trajectory: None,
-) -> Played:
+) -> TokenizedConversations:
     """Conversations as the agent's trajectories. Raises TaskError where none of them is left to learn from."""
     warm = recipe.sft
-    played = play(
+    played = to_trajectories(
         talks,
         agent.scaffold,
         context=agent.context,

@@ -10,8 +10,8 @@ from turnstile.config import Recipe
 from turnstile.engines.remote.router import Router
 from turnstile.envs.base import Env
 from turnstile.rollout.async_source import AsyncSource
-from turnstile.rollout.source import GroupSource, Replay, SyncSource
-from turnstile.rollout.workers import HURRY, LOG, PATIENCE, Worker
+from turnstile.rollout.source import GroupSource, ReplaySource, SyncSource
+from turnstile.rollout.workers import GRACE_SECONDS, LOG, SHORT_GRACE_SECONDS, Worker
 from turnstile.runs.checkpoint_state import CheckpointState
 from turnstile.runs.session import RunContext, Sampler
 from turnstile.runs.worker import Setup
@@ -30,7 +30,7 @@ async def group_source(
     """A record, this process in turn with training, or another process ahead of it, which is ended with this."""
     recipe, rollout = run.recipe, run.recipe.rollout
     if replay is not None:
-        yield Replay(run=replay, books=run.books, sampler=kept.sampler, groups=rollout.tasks_per_step)
+        yield ReplaySource(run=replay, records=run.records, sampler=kept.sampler, groups=rollout.tasks_per_step)
         return
 
     def say(line: str) -> None:
@@ -39,7 +39,7 @@ async def group_source(
     if not rollout.max_staleness:
         yield SyncSource(
             player=run.player,
-            books=run.books,
+            records=run.records,
             sampler=kept.sampler,
             engine=run.engine,
             groups=rollout.tasks_per_step,
@@ -49,13 +49,13 @@ async def group_source(
         )
         return
     files = _files(run, kept)
-    forgiving = rollout.model_copy(update={"max_failures": run.player.failures.most})
+    forgiving = rollout.model_copy(update={"max_failures": run.player.failures.limit})
     setup = Setup(recipe=recipe.model_copy(update={"rollout": forgiving}), env=env)
     source = AsyncSource(
-        start=lambda hear: Worker(setup, log=run.folder / LOG, hear=hear),
+        start=lambda on_message: Worker(setup, log=run.folder / LOG, on_message=on_message),
         write=files.write,
         engine=run.engine,
-        books=run.books,
+        records=run.records,
         sampler=kept.sampler,
         groups=rollout.tasks_per_step,
         attempts=rollout.group_size,
@@ -68,12 +68,12 @@ async def group_source(
         board=run.world.board,
     )
     kept.tasks_at = source.state
-    patience = HURRY
+    grace = SHORT_GRACE_SECONDS
     try:
         yield source
-        patience = PATIENCE
+        grace = GRACE_SECONDS
     finally:
-        await source.close(patience=patience)
+        await source.close(grace=grace)
         files.remove()
 
 

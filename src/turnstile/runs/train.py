@@ -16,8 +16,8 @@ from turnstile.envs.base import Env
 from turnstile.errors import ConfigError, ReplayError
 from turnstile.records.record import Recorder
 from turnstile.rollout.failures import Failures
-from turnstile.rollout.source import GroupSource, Replay
-from turnstile.runs.checkpoint_state import CheckpointState, check_keep_best, open_books
+from turnstile.rollout.source import GroupSource, ReplaySource
+from turnstile.runs.checkpoint_state import CheckpointState, check_keep_best, open_run_records
 from turnstile.runs.rehearsal import read_rehearsal, rehearsal_objective, store_samples
 from turnstile.runs.report import report
 from turnstile.runs.run_folder import FINAL, WARM, open_run, read_results, room_for, starting
@@ -122,8 +122,8 @@ async def _train(
     async with AsyncExitStack() as stack:
         begin = stack.enter_context(starting(folder))
         open_run(folder, recipe, fresh=fresh, given=given)
-        books = open_books(folder)
-        stack.callback(books.close)
+        records = open_run_records(folder)
+        stack.callback(records.close)
         board = StatusBoard()
         tracker = make_trackers(recipe, folder, board=board, plain=plain)
         stack.callback(tracker.close)
@@ -147,7 +147,7 @@ async def _train(
             scorer=scorer,
             tracker=tracker,
             recorder=Recorder(folder),
-            books=books,
+            records=records,
             train_tasks=train_tasks,
             heldout=heldout,
         )
@@ -210,7 +210,7 @@ def _parts(
         estimator=estimator,
         learner=kept.learner,
         objective=objective,
-        rollout_activations=None if isinstance(source, Replay) else _rollout_activations(run, kept.learner),
+        rollout_activations=None if isinstance(source, ReplaySource) else _rollout_activations(run, kept.learner),
         logprob_providers=make_logprob_providers(
             run.recipe,
             objective,
@@ -224,7 +224,7 @@ def _parts(
         buffer=kept.buffer,
         tracker=run.tracker,
         recorder=run.recorder,
-        run_records=run.books,
+        run_records=run.records,
         alarms=kept.alarms,
         evaluate=evaluate,
         checkpoint=kept.save,

@@ -31,8 +31,18 @@ from turnstile.envs.base import Env
 from turnstile.models.load import load_tokenizer
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.group import EpisodeCallback, Player
-from turnstile.rollout.pipe import Line
-from turnstile.rollout.workers import PATIENCE, Began, Ended, Fault, Play, Stands, Turned, Weights, cannot_be_sent
+from turnstile.rollout.pipe import Pipe
+from turnstile.rollout.workers import (
+    GRACE_SECONDS,
+    AttemptEnded,
+    AttemptStarted,
+    PlayJobs,
+    StatusCounts,
+    TurnReached,
+    WeightUpdate,
+    WorkerFault,
+    pickling_error,
+)
 from turnstile.runs.session import Sampler
 from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import Trajectory, Turn
@@ -60,7 +70,7 @@ class Model:
         self.engine: Sampler = self._agent.engine
         self.scaffold, self.context = self._agent.scaffold, self._agent.context
 
-    async def load(self, weights: Weights) -> None:
+    async def load(self, weights: WeightUpdate) -> None:
         """Takes a file of weights. Raises FileNotFoundError for one that newer ones have replaced."""
         await self._agent.engine.update(functools.partial(load, self._agent.model, weights))
 
@@ -78,7 +88,7 @@ class Servers:
         self.engine: Sampler = self._given
         self.scaffold, self.context = remote.scaffold, remote.context
 
-    async def load(self, weights: Weights) -> None:
+    async def load(self, weights: WeightUpdate) -> None:
         """Has the servers take a folder of weights; nothing more is sampled with others."""
         self._given.hand_out(weights.version, weights.file)
 
@@ -98,13 +108,13 @@ def _no_write(version: int) -> Path:
     raise AssertionError("weights come from training")
 
 
-async def serve(line: Line, setup: Setup) -> None:
+async def serve(pipe: Pipe, setup: Setup) -> None:
     """Plays until the line closes. A fault in an episode ends it."""
     world = make_world(setup.recipe, setup.env)
     try:
         own = await speaker(setup.recipe)
         try:
-            await _Desk(line, own, make_player(setup.recipe, world, own.scaffold, own.engine, own.context)).work()
+            await _Desk(pipe, own, make_player(setup.recipe, world, own.scaffold, own.engine, own.context)).work()
         finally:
             await own.close()
     finally:
@@ -114,26 +124,26 @@ async def serve(line: Line, setup: Setup) -> None:
 class _Desk:
     """Takes the messages in, and has them done side by side."""
 
-    def __init__(self, line: Line, own: Model | Servers, player: Player) -> None:
-        self._line = line
+    def __init__(self, pipe: Pipe, own: Model | Servers, player: Player) -> None:
+        self._pipe = pipe
         self._own = own
-        self._newest: Weights | None = None
+        self._newest: WeightUpdate | None = None
         self._came = asyncio.Event()
-        self._player = replace(player, deterministic=False, places=asyncio.Semaphore(player.concurrent))
+        self._player = replace(player, deterministic=False, slots=asyncio.Semaphore(player.concurrent))
 
     async def work(self) -> None:
         loading: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
-            doing = {tasks.create_task(self._stands())}
-            while (message := await self._line.receive()) is not None:
+            doing = {tasks.create_task(self._send_status_counts())}
+            while (message := await self._pipe.receive()) is not None:
                 if isinstance(message, Exception):
                     raise message
-                if isinstance(message, Weights):
+                if isinstance(message, WeightUpdate):
                     self._newest = message
                     self._came.set()
                     task = loading = tasks.create_task(self._load(loading))
                 else:
-                    assert isinstance(message, Play)
+                    assert isinstance(message, PlayJobs)
                     task = tasks.create_task(self._play(message, loading))
                 doing.add(task)
                 task.add_done_callback(doing.discard)
@@ -155,41 +165,41 @@ class _Desk:
             except FileNotFoundError:
                 await self._came.wait()
 
-    async def _play(self, asked: Play, loading: asyncio.Task[None] | None) -> None:
+    async def _play(self, asked: PlayJobs, loading: asyncio.Task[None] | None) -> None:
         if loading is not None:
             await loading  # nothing is sampled with weights older than those that it was asked for with
-        await self._player.play(asked.jobs, watch=_Teller(self._line, self._own.engine))
+        await self._player.play(asked.jobs, callback=_EventSender(self._pipe, self._own.engine))
 
-    async def _stands(self) -> None:
+    async def _send_status_counts(self) -> None:
         """Tells where the episodes are, now and then, when that has changed."""
         told: dict[EpisodeStatus, int] = {}
         while True:
-            counts = self._player.board.under_way()
+            counts = self._player.board.unfinished()
             if counts != told:
-                self._line.send(Stands(counts))
+                self._pipe.send(StatusCounts(counts))
                 told = counts
             await asyncio.sleep(EVERY)
 
 
-class _Teller(EpisodeCallback):
+class _EventSender(EpisodeCallback):
     """Tells training all that happens to an attempt."""
 
-    def __init__(self, line: Line, engine: Sampler) -> None:
-        self._line = line
+    def __init__(self, pipe: Pipe, engine: Sampler) -> None:
+        self._pipe = pipe
         self._engine = engine
 
-    def begins(self, attempt: Attempt) -> None:
-        self._line.send(Began(attempt))
+    def on_start(self, attempt: Attempt) -> None:
+        self._pipe.send(AttemptStarted(attempt))
 
-    def turned(self, attempt: Attempt, number: int, turn: Turn) -> None:
-        self._line.send(Turned(attempt, number, turn))
+    def on_turn(self, attempt: Attempt, number: int, turn: Turn) -> None:
+        self._pipe.send(TurnReached(attempt, number, turn))
 
-    def ended(self, trajectory: Trajectory, *, again: bool) -> None:
-        self._line.send(Ended(replace(trajectory, turns=()), again, self._engine.take_stats()))
+    def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
+        self._pipe.send(AttemptEnded(replace(trajectory, turns=()), will_retry, self._engine.take_stats()))
 
 
 @torch.no_grad()
-def load(model: PreTrainedModel, weights: Weights) -> int:
+def load(model: PreTrainedModel, weights: WeightUpdate) -> int:
     """The file's parameters into the model, in place."""
     parameters = dict(model.named_parameters())
     for name, value in load_file(weights.file).items():
@@ -202,31 +212,31 @@ def main(descriptor: int) -> None:
 
 
 async def _main(descriptor: int) -> None:
-    line = Line(socket.socket(fileno=descriptor), at_end=_end_soon)
+    pipe = Pipe(socket.socket(fileno=descriptor), on_close=_end_soon)
     told: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
         told.append(number)
-        line.shut()
+        pipe.shutdown()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    setup = await line.receive()
+    setup = await pipe.receive()
     if setup is not None:
-        await _serve(line, setup)
+        await _serve(pipe, setup)
     if told:
         raise SystemExit(128 + told[0])
 
 
-async def _serve(line: Line, setup: Setup | Exception) -> None:
+async def _serve(pipe: Pipe, setup: Setup | Exception) -> None:
     try:
         if isinstance(setup, Exception):
-            raise cannot_be_sent(setup)
-        await serve(line, setup)
+            raise pickling_error(setup)
+        await serve(pipe, setup)
     except asyncio.CancelledError:
         raise
     except BaseException as error:
-        _report(line, error)
+        _report(pipe, error)
         raise SystemExit(1) from None
 
 
@@ -234,13 +244,13 @@ def _end_soon() -> None:
     """Nobody is there any more to end this process, should something in it hang."""
 
     def end() -> None:
-        time.sleep(PATIENCE)
+        time.sleep(GRACE_SECONDS)
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     threading.Thread(target=end, daemon=True).start()
 
 
-def _report(line: Line, error: BaseException) -> None:
+def _report(pipe: Pipe, error: BaseException) -> None:
     """Tells training what ended this process: the first fault of those that one brought about."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -250,8 +260,8 @@ def _report(line: Line, error: BaseException) -> None:
         pickle.loads(pickle.dumps(error))
     except Exception:  # one that does not survive the way is told in words
         error = RuntimeError(f"{type(error).__name__}: {error}")
-    line.send(Fault(error, where))
-    line.finish()
+    pipe.send(WorkerFault(error, where))
+    pipe.finish_sending()
 
 
 if __name__ == "__main__":

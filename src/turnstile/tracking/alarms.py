@@ -31,7 +31,7 @@ class Alarm(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-def number(metrics: Scalars, name: str) -> float | None:
+def numeric(metrics: Scalars, name: str) -> float | None:
     """A metric as a float, None where it is missing or not a number; NaN and infinities pass."""
     value = metrics.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -75,7 +75,7 @@ class CollapseAlarm:
 
     def update(self, step: int, metrics: Scalars) -> str | None:
         names = ["reward/total", "reward/outcome", *(name for name in metrics if name.startswith("reward/granted/"))]
-        row = {name: value for name in names if (value := number(metrics, name)) is not None and math.isfinite(value)}
+        row = {name: value for name in names if (value := numeric(metrics, name)) is not None and math.isfinite(value)}
         if "reward/total" not in row or "reward/outcome" not in row:
             return None
         self._steps = [*self._steps, step][-self.window :]
@@ -129,7 +129,7 @@ class EntropyAlarm:
         self._raised = False
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        value = number(metrics, self.metric)
+        value = numeric(metrics, self.metric)
         if value is None or not math.isfinite(value):
             return None
         if len(self._first) < self.window:
@@ -176,7 +176,7 @@ class RatioAlarm:
         self._raised = False
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        ratio, divergence = number(metrics, self.metric), number(metrics, self.kl_metric)
+        ratio, divergence = numeric(metrics, self.metric), numeric(metrics, self.kl_metric)
         if ratio is None and divergence is None:
             return None
         # written so that NaN counts as exploded
@@ -213,7 +213,7 @@ class GapAlarm:
         self._raised = False
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        gap, behind = number(metrics, "policy/logprob_gap"), number(metrics, "staleness/max")
+        gap, behind = numeric(metrics, "policy/logprob_gap"), numeric(metrics, "staleness/max")
         if gap is None or behind:  # older weights are others
             return None
         wide = not gap <= self.limit  # NaN is
@@ -247,7 +247,7 @@ class GradientAlarm:
         self.in_all = 0
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        norm = number(metrics, self.metric)
+        norm = numeric(metrics, self.metric)
         if norm is None:
             return None
         if math.isfinite(norm):
@@ -287,7 +287,7 @@ class KilledAlarm:
         self._raised = False
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        killed, attempts = number(metrics, "count/judge_killed"), number(metrics, "count/trajectories")
+        killed, attempts = numeric(metrics, "count/judge_killed"), numeric(metrics, "count/trajectories")
         if killed is None or attempts is None:
             return None
         self._counts = [*self._counts, (killed, attempts)][-self.window :]
@@ -320,7 +320,7 @@ class ZeroAdvantageAlarm:
         self._in_a_row = 0
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        flat, groups = number(metrics, "groups/zero_advantage"), number(metrics, "groups/total")
+        flat, groups = numeric(metrics, "groups/zero_advantage"), numeric(metrics, "groups/total")
         if flat is None or groups is None:
             return None
         self._in_a_row = self._in_a_row + 1 if groups and flat == groups else 0

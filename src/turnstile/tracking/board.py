@@ -27,50 +27,50 @@ class EpisodeStatus(StrEnum):
     FAILED = "failed"  # infrastructure did, and no retries were left
 
 
-UNDER_WAY = frozenset({EpisodeStatus.WAITING, EpisodeStatus.GENERATING, EpisodeStatus.ACTING, EpisodeStatus.GRADING})
+UNFINISHED = frozenset({EpisodeStatus.WAITING, EpisodeStatus.GENERATING, EpisodeStatus.ACTING, EpisodeStatus.GRADING})
 
 
 class StatusBoard:
     """One for a run. Several threads may write and read: each line here is one operation on one dictionary."""
 
     def __init__(self) -> None:
-        self.elsewhere: Mapping[EpisodeStatus, int] = {}
+        self.remote_counts: Mapping[EpisodeStatus, int] = {}
         """Episodes that another process plays, as it told last."""
         self.tokens = 0
         """Sampled so far."""
         self.failures: dict[str, int] = {}
         """Failures of infrastructure by kind, also of attempts that were played again then."""
-        self._places: dict[Key, EpisodeStatus] = {}
+        self._statuses: dict[Key, EpisodeStatus] = {}
 
-    def put(self, keys: Iterable[Key], place: EpisodeStatus = EpisodeStatus.WAITING) -> None:
+    def set_status(self, keys: Iterable[Key], status: EpisodeStatus = EpisodeStatus.WAITING) -> None:
         for key in keys:
-            self._places[key] = place
+            self._statuses[key] = status
 
-    def turned(self, turn: Turn) -> None:
+    def on_turn(self, turn: Turn) -> None:
         """A turn reached its stage."""
         if turn.stage is Stage.SAMPLED:
             self.tokens += len(turn.completion.token_ids)
 
-    def ended(self, trajectory: Trajectory, *, again: bool) -> None:
+    def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
         """An attempt came to an end; `again` says that it is played once more."""
-        place = EpisodeStatus.FINISHED
+        status = EpisodeStatus.FINISHED
         if trajectory.stop is Stop.ERROR:
             kind = (trajectory.error or "").partition(":")[0]
             self.failures[kind] = self.failures.get(kind, 0) + 1
-            place = EpisodeStatus.WAITING if again else EpisodeStatus.FAILED
-        self._places[trajectory.key] = place
+            status = EpisodeStatus.WAITING if will_retry else EpisodeStatus.FAILED
+        self._statuses[trajectory.key] = status
 
-    def take(self, keys: Iterable[Key]) -> None:
+    def remove(self, keys: Iterable[Key]) -> None:
         """They are nobody's any more: trained on, or given up with their step."""
         for key in keys:
-            self._places.pop(key, None)
+            self._statuses.pop(key, None)
 
     def counts(self) -> dict[EpisodeStatus, int]:
         """How many episodes are at each place, here and elsewhere."""
-        found = Counter(list(self._places.values()))
-        found.update(self.elsewhere)
-        return {place: found[place] for place in EpisodeStatus}
+        found = Counter(list(self._statuses.values()))
+        found.update(self.remote_counts)
+        return {status: found[status] for status in EpisodeStatus}
 
-    def under_way(self) -> dict[EpisodeStatus, int]:
+    def unfinished(self) -> dict[EpisodeStatus, int]:
         """The same of those that have not ended."""
-        return {place: count for place, count in self.counts().items() if place in UNDER_WAY and count}
+        return {status: count for status, count in self.counts().items() if status in UNFINISHED and count}

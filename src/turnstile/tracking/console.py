@@ -15,7 +15,7 @@ from rich.text import Text
 
 from turnstile.tracking.base import Scalars
 from turnstile.tracking.board import StatusBoard
-from turnstile.tracking.pace import Phase, duration, left_text
+from turnstile.tracking.pace import Phase, duration, time_left
 from turnstile.tracking.screen import Screen, SharedConsole
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -69,13 +69,13 @@ class ConsoleTracker:
         now = time.monotonic()
         phase = self._phases.get(label)
         if phase is None:
-            phase = self._phases[label] = Phase(began=now, begun_with=done, said=now)
-        phase.done, phase.total, phase.seen = done, total, now
+            phase = self._phases[label] = Phase(began=now, done_at_start=done, printed_at=now)
+        phase.done, phase.total, phase.updated_at = done, total, now
         if done >= total:
             self._end(label, phase)
-        elif self._screen is None and now - phase.said >= self._every:
-            phase.said = now
-            self.say(f"{label}: {done}/{total}, {left_text(phase.left(now))}")
+        elif self._screen is None and now - phase.printed_at >= self._every:
+            phase.printed_at = now
+            self.say(f"{label}: {done}/{total}, {time_left(phase.seconds_left(now))}")
         if self._screen is not None:
             self._screen.show(self._phases)
             if self._phases:
@@ -95,7 +95,7 @@ class ConsoleTracker:
 
     def _end(self, label: str, phase: Phase) -> None:
         del self._phases[label]
-        seconds = phase.seen - phase.began
+        seconds = phase.updated_at - phase.began
         if seconds >= 3 * self._every:  # short phases come with every step and would drown its line
             self.say(f"{label}: {phase.total} done in {duration(seconds)}")
 

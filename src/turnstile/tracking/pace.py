@@ -10,22 +10,22 @@ class Phase:
     """A long phase under way; times are of the monotonic clock, in seconds."""
 
     began: float
-    begun_with: int
-    said: float
+    done_at_start: int
+    printed_at: float
     done: int = 0
     total: int = 0
-    seen: float = 0.0  # when `done` was last reported
+    updated_at: float = 0.0  # when `done` was last reported
 
-    def left(self, now: float) -> float | None:
+    def seconds_left(self, now: float) -> float | None:
         """Seconds to go at the pace so far; None before there is a pace."""
-        paced = self.done - self.begun_with
+        paced = self.done - self.done_at_start
         if paced <= 0:
             return None
-        ahead = (self.seen - self.began) / paced * (self.total - self.done)
-        return max(0.0, ahead - (now - self.seen))
+        ahead = (self.updated_at - self.began) / paced * (self.total - self.done)
+        return max(0.0, ahead - (now - self.updated_at))
 
 
-def left_text(seconds: float | None) -> str:
+def time_left(seconds: float | None) -> str:
     """Return the time left in words; None is unknown."""
     return "time left unknown yet" if seconds is None else f"{duration(seconds)} left"
 

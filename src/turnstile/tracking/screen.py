@@ -23,14 +23,14 @@ from rich.text import Text
 
 from turnstile.tracking.base import Scalars
 from turnstile.tracking.board import StatusBoard
-from turnstile.tracking.pace import Phase, duration, left_text
+from turnstile.tracking.pace import Phase, duration, time_left
 
 TRAINING = "training"
 """The phase that is the whole of a run's steps."""
-A_SECOND = 2  # how often it is drawn
+REFRESH_RATE = 2  # how often it is drawn
 WINDOW = 60.0  # seconds over which tokens are counted
-LOW = 20  # lines of a terminal that may have no room for all of it
-STEPS = 6  # that are looked back on
+SMALL_HEIGHT = 20  # lines of a terminal that may have no room for all of it
+RECENT_STEPS = 6  # that are looked back on
 OUTCOME = "reward/outcome"
 SHARES = ("generate", "environment", "train", "other")
 
@@ -64,13 +64,13 @@ class SharedConsole(Console):
     """Writes for one thread at a time: what is drawn and what is printed above it each begin where the other ended."""
 
     def __init__(self, file: TextIO | None, **knobs: Any) -> None:
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         if file is None and sys.stdout.isatty():
             file = cast("TextIO", Terminal(sys.stdout))
         super().__init__(file=file, **knobs)
 
     def __enter__(self) -> Self:
-        self._turn.acquire()
+        self._lock.acquire()
         super().__enter__()
         return self
 
@@ -78,7 +78,7 @@ class SharedConsole(Console):
         try:
             super().__exit__(*what)
         finally:
-            self._turn.release()
+            self._lock.release()
 
 
 class Screen:
@@ -90,8 +90,8 @@ class Screen:
         self._board = board
         self._title = title
         self._phases: Mapping[str, Phase] = {}
-        self._steps: deque[tuple[int, dict[str, float]]] = deque(maxlen=STEPS)
-        self._seen: deque[tuple[float, int]] = deque()  # (when, tokens by then)
+        self._steps: deque[tuple[int, dict[str, float]]] = deque(maxlen=RECENT_STEPS)
+        self._token_samples: deque[tuple[float, int]] = deque()  # (when, tokens by then)
         self._changed = time.monotonic()
         self._console = console
         self._live = Live(
@@ -130,7 +130,7 @@ class Screen:
                 self._live.stop()
 
     def _redraw(self) -> None:
-        while not self._ended.wait(1.0 / A_SECOND):
+        while not self._ended.wait(1.0 / REFRESH_RATE):
             with self._console:
                 self._live.refresh()
 
@@ -153,18 +153,18 @@ class Screen:
         high = self._console.height
         panel = Panel(
             grid,
-            title=Text(self._head(now)),
+            title=Text(self._title_line(now)),
             title_align="left",
             border_style="dim",
-            height=high - 1 if high < LOW else None,
+            height=high - 1 if high < SMALL_HEIGHT else None,
         )
         return Group(panel, Text(""))  # what a killed process leaves ends with a line of its own
 
-    def _head(self, now: float) -> str:
+    def _title_line(self, now: float) -> str:
         training = self._phases.get(TRAINING)
         if training is None:
             return self._title
-        return f"{self._title}, step {training.done} of {training.total} done, {left_text(training.left(now))}"
+        return f"{self._title}, step {training.done} of {training.total} done, {time_left(training.seconds_left(now))}"
 
     def _rows(self, now: float) -> Iterable[tuple[str, RenderableType]]:
         yield "now", self._now(now)
@@ -175,7 +175,7 @@ class Screen:
         yield "failures", Text(failures or "none", style="yellow" if failures else "")
         steps = list(self._steps)
         if steps:
-            yield from _of_steps(steps)
+            yield from _step_rows(steps)
 
     def _now(self, now: float) -> RenderableType:
         under_way = [(label, phase) for label, phase in self._phases.items() if label != TRAINING]
@@ -184,7 +184,7 @@ class Screen:
             line = Table.grid(padding=(0, 2))
             line.add_column(no_wrap=True)
             bar = ProgressBar(total=max(1, phase.total), completed=phase.done, width=20)
-            line.add_row(Text(f"{label} {phase.done}/{phase.total}"), bar, Text(left_text(phase.left(now))))
+            line.add_row(Text(f"{label} {phase.done}/{phase.total}"), bar, Text(time_left(phase.seconds_left(now))))
             return line
         training = self._phases.get(TRAINING)
         if training is None:
@@ -193,19 +193,19 @@ class Screen:
 
     def _speed(self, now: float) -> str:
         """Tokens of the turns that ended of late, by the second."""
-        self._seen.append((now, self._board.tokens))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW:
-            self._seen.popleft()
-        (began, before), (_, tokens) = self._seen[0], self._seen[-1]
-        return f"{(tokens - before) / max(now - began, 1.0 / A_SECOND):.0f} in the last {duration(now - began)}"
+        self._token_samples.append((now, self._board.tokens))
+        while len(self._token_samples) > 2 and self._token_samples[1][0] <= now - WINDOW:
+            self._token_samples.popleft()
+        (began, before), (_, tokens) = self._token_samples[0], self._token_samples[-1]
+        return f"{(tokens - before) / max(now - began, 1.0 / REFRESH_RATE):.0f} in the last {duration(now - began)}"
 
 
-def _of_steps(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[str, RenderableType]]:
+def _step_rows(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[str, RenderableType]]:
     """What the last steps came to."""
     _, last = steps[-1]
     yield (
         "time",
-        Text(", ".join(f"{name} {100 * share:.0f} %" for name, share in shares([m for _, m in steps]).items())),
+        Text(", ".join(f"{name} {100 * share:.0f} %" for name, share in time_shares([m for _, m in steps]).items())),
     )
     if "staleness/mean" in last:
         yield (
@@ -225,7 +225,7 @@ def _of_steps(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[s
             )
 
 
-def shares(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def time_shares(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """What part of the time of steps is spent on what: sampling; waiting for environments while nothing is sampled;
     the update; everything else. Where another process plays, sampling goes on during the update, and the parts come to
     more than the whole."""

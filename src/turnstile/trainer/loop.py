@@ -14,12 +14,12 @@ from typing import Any
 from turnstile.credit.base import Estimator, State, estimate, unread
 from turnstile.credit.turns import states_shared
 from turnstile.errors import TrainingError
-from turnstile.records.record import AGAIN, Recorder
+from turnstile.records.record import REPLAYED, Recorder
 from turnstile.rewards.build import Scorer
 from turnstile.rewards.metrics import step_metrics
-from turnstile.rollout.replay_buffer import ReplayBuffer, outside
+from turnstile.rollout.replay_buffer import ReplayBuffer, without_baseline
 from turnstile.rollout.run_records import RunRecords
-from turnstile.rollout.source import GroupSource, SyncSource, Tell, staleness
+from turnstile.rollout.source import GroupSource, ReportProgress, SyncSource, staleness
 from turnstile.rollout.tree import tree_tokens
 from turnstile.tracking.alarms import Alarm
 from turnstile.tracking.base import Tracker
@@ -97,7 +97,7 @@ async def train(parts: TrainingParts, settings: Settings, progress: LoopState) -
 
         replayed = parts.buffer.draw(step)
         groups = [*fresh, *replayed]
-        scores = [*parts.scorer(fresh), *outside(parts.scorer(replayed))]
+        scores = [*parts.scorer(fresh), *without_baseline(parts.scorer(replayed))]
         aux = {} if parts.auxiliary is None else parts.auxiliary.predict(groups, scores)
         advantages, progress.credit = estimate(parts.estimator, groups, scores, aux, progress.credit)
         prepared = prepare(groups, scores, advantages, drop_zero_advantage=settings.drop_zero_advantage)
@@ -126,7 +126,7 @@ async def train(parts: TrainingParts, settings: Settings, progress: LoopState) -
 
         credit = per_group(groups, advantages)
         for i, (group, group_scores) in enumerate(zip(groups, scores, strict=True)):
-            label = "" if i < len(fresh) else AGAIN
+            label = "" if i < len(fresh) else REPLAYED
             parts.recorder.write(step, "train", group, group_scores, credit[i], trained.arrays(i), label=label)
         parts.run_records.finalize(step, fresh, scores[: len(fresh)], trained.passes)
         metrics = _metrics(parts, fresh, scores[: len(fresh)], trained, rollout=played - started)
@@ -144,7 +144,7 @@ async def train(parts: TrainingParts, settings: Settings, progress: LoopState) -
     return progress
 
 
-def _episode_progress(tracker: Tracker, step: int) -> Tell:
+def _episode_progress(tracker: Tracker, step: int) -> ReportProgress:
     return lambda done, total: tracker.progress(f"step {step}, episodes", done, total)
 
 

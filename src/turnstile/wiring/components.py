@@ -33,7 +33,7 @@ from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.graders import Grader
 from turnstile.rewards.on_stop import StopRules
 from turnstile.rollout.deadlines import Deadlines
-from turnstile.rollout.episode import AWAY, Limits
+from turnstile.rollout.episode import MAX_DOWNTIME, Limits
 from turnstile.rollout.failures import Failures
 from turnstile.rollout.group import Player
 from turnstile.tasks.base import load_tasks
@@ -233,7 +233,7 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
             context=context,
             seconds=episode.seconds,
             measure_seconds=episode.measure_seconds,
-            away=max(AWAY, 2 * recipe.engine.reconnect_timeout),
+            max_downtime=max(MAX_DOWNTIME, 2 * recipe.engine.reconnect_timeout),
             unparsed=episode.unparsed,
         ),
         retries=episode.retries,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.agents.renderer_messages import MessagesRenderer
-from turnstile.agents.writer import writer
+from turnstile.agents.writer import model_writer
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
 from turnstile.rewards.graders import Grader
@@ -89,11 +89,11 @@ def make_asker(recipe: Recipe, folder: Path | None) -> Asker:
     if judge.urls:
         knobs = {"mode": "text", "model": judge.model, "key": judge.key, "concurrent": judge.concurrent}
         engine = make_servers("openai", judge.urls, {**knobs, "timeout": judge.timeout, "retries": judge.retries})
-        write, close = writer(engine, MessagesRenderer(), sampling), engine.disconnect
+        write, close = model_writer(engine, MessagesRenderer(), sampling), engine.disconnect
     else:
         chat = {"renderer": {"kind": "chat"}, "parser": {"kind": "hermes"}}
         agent = make_agent(Recipe.model_validate({"model": {"id": judge.model}, "agent": chat}))
-        write = writer(agent.engine, agent.scaffold.renderer, sampling)
+        write = model_writer(agent.engine, agent.scaffold.renderer, sampling)
     return Asker(
         write,
         identity=f"{judge.model or judge.url} temperature={judge.temperature:g} max_tokens={judge.max_tokens}",

@@ -17,7 +17,7 @@ from turnstile.engines.remote.downtime import lost
 from turnstile.engines.remote.openai import OpenAIEngine
 from turnstile.engines.remote.router import MOVES, Router
 from turnstile.errors import RequestFailedError
-from turnstile.rollout.deadlines import ENOUGH, Deadlines
+from turnstile.rollout.deadlines import MIN_EPISODES, Deadlines
 from turnstile.rollout.episode import Limits
 from turnstile.types import Sampling, Stop, Trajectory
 
@@ -41,7 +41,7 @@ async def played(engine: Any, limits: Limits = SHORT) -> tuple[list[FakeEnv], Tr
 
 def given_up(envs: list[FakeEnv], found: Trajectory) -> bool:
     assert found.error is not None
-    assert "episode.seconds were over while the model was away" in found.error
+    assert "episode.seconds passed while the model's server was down" in found.error
     return found.stop is Stop.ERROR and not found.signals and [env.did for env in envs] == [["reset", "close"]] * 2
 
 
@@ -115,7 +115,7 @@ async def test_a_turn_that_a_server_cannot_answer_ends_its_attempt(how: str) -> 
     assert (found.stop, sent, len(envs)) == (Stop.ERROR, 2, 2)
     assert found.error is not None
     assert found.error.startswith("RequestFailedError: the server at http://127.0.0.1:")
-    assert found.times.get("away", 0.0) == 0.0
+    assert found.times.get("downtime", 0.0) == 0.0
 
 
 async def test_a_request_that_brings_its_server_down_each_time_is_given_up() -> None:
@@ -195,7 +195,7 @@ async def test_a_server_that_fails_and_does_not_say_that_it_is_there_is_gone() -
 async def test_an_engine_that_is_away_for_too_long_ends_the_episode() -> None:
     """The clock is put forward for so long, and then no more."""
     engine = scripted(says("look"))
-    sample, limits = engine.generate, replace(SHORT, seconds=0.3, away=0.5)
+    sample, limits = engine.generate, replace(SHORT, seconds=0.3, max_downtime=0.5)
 
     async def generate(*asked: Any) -> Any:
         while True:
@@ -206,7 +206,7 @@ async def test_an_engine_that_is_away_for_too_long_ends_the_episode() -> None:
     engine.generate = generate  # type: ignore[method-assign]
     _, found = await played(engine, limits)
     assert found.stop is Stop.ERROR
-    assert found.error == "EngineError: episode.seconds were over while the model was away: it was gone"
+    assert found.error == "EngineError: episode.seconds passed while the model's server was down: it was gone"
     engine.generate = sample  # type: ignore[method-assign]
     assert (await played(engine, limits))[1].stop is Stop.TURNS
 
@@ -242,14 +242,14 @@ async def test_what_an_outage_took_is_given_back() -> None:
     engine.generate = generate  # type: ignore[method-assign]
     _, found = await played(engine, Limits(turns=3, seconds=1.5))
     assert (found.stop, len(found.turns)) == (Stop.TURNS, 3)
-    assert found.times["away"] <= found.times["generate"]
+    assert found.times["downtime"] <= found.times["generate"]
 
 
 async def test_an_outage_makes_no_deadline_longer() -> None:
     _, found = await played(scripted(says("look")))
     deadlines = Deadlines(2.0)
-    for _ in range(ENOUGH):
-        deadlines.note(replace(found, times={"total": 103.0, "measure": 1.0, "away": 100.0}))
+    for _ in range(MIN_EPISODES):
+        deadlines.observe(replace(found, times={"total": 103.0, "measure": 1.0, "downtime": 100.0}))
     assert deadlines.seconds(TASK) == 4.0
-    deadlines.note(replace(found, stop=Stop.ERROR, error="away", times={"total": 105.0, "away": 104.0}))
+    deadlines.observe(replace(found, stop=Stop.ERROR, error="away", times={"total": 105.0, "downtime": 104.0}))
     assert deadlines.seconds(TASK) == 4.0

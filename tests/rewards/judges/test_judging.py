@@ -13,7 +13,7 @@ import pytest
 from made_groups import attempt, group_of
 from modelserver import tiny_engine
 from turnstile.agents.renderer import ChatRenderer
-from turnstile.agents.writer import writer
+from turnstile.agents.writer import model_writer
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rewards.judges.ask import Asker
 from turnstile.rewards.judges.graders import Checklist, Judge, PairwiseJudge, Rubric
@@ -181,7 +181,7 @@ async def test_what_a_judge_is_shown() -> None:
 
 async def test_a_model_that_knows_nothing_is_read_where_it_is_constrained(bytes_: Any) -> None:
     pytest.importorskip("llguidance")
-    write = writer(tiny_engine(bytes_, deterministic=False), ChatRenderer(bytes_), Sampling(max_tokens=60))
+    write = model_writer(tiny_engine(bytes_, deterministic=False), ChatRenderer(bytes_), Sampling(max_tokens=60))
     asking = Asker(write, identity="m", tries=1, constrained=True)
     (found,) = await Rubric(asker=asking, criteria={"is brief": "?", "b": "?"}).grade([said("a")], 1)
     assert signals(found, "rubric")[0].keys() == {"is brief", "b"}

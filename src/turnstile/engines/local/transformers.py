@@ -31,7 +31,7 @@ from turnstile.engines.local.requests import Request, Session
 from turnstile.engines.local.sampling import draw, plain, uniform
 from turnstile.engines.local.speculation import Speculator, digit_tokens
 from turnstile.engines.local.step import Ready, Step
-from turnstile.errors import IN_ENGINE, EngineError
+from turnstile.errors import ENGINE_NOTE, EngineError
 from turnstile.models.attention import use_layouts
 from turnstile.models.head import logits_at_once
 from turnstile.types import F32, I32, Completion, Sampling
@@ -231,7 +231,7 @@ class TransformersEngine:
                 raise
             failed = failure(error)
             if failed is error:  # all get the same one, and none of them is its place
-                failed.add_note(f"{IN_ENGINE}while {len(batch)} requests were sampled together")
+                failed.add_note(f"{ENGINE_NOTE}while {len(batch)} requests were sampled together")
             for request in batch:
                 self._leave(request)
                 if not request.future.done():

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from turnstile.agents.writer import Write
+from turnstile.agents.writer import Writer
 from turnstile.errors import EngineError
-from turnstile.tasks import journal
+from turnstile.tasks import jsonl_log
 from turnstile.types import Message
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Asker:
 
     def __init__(
         self,
-        write: Write,
+        write: Writer,
         *,
         identity: str,
         kept: Path | None = None,
@@ -105,12 +105,12 @@ class Asker:
             answer = await self._write(talk, seed, regex)
         self._answers()[key] = answer
         if self._kept is not None:
-            journal.append(self._kept, json.dumps({"key": key, "answer": answer}))
+            jsonl_log.append(self._kept, json.dumps({"key": key, "answer": answer}))
         return answer
 
     def _answers(self) -> dict[str, str]:
         if self._known is None:
-            lines = journal.read(self._kept) if self._kept is not None else ()
+            lines = jsonl_log.read(self._kept) if self._kept is not None else ()
             self._known = {line["key"]: line["answer"] for line in lines}
         return self._known
 

@@ -22,7 +22,7 @@ import docker
 import docker.errors
 import docker.utils
 
-from turnstile.cache import cache_dir, locked
+from turnstile.cache import cache_dir, file_lock
 from turnstile.errors import ConfigError, DaemonError
 from turnstile.sandboxes.base import Image
 from turnstile.sandboxes.containers.contents import (
@@ -280,7 +280,7 @@ class Images:
         if self.present(name):
             return name
         what = f"making the image {name} ({holds})"
-        with locked(cache_dir() / "images" / slug):
+        with file_lock(cache_dir() / "images" / slug):
             if self.present(name):  # somebody else was quicker
                 return name
             self._progress(Step(what=what))

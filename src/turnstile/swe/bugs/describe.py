@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from turnstile.agents.writer import Write
+from turnstile.agents.writer import Writer
 from turnstile.errors import TaskError
 from turnstile.swe.bug import ENV, Bug, package_of
 from turnstile.swe.bugs.leaks import leak
 from turnstile.swe.bugs.statement import problem_statement
 from turnstile.swe.grading.notes import digest
-from turnstile.tasks import journal
+from turnstile.tasks import jsonl_log
 from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.types import Message, Task
 
@@ -76,7 +76,7 @@ def _documentation(bug: Bug) -> str:
 
 async def describe(
     file: str | Path,
-    write: Write,
+    write: Writer,
     *,
     model: str,
     tries: int = 3,
@@ -91,7 +91,7 @@ async def describe(
     """
     tasks = load_tasks(file)
     side = Path(f"{file}.statements.jsonl")
-    known = {record["digest"]: record for record in journal.read(side) if record["model"] == model}
+    known = {record["digest"]: record for record in jsonl_log.read(side) if record["model"] == model}
     places = asyncio.Semaphore(concurrent)
 
     async def one(task: Task) -> Described:
@@ -101,7 +101,7 @@ async def describe(
             async with places:
                 text, why = await _written(bug, write, tries)
             record = {"id": task.id, "digest": digest(task), "model": model, "statement": text, "why": why}
-            journal.append(side, json.dumps(record))
+            jsonl_log.append(side, json.dumps(record))
         if record is None:
             found = Described(task=task)
         elif record["why"] is not None:
@@ -132,7 +132,7 @@ async def _all(jobs: Iterable[Awaitable[Described]]) -> list[Described]:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _written(bug: Bug, write: Write, tries: int) -> tuple[str, str | None]:
+async def _written(bug: Bug, write: Writer, tries: int) -> tuple[str, str | None]:
     """A statement, or "" and why the last one was refused."""
     asked = request(bug)
     why: str | None = None

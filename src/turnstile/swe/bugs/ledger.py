@@ -10,7 +10,7 @@ from pathlib import Path
 
 from turnstile.swe.bugs.candidates import Candidate
 from turnstile.swe.packages.source import Package
-from turnstile.tasks import journal
+from turnstile.tasks import jsonl_log
 from turnstile.tasks.base import dump_task, load_tasks
 from turnstile.types import Task
 
@@ -32,11 +32,11 @@ class Ledger:
     def open(self) -> None:
         """Reads both files; a line that a killed run left half-written is cut off."""
         for path in (self.out, self.side):
-            journal.mend(path)
+            jsonl_log.repair(path)
         if self.out.exists() and self.out.stat().st_size:
             prefix = f"{self.package.label}/"
             self.tasks = {task.id: task for task in load_tasks(self.out) if task.id.startswith(prefix)}
-        self.rejected = {record["id"]: record["why"] for record in journal.read(self.side)}
+        self.rejected = {record["id"]: record["why"] for record in jsonl_log.read(self.side)}
 
     def verdict_on(self, candidate: Candidate) -> Task | str | None:
         return self.tasks.get(candidate.id) or self.rejected.get(candidate.id)
@@ -47,10 +47,10 @@ class Ledger:
             return
         if isinstance(verdict, Task):
             self.tasks[candidate.id] = verdict
-            journal.append(self.out, dump_task(verdict))
+            jsonl_log.append(self.out, dump_task(verdict))
         else:
             self.rejected[candidate.id] = verdict
-            journal.append(self.side, json.dumps({"id": candidate.id, "why": verdict}))
+            jsonl_log.append(self.side, json.dumps({"id": candidate.id, "why": verdict}))
 
     def kept(self, row: Sequence[Candidate]) -> int:
         """How many of the candidates became tasks."""

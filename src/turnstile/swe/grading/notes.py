@@ -19,7 +19,7 @@ from typing import Any
 
 from turnstile.cache import cache_dir
 from turnstile.swe.grading.findings import Ask, CheckedTask
-from turnstile.tasks import journal
+from turnstile.tasks import jsonl_log
 from turnstile.tasks.base import dump_task
 from turnstile.types import Task
 
@@ -54,7 +54,7 @@ class Notes:
 
     def add(self, found: CheckedTask, ask: Ask) -> None:
         """Notes what was found; what could not be found out, or came of what the task needs and
-        this machine has not, is no note. Raises TaskError as `journal.append`."""
+        this machine has not, is no note. Raises TaskError as `jsonl_log.append`."""
         if found.unknown is not None or found.unready is not None or (found.why is not None and not self._failures):
             return
         facts = {
@@ -67,7 +67,7 @@ class Notes:
             "digest": name, "id": found.task.id, "setting": self._setting, "ask": dataclasses.asdict(ask),
             "why": found.why, "found": facts,
         }  # fmt: skip
-        journal.append(place(), json.dumps(record))
+        jsonl_log.append(place(), json.dumps(record))
         self._keep(name, ask, facts, found.why)
 
     def _keep(self, name: str, ask: Ask, found: Mapping[str, Any], why: str | None) -> None:
@@ -114,7 +114,7 @@ def digest(task: Task) -> str:
 
 
 def _records() -> Iterator[Any]:
-    return journal.read(place())
+    return jsonl_log.read(place())
 
 
 def _setting() -> dict[str, str]:

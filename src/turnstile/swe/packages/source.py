@@ -23,7 +23,7 @@ from typing import Protocol
 
 from packaging.utils import canonicalize_name
 
-from turnstile.cache import cache_dir, locked
+from turnstile.cache import cache_dir, file_lock
 from turnstile.errors import TaskError
 from turnstile.lookup import nearest
 from turnstile.swe.packages import layout, pip
@@ -156,7 +156,7 @@ def fetch(
     cached = _load(home, cache)
     if cached is not None and _serves(cached, extra, requires):
         return cached
-    with locked(home):
+    with file_lock(home):
         cached = _load(home, cache)  # another process may have been quicker
         if cached is not None and _serves(cached, extra, requires):
             return cached

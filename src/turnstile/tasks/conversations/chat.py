@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from turnstile.errors import TaskError
-from turnstile.tasks.conversations.conversation import Conversation, Said, assemble
+from turnstile.tasks.conversations.conversation import Conversation, FlaggedMessage, assemble
 from turnstile.types import JSON, Message, Role, ToolCall, ToolSpec
 
 _ROLES: Mapping[str, Role] = {**{role: role for role in get_args(Role)}, "developer": "system", "function": "tool"}
@@ -25,10 +25,10 @@ _TAUGHT = ("weight", "trainable", "train", "training")
 
 def read(row: Mapping[str, Any], where: str) -> Conversation:
     """A row as a conversation. Raises TaskError naming what is wrong with it."""
-    messages = listed(row.get("messages"), "messages", where)
+    messages = as_list(row.get("messages"), "messages", where)
     said = [message_of(item, f"{where}, message {number}") for number, item in enumerate(messages, start=1)]
     found = assemble(said, tools_of(row.get("tools"), where))
-    return replace(found, **told(row, where))
+    return replace(found, **metadata_of(row, where))
 
 
 def write(conversation: Conversation) -> dict[str, JSON]:
@@ -44,7 +44,7 @@ def write(conversation: Conversation) -> dict[str, JSON]:
     }
 
 
-def message_of(item: Any, where: str) -> Said:
+def message_of(item: Any, where: str) -> FlaggedMessage:
     """One message, and whether it may be taught."""
     if not isinstance(item, Mapping):
         raise TaskError(f"{where}: a message is an object with role and content, this is {type(item).__name__}")
@@ -58,11 +58,11 @@ def message_of(item: Any, where: str) -> Said:
         return Message(role=role, content=content, tool_call_id=answered if role == "tool" else None), False
     calls = item.get("tool_calls") or ([{"function": item["function_call"]}] if item.get("function_call") else [])
     reasoning = item.get("reasoning_content") or item.get("reasoning") or _thinking(item.get("content"))
-    message = thoughtful(content, reasoning)
-    return replace(message, tool_calls=calls_of(calls, where)), taught(item, where)
+    message = assistant_message(content, reasoning)
+    return replace(message, tool_calls=calls_of(calls, where)), is_trainable(item, where)
 
 
-def thoughtful(content: str, reasoning: Any = None) -> Message:
+def assistant_message(content: str, reasoning: Any = None) -> Message:
     """An assistant's message; its reasoning is `reasoning` if that is a text, else what stands in <think> tags at the
     beginning of `content`."""
     if isinstance(reasoning, str) and reasoning:
@@ -99,7 +99,7 @@ def _thinking(content: Any) -> str:
 def calls_of(calls: Any, where: str) -> tuple[ToolCall, ...]:
     """Tool calls, whose arguments are an object or that as JSON in a text. Raises TaskError for anything else."""
     found = []
-    for call in listed(calls, "tool_calls", where):
+    for call in as_list(calls, "tool_calls", where):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise TaskError(f"{where}: a tool call has no function with a name")
@@ -118,7 +118,7 @@ def calls_of(calls: Any, where: str) -> tuple[ToolCall, ...]:
 def tools_of(tools: Any, where: str) -> tuple[ToolSpec, ...]:
     """Tools as OpenAI's interface has them, with or without the wrapping `function`. Raises TaskError for others."""
     found = []
-    for tool in listed(tools, "tools", where):
+    for tool in as_list(tools, "tools", where):
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
             raise TaskError(f"{where}: a tool has no name")
@@ -129,7 +129,7 @@ def tools_of(tools: Any, where: str) -> tuple[ToolSpec, ...]:
     return tuple(found)
 
 
-def taught(item: Mapping[str, Any], where: str) -> bool:
+def is_trainable(item: Mapping[str, Any], where: str) -> bool:
     """Whether a message is to be learned, which it is unless it says otherwise."""
     for name in _TAUGHT:
         value = item.get(name)
@@ -140,7 +140,7 @@ def taught(item: Mapping[str, Any], where: str) -> bool:
     return True
 
 
-def told(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def metadata_of(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What a row says about its conversation as a whole."""
     resolved = row.get("resolved")
     if resolved not in (None, 0, 1):
@@ -149,7 +149,7 @@ def told(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**texts, "resolved": None if resolved is None else bool(resolved)}
 
 
-def listed(value: Any, name: str, where: str) -> list[Any]:
+def as_list(value: Any, name: str, where: str) -> list[Any]:
     """A list, or one as JSON in a text; nothing is an empty one. Raises TaskError for anything else."""
     if isinstance(value, str):
         try:
@@ -163,7 +163,7 @@ def listed(value: Any, name: str, where: str) -> list[Any]:
     return value
 
 
-def _message(message: Message, taught: bool) -> dict[str, JSON]:
+def _message(message: Message, is_trainable: bool) -> dict[str, JSON]:
     row: dict[str, JSON] = {"role": message.role, "content": message.content}
     if message.reasoning:
         row["reasoning_content"] = message.reasoning
@@ -178,7 +178,7 @@ def _message(message: Message, taught: bool) -> dict[str, JSON]:
         ]
     if message.tool_call_id:
         row["tool_call_id"] = message.tool_call_id
-    if message.role == "assistant" and not taught:
+    if message.role == "assistant" and not is_trainable:
         row["weight"] = 0
     return row
 

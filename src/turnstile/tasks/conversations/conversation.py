@@ -34,11 +34,11 @@ class Conversation:
             raise ValueError(f"{len(self.messages)} messages but {len(self.trainable)} flags")
 
 
-Said = tuple[Message, bool]
+FlaggedMessage = tuple[Message, bool]
 """A message, and whether it may be taught."""
 
 
-def assemble(said: Iterable[Said], tools: Sequence[ToolSpec] = ()) -> Conversation:
+def assemble(said: Iterable[FlaggedMessage], tools: Sequence[ToolSpec] = ()) -> Conversation:
     """The messages of one conversation, in order. Left out are what the assistant says before there is anything to
     answer, and what follows its last message; an empty message of the assistant is never taught."""
     pairs = list(itertools.dropwhile(lambda pair: pair[0].role == "assistant", said))

@@ -15,7 +15,7 @@ from typing import Any
 
 from turnstile.errors import TaskError
 from turnstile.tasks.conversations import chat
-from turnstile.tasks.conversations.conversation import Conversation, Said, assemble
+from turnstile.tasks.conversations.conversation import Conversation, FlaggedMessage, assemble
 from turnstile.types import Message, ToolSpec
 
 BASH = ToolSpec(
@@ -36,7 +36,7 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
     Raises TaskError naming what is wrong with it.
     """
     info = _object(row.get("info"))
-    messages = chat.listed(row.get("messages"), "messages", where)
+    messages = chat.as_list(row.get("messages"), "messages", where)
     said = list(_said(messages, _action(info, where), where))
     tools = (BASH,) if any(message.tool_calls for message, _ in said) else ()
     name = str(row.get("instance_id") or "")
@@ -50,20 +50,20 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
     )
 
 
-def _said(messages: list[Any], action: re.Pattern[str] | None, where: str) -> Iterator[Said]:
+def _said(messages: list[Any], action: re.Pattern[str] | None, where: str) -> Iterator[FlaggedMessage]:
     for number, item in enumerate(messages, start=1):
         here = f"{where}, message {number}"
         if isinstance(item, Mapping) and item.get("role") == "exit":  # the agent's own note on how it ended
             continue
-        message, taught = _message(item, here)
-        if action and taught and not message.tool_calls:
-            taught = len(action.findall(message.content)) == 1
-        yield message, taught
+        message, is_trainable = _message(item, here)
+        if action and is_trainable and not message.tool_calls:
+            is_trainable = len(action.findall(message.content)) == 1
+        yield message, is_trainable
 
 
-def _message(item: Any, where: str) -> Said:
+def _message(item: Any, where: str) -> FlaggedMessage:
     if isinstance(item, Mapping) and item.get("object") == "response":
-        return _response(chat.listed(item.get("output"), "output", where), where), True
+        return _response(chat.as_list(item.get("output"), "output", where), where), True
     if isinstance(item, Mapping) and item.get("type") == "function_call_output":
         text = chat.text_of(item.get("output"), where)
         return Message(role="tool", content=text, tool_call_id=item.get("call_id")), False
@@ -85,7 +85,7 @@ def _response(output: list[Any], where: str) -> Message:
                 calls.append({"id": item.get("call_id") or item.get("id"), "function": item})
             case kind:
                 raise TaskError(f"{where}: its output has an item of type {kind!r}, which is not known")
-    message = chat.thoughtful("".join(texts), "\n\n".join(filter(None, thoughts)))
+    message = chat.assistant_message("".join(texts), "\n\n".join(filter(None, thoughts)))
     return replace(message, tool_calls=chat.calls_of(calls, where))
 
 

@@ -13,7 +13,7 @@ from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.types import JSON, ToolSpec
 
 
-def refused(conversation: Conversation, *, resolved: bool = False, ended: Collection[str] = ()) -> str:
+def refusal(conversation: Conversation, *, resolved: bool = False, ended: Collection[str] = ()) -> str:
     """Why a conversation is not wanted; "" for one that is. `resolved` wants those whose task was solved, `ended` those
     that ended in one of these ways."""
     if not any(conversation.trainable):
@@ -25,7 +25,7 @@ def refused(conversation: Conversation, *, resolved: bool = False, ended: Collec
     return ""
 
 
-def judged(conversation: Conversation, resolved: Collection[str]) -> Conversation:
+def with_report(conversation: Conversation, resolved: Collection[str]) -> Conversation:
     """The conversation with the verdict of a report that names the tasks which were resolved."""
     return replace(conversation, resolved=(conversation.task_id or conversation.id) in resolved)
 

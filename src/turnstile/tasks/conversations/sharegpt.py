@@ -17,7 +17,7 @@ from typing import Any
 from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.errors import TaskError
 from turnstile.tasks.conversations import chat
-from turnstile.tasks.conversations.conversation import Conversation, Said, assemble
+from turnstile.tasks.conversations.conversation import Conversation, FlaggedMessage, assemble
 from turnstile.types import Message, Role, ToolSpec
 
 _ROLES: Mapping[str, Role] = {
@@ -34,16 +34,16 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
     Tools that the system's text already lists, in <tools> tags, are not offered a second time; what calls them stays
     the text that it is.
     """
-    entries = chat.listed(row.get("conversations", row.get("conversation")), "conversations", where)
+    entries = chat.as_list(row.get("conversations", row.get("conversation")), "conversations", where)
     if row.get("system"):
         entries = [{"from": "system", "value": row["system"]}, *entries]
-    listed = any(_speaker(item) == "system" and "<tools>" in str(_value(item)) for item in entries)
-    tools = () if listed else chat.tools_of(row.get("tools"), where)
+    as_list = any(_speaker(item) == "system" and "<tools>" in str(_value(item)) for item in entries)
+    tools = () if as_list else chat.tools_of(row.get("tools"), where)
     said = [_said(item, tools, f"{where}, message {number}") for number, item in enumerate(entries, start=1)]
-    return replace(assemble(said, tools), **chat.told(row, where))
+    return replace(assemble(said, tools), **chat.metadata_of(row, where))
 
 
-def _said(item: Any, tools: tuple[ToolSpec, ...], where: str) -> Said:
+def _said(item: Any, tools: tuple[ToolSpec, ...], where: str) -> FlaggedMessage:
     if not isinstance(item, Mapping):
         raise TaskError(f"{where}: an entry is an object with from and value, this is {type(item).__name__}")
     speaker = _speaker(item)
@@ -53,10 +53,10 @@ def _said(item: Any, tools: tuple[ToolSpec, ...], where: str) -> Said:
     text = chat.text_of(_value(item), where)
     if speaker == "function_call":
         calls = chat.calls_of(_functions(text, where), where)
-        return Message(role="assistant", tool_calls=calls), chat.taught(item, where)
+        return Message(role="assistant", tool_calls=calls), chat.is_trainable(item, where)
     if role == "assistant":
         called = HermesParser().parse(text, tools)
-        return called if called.tool_calls else chat.thoughtful(text), chat.taught(item, where)
+        return called if called.tool_calls else chat.assistant_message(text), chat.is_trainable(item, where)
     if role == "tool" and (inner := _RESPONSE.fullmatch(text)):
         text = inner[1]
     return Message(role=role, content=text), False

@@ -41,7 +41,7 @@ def conversations(
     for file in _files(Path(source), source, split):
         for number, (where, row) in enumerate(read_rows(file, bad), start=1):
             try:
-                found = FORMATS[_told(row, where) if format == "auto" else format](row, where)
+                found = FORMATS[_detected_format(row, where) if format == "auto" else format](row, where)
             except TaskError as error:
                 if bad is None:
                     raise
@@ -68,7 +68,7 @@ def _name(file: Path, number: int) -> str:
     return file.name.removesuffix(_TRAJECTORY) if file.name.endswith(_TRAJECTORY) else f"{file.name}:{number}"
 
 
-def _told(row: Mapping[str, Any], where: str) -> str:
+def _detected_format(row: Mapping[str, Any], where: str) -> str:
     """The format of a row, told from its columns."""
     if "conversations" in row or "conversation" in row:
         return "sharegpt"

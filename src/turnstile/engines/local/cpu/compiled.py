@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnstile.cache import cache_dir, locked
+from turnstile.cache import cache_dir, file_lock
 from turnstile.engines.local.cpu.kernel_args import AttendArgs, DrawArgs, WriteArgs
 from turnstile.engines.local.cpu.processor import features
 from turnstile.engines.local.cpu.thread_pool import has_torch_threads, in_torch_threads
@@ -94,7 +94,7 @@ def _cached_in(folder: Path) -> Iterator[None]:
     numba keeps may name one kernel and have the code of another."""
     from numba import config
 
-    with locked(folder):
+    with file_lock(folder):
         config.reload_config()  # numba does so when it compiles, and would forget what is set here
         before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
         try:

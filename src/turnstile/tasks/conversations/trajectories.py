@@ -23,7 +23,7 @@ _WRITTEN = Sampling(temperature=1.0)  # what was written is taken as it is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Played:
+class TokenizedConversations:
     """Conversations as trajectories, and what became of the others."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Played:
         """How many tokens the trajectories hold."""
         return sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in self._turns())
 
-    def taught(self) -> int:
+    def trained_tokens(self) -> int:
         """How many of them are to be learned."""
         return sum(len(turn.completion.token_ids) for turn in self._turns() if turn.trainable)
 
@@ -46,11 +46,13 @@ class Played:
         parts = [f"{count} left out: {why}" for why, count in self.left_out.most_common()]
         if self.cut:
             parts.insert(0, f"{self.cut} of them cut to the context")
-        told = f"{len(self.trajectories)} conversations, {self.tokens()} tokens, {self.taught()} of them to learn"
+        told = (
+            f"{len(self.trajectories)} conversations, {self.tokens()} tokens, {self.trained_tokens()} of them to learn"
+        )
         return "; ".join([told, *parts])
 
 
-def play(
+def to_trajectories(
     conversations: Sequence[Conversation],
     scaffold: Scaffold,
     *,
@@ -58,7 +60,7 @@ def play(
     cut: bool = False,
     controls: Collection[str] = (),
     done: Callable[[Trajectory], None] = lambda trajectory: None,
-) -> Played:
+) -> TokenizedConversations:
     """Each conversation as a trajectory of the agent, a group of its own.
 
     One that `context` (tokens; 0: no limit) cannot hold is left out, or with `cut` ends with the last turn that fits.
@@ -93,7 +95,7 @@ def play(
             shortened += 1
         kept.append(replace(whole, turns=turns))
         done(kept[-1])
-    return Played(trajectories=kept, left_out=left_out, cut=shortened)
+    return TokenizedConversations(trajectories=kept, left_out=left_out, cut=shortened)
 
 
 def trajectory(conversation: Conversation, scaffold: Scaffold, *, group: str) -> Trajectory:
@@ -108,7 +110,7 @@ def trajectory(conversation: Conversation, scaffold: Scaffold, *, group: str) ->
     context = Context(ids=renderer.prompt(messages[: places[0]], tools))
     turns: list[Turn] = []
     for here, then in itertools.pairwise([*places, len(messages)]):
-        sampled = renderer.said(messages[:here], messages[here], tools)
+        sampled = renderer.assistant_turn(messages[:here], messages[here], tools)
         answers = messages[here + 1 : then]
         turns.append(
             Turn(

@@ -29,7 +29,7 @@ def append(path: Path, line: str) -> None:
         raise TaskError(f"{path}: it cannot be written ({error.strerror}); check the folder and its space") from error
 
 
-def mend(path: Path) -> None:
+def repair(path: Path) -> None:
     """Cuts off an end that a killed process left torn, in a file that is there."""
     if path.exists():
         with path.open("rb") as file:
