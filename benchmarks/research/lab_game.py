@@ -41,7 +41,7 @@ SUBJECTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("empg", {}),
     ("igpo", {}),
     ("entropy_aware", {}),
-    ("accept", {}),
+    ("threshold", {}),
 )
 TASKS = [Task(id=f"game-{secret}", env="guess", data={"secret": secret}) for secret in range(1, HIGH + 1)]
 TEXTS = (

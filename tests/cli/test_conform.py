@@ -101,7 +101,7 @@ def test_an_estimator_and_an_adapter_of_ones_own(cli: Command) -> None:
         (["my_functions:their_names", "--as", "padded"], "wants 'r', which is no padded array"),
         (["my_functions:their_names", "--as", "pad"], "--as 'pad' is no form; did you mean 'padded'?"),
         (["my_functions:their_names", "--as", "my_functions:no_adapter"], "my_functions:no_adapter gives int"),
-        (["my_functions:mine", "--as", "loss"], "my_functions:mine raised TypeError"),
+        (["my_functions:mine", "--as", "loss"], "my_functions:mine raised AttributeError"),
         (["--exempt", "3"], "name it first"),
     ],
 )  # fmt: skip

@@ -151,17 +151,21 @@ def test_the_loss_of_ones_own(elsewhere: Path, model: str, capsys: Any) -> None:
 def test_the_estimator_of_ones_own(elsewhere: Path, model: str, capsys: Any) -> None:
     """Each command of the page does what it says."""
     page = EXAMPLES.parent / "own-estimator.md"
-    code = (EXAMPLES / "own_estimator.py").read_text(encoding="utf-8")
-    (shown,) = [text for of, text in blocks("python") if of == page]
-    assert shown in code
+    shown = [text for of, text in blocks("python") if of == page]
+    for name, text in zip(("own_estimator.py", "own_critic.py"), shown, strict=True):
+        assert text in (EXAMPLES / name).read_text(encoding="utf-8")
     asked = [words for of, words in commands() if of == page]
-    assert [words[0] for words in asked] == ["conform", "conform", "lab", "train", "rollout"]
+    assert [words[0] for words in asked] == ["conform", "conform", "lab", "train", "rollout", "train"]
     for words in asked[:3]:
         assert run_command(words) == 0, capsys.readouterr().out
     few = [f"model.id={model}", "sft.demos=0", "train.steps=1", "rollout.tasks_per_step=2", "eval.before=false"]
-    recipe, *changes = asked[3][1:]
-    assert run_command(["train", str(ROOT / recipe), *changes, *few, "train.drop_zero_advantage_groups=false"]) == 0
+    few += ["train.drop_zero_advantage_groups=false"]
+    for words, run in ((asked[3], "guess"), (asked[5], "critic")):
+        recipe, *changes = words[1:]
+        assert run_command(["train", str(ROOT / recipe), *changes, *few, "--run", run]) == 0
     assert run_command(asked[4]) == 0
+    last = json.loads((elsewhere / "runs" / "critic" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert last["critic/tasks"] == 2.0
 
 
 def test_what_conform_prints_of_the_functions_of_another_framework(capsys: Any) -> None:

@@ -156,7 +156,7 @@ def test_what_does_not_count_is_not_learned() -> None:
 
 def test_an_outcome_that_is_no_label_is_one_clear_error() -> None:
     scores: list[list[Score]] = [[replace(SCORES[0][0], outcome={"agent": -0.5}), *SCORES[0][1:]]]
-    with pytest.raises(TrainingError, match=r"attempt 0: an outcome of -0\.5 is no label; credit\.reward_model"):
+    with pytest.raises(TrainingError, match=r"attempt 0: an outcome of -0\.5 is no label; credit\.reward_model\."):
         step(reward(), GROUPS, scores)
     assert step(reward(objective="dpo"), GROUPS, scores)["implicit/skipped"] == 0.0
 

@@ -121,20 +121,15 @@ def test_going_back_behind_an_evaluation_does_it_again(undisturbed: Path, inputs
 @pytest.mark.parametrize(
     "credit",
     [
-        {"kind": "implicit_step"},
-        {"kind": "utterance_critic", "gamma": 0.9},
-        {"kind": "progress_attribution"},
+        {"kind": "implicit_step", "reward_model": {"lr": 1e-3}},
+        {"kind": "utterance_critic", "gamma": 0.9, "critic": {"epochs": 3}},
+        {"kind": "progress_attribution", "critic": {"epochs": 3}},
     ],
 )
 @pytest.mark.slow
 def test_what_learns_beside_the_policy_goes_on_bit_by_bit(credit: Any, inputs: Path, tmp_path: Path) -> None:
     """The last checkpoint is torn, so that step 3 is made again from what step 2 kept."""
-    more = {
-        "credit": credit,
-        "implicit": {"lr": 1e-3},
-        "critic": {"epochs": 3},
-        "eval": {"before": False},
-    }
+    more = {"credit": credit, "eval": {"before": False}}
     recipe = guess_run.recipe(inputs, sections=more, steps=3, drop_zero_advantage_groups=False)
     whole, again = tmp_path / "whole", tmp_path / "again"
     train(recipe, run=whole, env=GuessEnv)

@@ -6,7 +6,7 @@ from turnstile.credit.base import to_tokens
 from turnstile.credit.stats import members
 
 
-def above_median(groups, scores, aux, state, *, scale: float = 1.0):
+def above_median(groups, scores, *, scale: float = 1.0):
     """A_i = scale * (S_i - median of the group's totals), given to every token of attempt i."""
     advantages = []
     for group, group_scores in zip(groups, scores, strict=True):
@@ -14,4 +14,4 @@ def above_median(groups, scores, aux, state, *, scale: float = 1.0):
         middle = np.median(m.values[m.counted]) if m.counted.any() else 0.0
         values = np.where(m.learning, scale * (m.values - middle), 0.0)
         advantages += to_tokens(group, values.tolist())
-    return advantages, state
+    return advantages

@@ -3,10 +3,10 @@ turnstile conform their_functions:gae gamma=0.99"""
 
 import torch
 
-from turnstile.credit.invariants import exempt
+from turnstile.credit.invariants import at, declare
 
 
-@exempt({7: "the baseline is a critic's"})
+@declare(at({7: "the baseline is a critic's"}))
 def gae(token_level_rewards, values, response_mask, gamma: float = 1.0, lam: float = 0.95):
     """Advantages and returns [B, L] from column to column, as code for one turn has it."""
     ahead, carried, found = 0.0, 0.0, []
