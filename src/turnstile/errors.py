@@ -1,11 +1,11 @@
-"""Every error a user can meet. One line: what is wrong, where, and how to mend it."""
+"""Every error that a user can meet. One line: what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
 import signal
 
 RESUME_HINT = "what is finished is kept, and the same command goes on from there"
-"""What a run that was stopped is told."""
+"""What a stopped run tells the user."""
 
 
 class TurnstileError(Exception):
@@ -38,7 +38,7 @@ class TaskError(TurnstileError):
 
 
 class CheckpointError(TurnstileError):
-    """A checkpoint is missing, torn or of another run."""
+    """A checkpoint is missing, incomplete or of another run."""
 
 
 class LedgerError(TurnstileError):
@@ -46,7 +46,7 @@ class LedgerError(TurnstileError):
 
 
 class TrainingError(TurnstileError):
-    """Training cannot go on (for example too many steps with gradients that are not finite)."""
+    """Training cannot continue (for example after too many steps with gradients that are not finite)."""
 
 
 class ReplayError(TurnstileError):
@@ -54,7 +54,7 @@ class ReplayError(TurnstileError):
 
 
 class StoppedError(TurnstileError):
-    """A signal asked the run to stop. It did, and goes on from there when it is started again."""
+    """A signal stopped the run, which resumes from there when it is started again."""
 
     def __init__(self, by: signal.Signals) -> None:
         super().__init__(f"stopped by {by.name}; {RESUME_HINT}")
@@ -62,13 +62,13 @@ class StoppedError(TurnstileError):
 
 
 class RunFolderError(TurnstileError):
-    """A run's folder cannot be written, or another process is at work in it."""
+    """A run's folder cannot be written, or another process is using it."""
 
 
 class InfrastructureError(TurnstileError):
-    """Something under the episode broke: not the agent's fault, so never a reward of zero.
+    """Something below the episode broke: not the agent's fault, so never a reward of zero.
 
-    An episode that meets one ends with `Stop.ERROR`; it is retried, masked and counted.
+    The episode ends with `Stop.ERROR`; it is retried, masked and counted.
     """
 
 
@@ -81,15 +81,15 @@ class ContainerDiedError(SandboxError):
 
 
 class DaemonError(SandboxError):
-    """The daemon that runs containers does not answer, or could not do what it was asked to."""
+    """The container daemon does not answer, or could not carry out a request."""
 
 
 class OutOfMemoryError(SandboxError):
-    """The kernel killed a process because its sandbox had used up its memory."""
+    """The kernel killed a process because its sandbox ran out of memory."""
 
 
 class DiskFullError(SandboxError):
-    """A sandbox has used up its disk, or the machine that it runs on has."""
+    """A sandbox, or the machine that it runs on, ran out of disk space."""
 
 
 class EngineError(InfrastructureError):
@@ -97,21 +97,23 @@ class EngineError(InfrastructureError):
 
 
 def is_shared(fault: BaseException) -> bool:
-    """Whether a fault met several requests of the engine at once, so that no single episode is its place."""
+    """Return whether an error hit several requests of the engine at once, so that it belongs to no single episode."""
     return any(note.startswith(ENGINE_NOTE) for note in getattr(fault, "__notes__", ()))
 
 
 ENGINE_NOTE = "in the engine, "
-"""How the note begins that the engine adds to a fault that several requests share."""
+"""Start of the note that the engine adds to an error that several requests share."""
 
 
 class EngineGoneError(EngineError):
-    """The server that samples cannot be reached, or does not say that it is there."""
+    """The server that samples cannot be reached, or does not answer."""
 
 
 class RequestFailedError(EngineError):
-    """A server was reached and could not answer one request. `again`: whether it may be able to when it is asked again;
-    `pause`: for how many seconds it wants no request."""
+    """A server was reached but could not answer one request.
+
+    `again`: whether a retry may succeed; `pause`: seconds for which the server wants no request.
+    """
 
     def __init__(self, text: str, *, again: bool, pause: float | None = None) -> None:
         super().__init__(text)
@@ -124,11 +126,11 @@ class WeightsLostError(EngineError):
 
 
 class VerifierError(InfrastructureError):
-    """The verdict could not be had: the verifier crashed, was killed or wrote nothing."""
+    """There is no verdict: the verifier crashed, was killed or wrote nothing."""
 
 
 class VerifierKilledError(VerifierError):
-    """The process that judged got SIGKILL: the machine is short of memory, or the code under test did it itself.
+    """The grading process got SIGKILL: the machine is short of memory, or the code under test sent it.
 
-    Nobody can tell which, so it is no score of 0; that it keeps happening to a task or a policy is counted and shown.
+    The two cannot be told apart, so it is no score of 0; repeated cases are counted per task and policy, and shown.
     """

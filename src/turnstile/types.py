@@ -1,8 +1,8 @@
 """The data that flows through Turnstile, on one page.
 
-Everything here is frozen, keyword-only and slotted; arrays are numpy and never written to after
-construction. Letters used throughout the project: G attempts in a group, K turns in a trajectory,
-n new (sampled) tokens of a turn, c context tokens of a turn, L tokens of a row.
+Everything here is frozen, keyword-only and slotted; arrays are numpy and never written to after construction. Letters
+used throughout the project: G attempts in a group, K turns in a trajectory, n new (sampled) tokens of a turn, c context
+tokens of a turn, L tokens of a row.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 JSON = Any
-"""A value that `json.dumps` takes."""
+"""A value that `json.dumps` accepts."""
 
 
 class Stop(StrEnum):
     """Why an episode ended. `ERROR` is infrastructure: never trained on, never a reward of zero."""
 
-    SUBMITTED = "submitted"  # the agent said it was done
+    SUBMITTED = "submitted"  # the agent submitted its work
     DONE = "done"  # the environment reached a terminal state
     TURNS = "turns"  # turn limit
     CONTEXT = "context"  # the context window is full
-    TOKENS = "tokens"  # the episode's budget of sampled tokens is spent
+    TOKENS = "tokens"  # the episode's budget of sampled tokens is used up
     TIMEOUT = "timeout"  # the episode's wall clock ran out
-    PARSE = "parse"  # too many turns that could not be read
-    ERROR = "error"
+    PARSE = "parse"  # too many turns without a readable action
+    ERROR = "error"  # infrastructure failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolSpec:
-    """A tool the environment offers; `schema` is the JSON schema of its arguments."""
+    """A tool that the environment offers; `schema` is the JSON schema of its arguments."""
 
     name: str
     description: str
@@ -58,7 +58,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message of a conversation, free of any template."""
+    """One message of a conversation, independent of any template."""
 
     role: Role
     content: str = ""
@@ -69,7 +69,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One problem. `data` is whatever its environment needs, as JSON; `seed` fixes the environment's chance."""
+    """One problem. `data` is whatever its environment needs, as JSON; `seed` fixes the environment's randomness."""
 
     id: str
     env: str
@@ -80,10 +80,10 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How tokens are drawn. Nothing is taken from a model's own defaults: what is off here is off.
+    """How tokens are sampled. A model's own defaults are ignored: a method that is off here is off.
 
     `seed` keys the random numbers of one request: token i of a request depends on (seed, i) alone. With `regex` or
-    `grammar` (Lark) only what goes on to match is drawn.
+    `grammar` (Lark) only tokens that can still lead to a match are sampled.
     """
 
     temperature: float = 1.0
@@ -104,10 +104,10 @@ Finish = Literal["stop", "length"]
 class Completion:
     """The sampled tokens of one turn, exactly as sampled.
 
-    `logprobs` are of the distribution sampled from (temperature and truncation applied, a regex or grammar not:
-    the trainer knows of none, and must find the same); `versions` says which publication of the weights each token
-    came from; `entropies` are in nats; `forced` tokens were the only ones that a regex or a grammar left: nobody chose
-    them, and they are not trained.
+    `logprobs` are of the distribution sampled from: temperature and truncation applied, a regex or grammar not, since
+    the trainer knows none and must compute the same. `versions` is the weight version of each token; `entropies` are in
+    nats. `forced` tokens were the only ones that a regex or a grammar allowed: they were not chosen, and are not
+    trained.
     """
 
     token_ids: I32  # [n]
@@ -117,7 +117,7 @@ class Completion:
     finish: Finish
     seconds: float
     entropies: F32 | None = None  # [n]
-    forced: Bool | None = None  # [n], where there is a regex or a grammar
+    forced: Bool | None = None  # [n], with a regex or a grammar
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
@@ -128,26 +128,29 @@ class Completion:
 
     @property
     def chosen(self) -> Bool:
-        """Tokens that the policy chose, which are all but those that were forced, bool[n]."""
+        """Mask of the tokens that the policy chose, which are all but the forced ones, bool[n]."""
         return np.ones(len(self.token_ids), dtype=np.bool_) if self.forced is None else ~self.forced
 
 
 class Stage(StrEnum):
-    """How far a turn came. The last one of an episode may not be completed: the clock ran out, or infrastructure
-    failed, while the environment acted."""
+    """How far a turn came.
 
-    SAMPLED = "sampled"  # its tokens are there
-    DELIVERED = "delivered"  # and the environment was given the action
-    COMPLETED = "completed"  # and has answered
+    The last turn of an episode may not be completed: the time limit passed, or infrastructure failed, while the
+    environment acted.
+    """
+
+    SAMPLED = "sampled"  # its tokens are sampled
+    DELIVERED = "delivered"  # the environment has the action
+    COMPLETED = "completed"  # the environment has answered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One turn: what was shown since the last one, what was sampled, and what came back.
+    """One turn: what was shown since the last one, what was sampled, and the environment's answer.
 
-    A turn stores only the tokens it ADDS. With `fresh=True` the context was rewritten and `context_ids` is
-    the whole prompt. `rewards` holds the step rewards the environment itself gave, by term; `signals` what
-    it recorded; `agent` the seat that spoke; `trainable` whether its tokens may be trained at all.
+    A turn stores only the tokens that it ADDS. With `fresh=True` the context was rewritten and `context_ids` is the
+    whole prompt. `rewards` holds the step rewards that the environment itself gave, by term; `signals` what it
+    recorded; `agent` the name of the acting agent; `trainable` whether its tokens may be trained at all.
     """
 
     context_ids: I32  # [c]
@@ -160,15 +163,23 @@ class Turn:
     state_key: str = ""
     agent: str = "agent"
     trainable: bool = True
-    seconds: float = 0.0  # spent in the environment, where it answered
+    seconds: float = 0.0  # in the environment, if it answered
     stage: Stage = Stage.COMPLETED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
+<<<<<<< HEAD
     """One attempt at a task. `opening` and `tools` are what the environment began with, `hint` what the prompt showed
     behind it, `signals` what `Env.measure` found at the end and graders added, `rates` what of `Env.rates` it reached;
     `error` says what broke."""
+=======
+    """One attempt at a task.
+
+    `opening` and `tools` are what the environment began with, `hint` what the prompt showed after it, `signals` what
+    `Env.measure` found at the end and graders added; `error` says what broke.
+    """
+>>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
 
     task_id: str
     group: str
@@ -180,17 +191,18 @@ class Trajectory:
     opening: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     hint: str = ""
-    parent: tuple[int, int, int] | None = None  # (attempt, turn, token) this one branched from
+    parent: tuple[int, int, int] | None = None  # (attempt, turn, token) where this one branched off
     error: str | None = None
     times: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
 
     @property
     def key(self) -> tuple[str, int]:
+        """(group, attempt)"""
         return (self.group, self.attempt)
 
     @property
     def without_open_turn(self) -> Trajectory:
-        """The same without a last turn that the environment did not answer: what it says of turns, it says of these."""
+        """This trajectory without a last turn that the environment did not answer; itself if there is none."""
         if not self.turns or self.turns[-1].stage is Stage.COMPLETED:
             return self
         return replace(self, turns=self.turns[:-1])
@@ -207,14 +219,14 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What the rewards made of one trajectory.
+    """The rewards of one trajectory.
 
-    `outcome` is the terminal reward by agent, None where infrastructure failed. `turn` is the composed step
-    reward r_t of each turn after gating, `total` is outcome + sum of `turn`. `granted` and `withheld` give
-    each step term's reward by turn, split by what its gate did, `gates` says which gates were open, and
-    `withheld_by` which of them held a term back, or what end did (`ends.STOP`); `rewards/resolver.py` reads
-    it turn by turn. `in_baseline` and `in_gradient` say whether the trajectory counts in its group's
-    statistics and in the update (the two differ for ends that the recipe masks).
+    `outcome` is the terminal reward by agent, None if infrastructure failed. `turn` is the composed step reward r_t of
+    each turn after gating, `total` is outcome + sum of `turn`. `granted` and `withheld` give each step term's reward by
+    turn, split by what its gate did, `gates` says which gates were open, and `withheld_by` which of them held a term
+    back, or which stop reason did (`on_stop.STOP`); `rewards/resolver.py` reads it turn by turn. `in_baseline` and
+    `in_gradient` say whether the trajectory counts in its group's statistics and in the update (the two differ for stop
+    reasons that the recipe masks).
     """
 
     outcome: Mapping[str, float] | None
@@ -228,18 +240,17 @@ class Score:
     in_gradient: bool = True
 
     def outcome_of(self, agent: str = "agent") -> float:
-        """The terminal reward of one seat; NaN where infrastructure failed."""
+        """Return the terminal reward of one agent; NaN if infrastructure failed."""
         return float("nan") if self.outcome is None else float(self.outcome.get(agent, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One training row: a run of tokens seen by the model in one piece, made of one or more turns.
+    """One training row: a sequence of tokens that the model sees in one piece, made of one or more turns.
 
-    A trajectory is one row unless its context was rewritten (`Turn.fresh`), which starts a new row. Arrays
-    are [L]; `turn_ids` is the index of the turn a token belongs to, -1 for prompt and observation tokens;
-    `extras` holds further per-token arrays by name (ref_logprobs, proximal_logprobs, teacher_logprobs,
-    values, returns).
+    A trajectory is one row unless its context was rewritten (`Turn.fresh`), which starts a new row. Arrays are [L];
+    `turn_ids` is the index of the turn a token belongs to, -1 for prompt and observation tokens; `extras` holds further
+    per-token arrays by name (ref_logprobs, proximal_logprobs, teacher_logprobs, values, returns).
     """
 
     token_ids: I32
@@ -249,7 +260,7 @@ class Row:
     turn_ids: I32
     versions: I32
     origin: tuple[str, int]  # (group, attempt)
-    temperature: float = 1.0  # of the sampling, which the trainer applies too
+    temperature: float = 1.0  # of sampling, applied by the trainer too
     extras: Mapping[str, F32] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -50,8 +50,8 @@ def test_who_is_trained_on_less_than_played(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "lost", "overused", "line"),
     [
-        ("UPDATE attempts SET state = 'running' WHERE id = 3", 1, 0, "train/1/1/t1, attempt 0 is running still"),
-        ("UPDATE attempts SET state = 'finished' WHERE id = 4", 1, 0, "train/1/1/t1, attempt 1 is finished still"),
+        ("UPDATE attempts SET state = 'running' WHERE id = 3", 1, 0, "train/1/1/t1, attempt 0 is still running"),
+        ("UPDATE attempts SET state = 'finished' WHERE id = 4", 1, 0, "train/1/1/t1, attempt 1 is still finished"),
         ("DELETE FROM attempts WHERE id = 3", 1, 0, "step 1 issued 3 attempts, the recipe says 4"),
         ("DELETE FROM uses WHERE attempt = 5", 1, 0, "train/2/0/t0, attempt 0 is admitted, but nothing was trained"),
         (

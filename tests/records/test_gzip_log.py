@@ -45,7 +45,7 @@ def test_one_flipped_byte_costs_one_entry(tmp_path: Path, caplog: pytest.LogCapt
         assert found == (bodies if harmless else [*bodies[:5], *bodies[6:]]), place
         if not harmless:
             assert (
-                f"left out 1 damaged or torn entry of {end - begin} bytes (at byte {begin}); 49 are whole"
+                f"skipped 1 damaged or torn entry of {end - begin} bytes (at byte {begin}); 49 are complete"
                 in caplog.text
             )
 
@@ -68,8 +68,8 @@ def test_several_damages_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFi
     for number in (3, 4, 5, 11):
         flip(path, begins[number] + 20)
     assert list(read_members(path)) == [body for number, body in enumerate(bodies) if number not in (3, 4, 5, 11)]
-    assert "left out 4 damaged or torn entries of" in caplog.text
-    assert f"(at byte {begins[3]}, {begins[11]}); 16 are whole" in caplog.text
+    assert "skipped 4 damaged or torn entries of" in caplog.text
+    assert f"(at byte {begins[3]}, {begins[11]}); 16 are complete" in caplog.text
 
 
 @pytest.mark.parametrize("lost", [1, 3])
@@ -98,6 +98,6 @@ def test_a_file_that_is_no_such_thing_is_all_damage(tmp_path: Path, caplog: pyte
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(b"{}\n" * 100)
     assert list(read_members(path)) == []
-    assert "left out 1 damaged or torn entry of 300 bytes (at byte 0); 0 are whole" in caplog.text
+    assert "skipped 1 damaged or torn entry of 300 bytes (at byte 0); 0 are complete" in caplog.text
     path.write_bytes(b"")
     assert list(read_members(path)) == []

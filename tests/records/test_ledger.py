@@ -173,5 +173,5 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     db.execute("PRAGMA user_version = 9")
     db.close()
     for opens in (Ledger, open_ledger):
-        with pytest.raises(LedgerError, match="is of version 9, this Turnstile writes 1"):
+        with pytest.raises(LedgerError, match="has version 9, this Turnstile writes 1"):
             opens(tmp_path)

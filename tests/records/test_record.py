@@ -204,7 +204,7 @@ def test_cut_at_every_byte_of_its_last_entry(tmp_path: Path, caplog: pytest.LogC
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert [entry.group.id for entry in read_record(tmp_path)] == ["a"]
-        assert f"left out 1 damaged or torn entry of {kept} bytes (at byte {before}); 1 are whole" in caplog.text
+        assert f"skipped 1 damaged or torn entry of {kept} bytes (at byte {before}); 1 are complete" in caplog.text
 
         caplog.clear()
         with caplog.at_level(logging.WARNING):

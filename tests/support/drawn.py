@@ -64,7 +64,7 @@ def play(tracker: ConsoleTracker, board: StatusBoard, step: int) -> None:
     tracker.progress(f"step {step}, episodes", 0, EPISODES)
     time.sleep(0.6)  # for as long as it takes to be drawn
     tracker.progress(f"step {step}, episodes", EPISODES, EPISODES)
-    board.take(keys)
+    board.remove(keys)
 
 
 def fail() -> None:

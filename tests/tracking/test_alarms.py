@@ -120,7 +120,7 @@ def test_killed() -> None:
     said = [alarm.update(step, {"count/judge_killed": n, "count/trajectories": 10}) for step, n in enumerate(series)]
     # of thirty: 2, 4 (above 3), 6, 5, 3, 0
     assert [step for step, line in enumerate(said) if line] == [3]
-    assert "the judge of 4 of 30 attempts of the last 3 steps got SIGKILL" in str(said[3])
+    assert "the grader of 4 of 30 attempts of the last 3 steps got SIGKILL" in str(said[3])
     other = KilledAlarm(share=0.1, window=3)
     other.restore(json.loads(json.dumps(alarm.state())))
     assert other.update(8, {"count/judge_killed": 4, "count/trajectories": 10}) is not None

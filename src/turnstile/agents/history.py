@@ -1,4 +1,4 @@
-"""What stood before each turn of an episode, as messages and as ids; and where a hint stands among messages."""
+"""The context before each turn of an episode, as messages and as ids; and the place of a hint in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnstile.types import I32, Message, Trajectory
 
 
 def with_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
-    """The messages with a hint at the end of the last one, or behind it where that is not the user's."""
+    """Return the messages with a hint at the end of the last one, or after it if that is not the user's."""
     if not hint:
         return tuple(messages)
     if messages and messages[-1].role == "user":
@@ -21,14 +21,14 @@ def with_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
 
 
 def messages_before(trajectory: Trajectory, turn: int, *, hint: str = "") -> tuple[Message, ...]:
-    """The conversation before a turn, numbered from 0; K for the whole of it. With a further `hint` in its opening."""
+    """Return the conversation before a turn, numbered from 0; K for all of it. `hint` adds another to the opening."""
     shown = with_hint(trajectory.opening, trajectory.hint)
-    said = [part for one in trajectory.turns[:turn] for part in (one.message, *one.observation)]
-    return (*with_hint(shown, hint), *said)
+    played = [part for past in trajectory.turns[:turn] for part in (past.message, *past.observation)]
+    return (*with_hint(shown, hint), *played)
 
 
 def ids_before(trajectory: Trajectory) -> list[I32]:
-    """The whole prompt of each turn, [K] -> i32[L]."""
+    """Return the whole prompt of each turn, [K] -> i32[L]."""
     prompts: list[I32] = []
     held = np.zeros(0, np.int32)
     for turn in trajectory.turns:

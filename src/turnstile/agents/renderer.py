@@ -1,4 +1,4 @@
-"""Conversations as token ids: plain lines for small models, a chat template for the others."""
+"""Conversations as token ids: plain lines for small models, a chat template for all others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ __all__ = ["ChatRenderer", "LinesRenderer"]
 
 
 class LinesRenderer:
-    """No template: the prompt's text and the parser's instructions, then each action on a line of its own,
-    followed by what came back as lines.
+    """A layout without a template: prompt, instructions, then each action on its own line, followed by its answer.
 
-    An action is whatever the model samples up to and with the token that holds the first newline. `prefix` is
-    text put before everything else (a model's begin-of-text token, where it wants one).
+    An action is whatever the model samples up to and with the token that contains the first newline. `prefix` is text
+    put before everything else (a model's begin-of-text token, if it needs one).
     """
 
     stop: tuple[str, ...] = ("\n",)
@@ -33,37 +32,42 @@ class LinesRenderer:
         self._markers = Markers(tokenizer, foreign=special, own=special)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
-        """Every message as lines, the instructions before the agent's first; i32[L].
+        """Return every message as lines, the instructions before the agent's first; i32[L].
 
         Each message becomes tokens by itself, so that no token spans two of them.
         """
         first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
         texts = [self._line(message, tools) for message in messages]
+<<<<<<< HEAD
         if tools and (told := self.parser.instructions([self._markers.tool(tool) for tool in tools])):
             texts.insert(first, told + "\n")
+=======
+        if tools and (instructions := self.parser.instructions(tools)):
+            texts.insert(first, instructions + "\n")
+>>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
         return self._encode([self.prefix, *texts])
 
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
-        """The new messages as lines, after a newline if the sampled ids lack one; never fresh."""
+        """Return the new messages as lines, after a newline if the sampled ids lack one; never fresh."""
         ended = "\n" in self.tokenizer.decode(sampled.tolist(), skip_special_tokens=False)
         return Context(ids=self._encode(["" if ended else "\n", *(self._line(message, tools) for message in new)]))
 
     def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
-        """The ids of the message's line."""
+        """Return the ids of the message's line."""
         return self._encode([self._line(message, tools)])
 
     def text(self, token_ids: I32) -> str:
-        """The action's line: everything before the first newline, without special tokens."""
+        """Return the action's line: everything before the first newline, without special tokens."""
         return self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True).split("\n", 1)[0]
 
     def completion(self, text: str) -> I32:
-        """The ids of `text` (one line) and its newline."""
+        """Return the ids of `text` (one line) and its newline."""
         return self._encode([text.split("\n", 1)[0] + "\n"])
 
     def _line(self, message: Message, tools: Sequence[ToolSpec]) -> str:
-        """A message as lines, ended by one newline; one that says nothing is nothing, unless it is an action."""
+        """Return a message as lines, ended by one newline; an empty message is "" unless it is an action."""
         message = self._markers.message(message)
         if message.role == "assistant":
             return self.parser.write(message, tools).split("\n", 1)[0] + "\n"

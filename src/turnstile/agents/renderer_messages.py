@@ -1,4 +1,4 @@
-"""Conversations for servers that take messages: no tokenizer and no template of ours."""
+"""Conversations for servers that take messages, without a tokenizer or a template of ours."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from turnstile.types import I32, Message, ToolSpec
 
 
 class MessagesRenderer:
-    """Messages as they are, in the ids of `engines.text_codec`: code points and marks between them.
+    """Messages as they are, encoded as ids by `engines.text_codec`: code points and marks between them.
 
-    The tools stand in the first message in the parser's words and are called in its syntax, so no server has to know
-    of tools; what they answer are user messages.
+    The first message describes the tools in the parser's words, and they are called in its syntax, so no server needs
+    to support tools; their results are user messages.
     """
 
     stop: tuple[str, ...] = ()  # the server knows where a message ends
@@ -25,28 +25,28 @@ class MessagesRenderer:
         self.parser: Parser = HermesParser() if parser is None else parser
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
-        """Every message, and the head of the assistant's turn; i32[L]."""
-        told = with_instructions(self.parser, messages, tools)
-        return written((self._pair(message, tools) for message in told), head=True)
+        """Return every message, and the head of the assistant's turn; i32[L]."""
+        instructions = with_instructions(self.parser, messages, tools)
+        return written((self._pair(message, tools) for message in instructions), head=True)
 
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
-        """The new messages behind the assistant's; never fresh."""
+        """Return the new messages after the assistant's; never fresh."""
         ended = len(sampled) > 0 and int(sampled[-1]) == END
         ids = written((self._pair(message, tools) for message in new), head=True)
         return Context(ids=ids if ended else np.concatenate([np.array([END], np.int32), ids]))
 
     def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
-        """The message in the parser's words."""
+        """Return the message in the parser's words."""
         return self.completion(self.parser.write(message, tools))
 
     def text(self, token_ids: I32) -> str:
-        """The text before the end."""
+        """Return the text before the end mark."""
         return text_of(token_ids)
 
     def completion(self, text: str) -> I32:
-        """The text and the end."""
+        """Return the text and the end mark."""
         return np.concatenate([spelled(text), np.array([END], np.int32)])
 
     def _pair(self, message: Message, tools: Sequence[ToolSpec]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""A model as a function from a conversation to its answer: for statements of problems, and for judges."""
+"""A model as a function from a conversation to its answer, for problem statements and for judges."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from turnstile.types import Message, Sampling
 
 
 class Writer(Protocol):
-    """A conversation and a seed -> the model's answer, which matches `regex` where one is given. Raises EngineError
-    where none can be had."""
+    """A conversation and a seed -> the model's answer, which matches `regex` if one is given.
 
-    async def __call__(self, messages: Sequence[Message], seed: int, regex: str = "") -> str: ...
+    Raises EngineError if there is no answer.
+    """
+
+    async def __call__(self, messages: Sequence[Message], seed: int, regex: str = "") -> str:
+        """Return the model's answer."""
+        ...
 
 
 def model_writer(engine: Engine, renderer: Renderer, sampling: Sampling) -> Writer:
-    """The model behind an engine, sampled as `sampling` says, to the end of its turn."""
+    """Return the writer of an engine's model, which samples with `sampling` to the end of a turn."""
 
     async def write(messages: Sequence[Message], seed: int, regex: str = "") -> str:
         session = engine.open(f"write/{seed}")
         try:
-            how = replace(sampling, stop=renderer.stop, seed=seed, regex=regex)
-            completion = await engine.generate(renderer.prompt(messages, ()), how, session)
+            request = replace(sampling, stop=renderer.stop, seed=seed, regex=regex)
+            completion = await engine.generate(renderer.prompt(messages, ()), request, session)
         finally:
             engine.close(session)
         return renderer.text(completion.token_ids)

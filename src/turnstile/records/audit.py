@@ -1,4 +1,4 @@
-"""Whether a run's ledger balances: every attempt accounted for, none trained on too often, and who was left out."""
+"""The audit of a run's ledger: is every attempt accounted for, and none trained on too often."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnstile.records.ledger import OPEN, State, open_ledger
 from turnstile.records.record import read_record
 
 MAX_NAMED = 5
-"""Attempts that a finding names."""
+"""How many attempts a finding lists by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,16 +20,16 @@ class Expected:
     """What the recipe says of every step."""
 
     attempts: int  # groups times attempts
-    passes: int  # how often an attempt may be trained on: epochs, once more for each time that it may be taken again
+    passes: int  # how often an attempt may be trained on: epochs * (1 + uses from the replay buffer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
-    """What a ledger says. `lost` and `overused` are findings, one a line; a run that is as it should be has none."""
+    """The result of an audit. `lost` and `overused` are findings, one a line; a correct run has none."""
 
     committed: int | None  # the step of the last checkpoint that counts
     states: Mapping[State, int]
-    why: Mapping[State, Sequence[tuple[str, int]]]  # the reasons of those left out, the most frequent first
+    why: Mapping[State, Sequence[tuple[str, int]]]  # reasons of the attempts left out, the most frequent first
     uses: int
     lost_count: int
     overused_count: int
@@ -42,22 +42,24 @@ class Audit:
 
     @property
     def issued(self) -> int:
+        """All attempts."""
         return sum(self.states.values())
 
     @property
     def open(self) -> int:
-        """Attempts of steps that are not done."""
+        """Attempts of steps that are not finished."""
         return sum(task.open for task in self.tasks)
 
     @property
     def balanced(self) -> bool:
+        """Whether there are no findings."""
         return not self.lost_count and not self.overused_count
 
 
 def audit(run: Path, expected: Expected, *, record: bool = False) -> Audit:
-    """Reads the ledger of a run; with `record` also holds its whole record against it, which takes longer.
+    """Audit the ledger of a run; with `record` also compare it with the whole record, which takes longer.
 
-    Raises LedgerError where there is none, or it is damaged.
+    Raises LedgerError if there is no ledger, or it is damaged.
     """
     db = open_ledger(run)
     try:
@@ -96,14 +98,14 @@ Finding = tuple[int, str]
 
 
 def _lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> Iterable[Finding]:
-    """What must not be once the checkpoint of `committed` stands."""
+    """Yield what is wrong although the checkpoint of step `committed` counts."""
     if committed is None:
         return
     places = ", ".join("?" * len(OPEN))
     for name, state in db.execute(
         f"SELECT {_NAME}, state FROM attempts a WHERE step <= ? AND state IN ({places}) ORDER BY id", (committed, *OPEN)
     ):
-        yield 1, f"{name} is {state} still"
+        yield 1, f"{name} is still {state}"
     issued = dict(db.execute("SELECT step, COUNT(*) FROM attempts WHERE step <= ? GROUP BY 1", (committed,)))
     for step in range(1, committed + 1):
         if missing := expected.attempts - issued.get(step, 0):
@@ -119,6 +121,7 @@ def _lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> 
 
 
 def _overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Finding]:
+    """Yield attempts that were trained on too often, or in a state in which they must not be."""
     for name, count in db.execute(
         f"SELECT {_NAME}, u.uses FROM (SELECT attempt, COUNT(*) uses FROM uses GROUP BY 1 HAVING uses > ?) u "
         "JOIN attempts a ON a.id = u.attempt ORDER BY a.id",
@@ -133,32 +136,36 @@ def _overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Finding]:
 
 
 def _unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int, list[str]]:
-    """Attempts that the ledger has settled and the record lacks, or has with other tokens, or the other way round."""
+    """Return the attempts whose tokens differ between ledger and record, or that one of them lacks."""
     ledger_tokens = {
         (group, number): tokens
         for group, number, tokens in db.execute(
             'SELECT "group", number, tokens FROM attempts WHERE settled <= ?', (committed,)
         )
     }
-    found = {
+    recorded_tokens = {
         trajectory.key: sum(len(turn.completion.token_ids) for turn in trajectory.turns)
         for entry in read_record(run, phase="train")
         if entry.step <= committed
         for trajectory in entry.group.trajectories
     }
-    wrong = [key for key in ledger_tokens.keys() | found.keys() if ledger_tokens.get(key) != found.get(key)]
+    wrong = [
+        key
+        for key in ledger_tokens.keys() | recorded_tokens.keys()
+        if ledger_tokens.get(key) != recorded_tokens.get(key)
+    ]
     return _summarized(
         (
             1,
             f"{key[0]}, attempt {key[1]}: tokens in the ledger {ledger_tokens.get(key, 'none')}, "
-            f"in the record {found.get(key, 'none')}",
+            f"in the record {recorded_tokens.get(key, 'none')}",
         )
         for key in sorted(wrong)
     )
 
 
 def _summarized(findings: Iterable[Finding]) -> tuple[int, list[str]]:
-    """How many in all, and the lines of the first."""
+    """Return the total of the findings, and the lines of the first ones."""
     everything = list(findings)
     lines = [line for _, line in everything[:MAX_NAMED]]
     if len(everything) > MAX_NAMED:
@@ -167,7 +174,7 @@ def _summarized(findings: Iterable[Finding]) -> tuple[int, list[str]]:
 
 
 def _reasons(db: sqlite3.Connection, state: State) -> list[tuple[str, int]]:
-    """Reasons and how often; of an error only its kind."""
+    """Return the reasons of a state and their counts; of an error only its kind."""
     counts: dict[str, int] = {}
     for why, count in db.execute("SELECT why, COUNT(*) FROM attempts WHERE state = ? GROUP BY 1", (state,)):
         reason = why if state is State.GATED_OUT else why.partition(":")[0]

@@ -1,4 +1,4 @@
-"""What became of a ledger's attempts by step and by task, and which tasks are trained on less than they are played."""
+"""The final states of a ledger's attempts by step and by task, and which tasks are trained on less than played."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from numpy.typing import NDArray
 from turnstile.records.ledger import State
 
 BINS = 4
-"""Into which tasks are parted by length and by difficulty, as equal as ties allow."""
+"""Number of bins of tasks by length and by difficulty, as equal in size as ties allow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """What became of some of the attempts."""
+    """Counts of some of the attempts by state."""
 
     issued: int
     admitted: int
     gated_out: int
     given_up: int
-    finished: int  # and waiting for their step to be trained
+    finished: int  # played, their step not yet trained
 
     @property
     def settled(self) -> int:
-        """Those whose step is done."""
+        """Attempts whose step is finished."""
         return self.admitted + self.gated_out + self.given_up
 
     @property
     def open(self) -> int:
-        """Those that are to be played, are being played or wait for their step; or are lost."""
+        """Attempts to be played, being played, or waiting for their step; or lost."""
         return self.issued - self.settled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskBalance(Balance):
-    """Of the attempts at one task. `turns` and `outcome` are means over those that are settled, None where none of them
-    was played to an end."""
+    """The attempts at one task.
+
+    `turns` and `outcome` are means over the settled ones, None if none of them was played to an end.
+    """
 
     task: str
     turns: float | None
@@ -49,15 +51,18 @@ class TaskBalance(Balance):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepBalance(Balance):
-    """Of the attempts that were issued for one step."""
+    """The attempts issued for one step."""
 
     step: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BinShare:
-    """Tasks that are alike in length or difficulty: of all settled attempts and of those trained on, how many are at
-    them. What is played ahead and not trained yet counts in neither."""
+    """A bin of tasks of similar length or difficulty, and its shares of the attempts.
+
+    `of_settled` and `of_admitted` are the bin's shares of all settled attempts and of those trained on. Attempts that
+    are played ahead and not trained yet count in neither.
+    """
 
     label: str
     tasks: int
@@ -69,11 +74,11 @@ class BinShare:
 
 _COUNTED = (State.ADMITTED, State.GATED_OUT, State.GIVEN_UP, State.FINISHED)
 _COUNTS = ", ".join(["COUNT(*)", *("SUM(state = ?)" for _ in _COUNTED)])
-"""The fields of a `Balance`, in their order."""
+"""The columns of a `Balance`, in the order of its fields."""
 
 
 def task_balances(db: sqlite3.Connection) -> list[TaskBalance]:
-    """In the order of their names."""
+    """Return the balance of each task, in the order of task ids."""
     played = (State.ADMITTED, State.GATED_OUT)
     rows = db.execute(
         f"SELECT {_COUNTS}, task, AVG(CASE WHEN state IN (?, ?) THEN turns END), AVG(outcome) "
@@ -84,7 +89,11 @@ def task_balances(db: sqlite3.Connection) -> list[TaskBalance]:
 
 
 def step_balances(db: sqlite3.Connection) -> list[StepBalance]:
+<<<<<<< HEAD
     """Return the balance of each step, oldest first."""
+=======
+    """Return the balance of each step, in the order of steps."""
+>>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
     rows = db.execute(f"SELECT {_COUNTS}, step FROM attempts GROUP BY step ORDER BY step", _COUNTED)
     return [StepBalance(**_balance(row), step=row[-1]) for row in rows]
 
@@ -95,32 +104,34 @@ def _balance(row: Sequence[Any]) -> dict[str, int]:
 
 
 def bin_shares(tasks: Sequence[TaskBalance], values: Sequence[float | None], unit: str, without: str) -> list[BinShare]:
-    """Tasks parted by a value of theirs, equal values together; at the end those that have none. A task of which
-    nothing is settled is in none."""
+    """Return the shares of bins of tasks by `values`, equal values in one bin, tasks without a value in the last one.
+
+    A task without settled attempts is in no bin.
+    """
     known = np.array([value for value in values if value is not None], np.float64)
     ordered: NDArray[np.float64] = np.sort(known)
     parts: dict[int, list[int]] = {}
-    for place, (task, value) in enumerate(zip(tasks, values, strict=True)):
+    for index, (task, value) in enumerate(zip(tasks, values, strict=True)):
         if task.settled:
             part = BINS if value is None else int(BINS * np.searchsorted(ordered, value) / len(ordered))
-            parts.setdefault(part, []).append(place)
+            parts.setdefault(part, []).append(index)
     settled = max(1, sum(task.settled for task in tasks))
     admitted = max(1, sum(task.admitted for task in tasks))
-    found = []
-    for _, places in sorted(parts.items()):
-        numbers = [value for place in places if (value := values[place]) is not None]
+    result = []
+    for _, indices in sorted(parts.items()):
+        numbers = [value for index in indices if (value := values[index]) is not None]
         low, high = (f"{bound:.4g}" for bound in (min(numbers), max(numbers))) if numbers else ("", "")
         label = f"{low} to {high} {unit}" if low != high else f"{low} {unit}" if numbers else without
-        own = [tasks[place] for place in places]
-        own_settled, own_admitted = sum(task.settled for task in own), sum(task.admitted for task in own)
-        found.append(
+        members = [tasks[index] for index in indices]
+        bin_settled, bin_admitted = sum(task.settled for task in members), sum(task.admitted for task in members)
+        result.append(
             BinShare(
                 label=label,
-                tasks=len(own),
-                settled=own_settled,
-                admitted=own_admitted,
-                of_settled=own_settled / settled,
-                of_admitted=own_admitted / admitted,
+                tasks=len(members),
+                settled=bin_settled,
+                admitted=bin_admitted,
+                of_settled=bin_settled / settled,
+                of_admitted=bin_admitted / admitted,
             )
         )
-    return found
+    return result

@@ -1,8 +1,8 @@
-"""Files of gzip members, only ever appended to: each member holds one line of JSON and is whole or damaged.
+"""Append-only files of gzip members: each member holds one line of JSON and is either complete or damaged.
 
-A member ends with gzip's own checksum, so that a damaged one is found out, and `zcat` reads a file. Whatever is damaged
-costs the members that it is in and no others: reading goes on at the next header. What a process that was killed has
-left half-written at the end is moved to `NAME.damaged` before the next member is written.
+A member ends with gzip's checksum, so damage is detected, and `zcat` reads a file. Damage costs the members that it is
+in and no others: reading continues at the next header. What a killed process left half-written at the end is moved to
+`NAME.damaged` before the next member is written.
 """
 
 from __future__ import annotations
@@ -18,24 +18,28 @@ from typing import Any
 
 _GZIP = 31  # zlib's window size for "expect a gzip header"
 _HEADER = b"\x1f\x8b\x08"  # gzip, deflated
-_WRITTEN = _HEADER + bytes(5)  # as it is written here: no flags, no time
-_PIECE = 2**12  # bytes unpacked first, of a long member then more and more at once
+_WRITTEN = _HEADER + bytes(5)  # as written here: no flags, no time
+_PIECE = 2**12  # bytes decompressed first; the size doubles for long members
 _log = logging.getLogger(__name__)
 
 
 class Appender:
-    """Appends members to the files of one folder, which a killed process does not lose; `sync` is for a machine that
-    stops."""
+    """Appends members to the files of one folder.
+
+    A killed process loses none of them; after `sync` a machine that stops does not either.
+    """
 
     def __init__(self, folder: Path, *, level: int = -1) -> None:
         self._folder = folder
         self._level = level
-        self._whole: set[Path] = set()  # files known to end with a whole member
+        self._whole: set[Path] = set()  # files known to end with a complete member
         self._unsynced: set[Path] = set()
 
     def append(self, path: Path, body: Any) -> None:
-        """Writes one more member, of `body` as JSON. One that cannot be written whole (the disk is full) is moved aside
-        before the next."""
+        """Append one member that holds `body` as JSON.
+
+        A member that could not be written completely (the disk is full) is moved aside before the next one.
+        """
         if path not in self._whole:
             _move_torn_end(path)
         packer = zlib.compressobj(self._level, wbits=_GZIP)
@@ -44,20 +48,20 @@ class Appender:
         self._whole.discard(path)
         with path.open("ab", buffering=0) as file:
             left = memoryview(data)
-            while left:  # a disk that fills up takes a part, and raises when it is given the rest
+            while left:  # a full disk takes a part, and raises at the next write
                 left = left[file.write(left) :]
         self._whole.add(path)
         self._unsynced.add(path)
 
     def remove(self, path: Path) -> None:
-        """Takes a file away, if it is there."""
+        """Remove a file, if it exists."""
         path.unlink(missing_ok=True)
         _damaged_path(path).unlink(missing_ok=True)
         self._whole.discard(path)
         self._unsynced.discard(path)
 
     def sync(self) -> None:
-        """Everything written so far is on the disk when this returns."""
+        """Flush everything written so far to the disk."""
         for path in self._unsynced:
             flush(path)
         if self._unsynced:
@@ -67,24 +71,24 @@ class Appender:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of a file that are no whole member."""
+    """A byte range of a file that is no complete member."""
 
     begin: int
     end: int
-    entries: int  # that are lost in them, at least
+    entries: int  # lost in it, at least
 
 
 def read_members(path: Path) -> Iterator[Any]:
-    """What the whole members of a file hold, in their order; damaged ones are left out, with one warning in the log."""
+    """Return the contents of a file's complete members in order; damage is skipped, with one warning in the log."""
     members, damages = _members(path.read_bytes())
     if damages:
         where = ", ".join(str(each.begin) for each in damages)
-        _log.warning("%s: left out %s (at byte %s); %d are whole", path, _describe(damages), where, len(members))
+        _log.warning("%s: skipped %s (at byte %s); %d are complete", path, _describe(damages), where, len(members))
     return (json.loads(text.decode("utf-8", "surrogatepass")) for text in members)
 
 
 def flush(path: Path) -> None:
-    """Brings a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -93,38 +97,39 @@ def flush(path: Path) -> None:
 
 
 def _members(data: bytes) -> tuple[list[bytes], list[Damage]]:
-    """The whole members, and what lies between them."""
+    """Return the complete members, and the damage between them."""
     members: list[bytes] = []
     damages: list[Damage] = []
-    place = 0
-    while place < len(data):
-        found = _member(data, place)
-        if found is None:
-            begin, place = place, _next_member(data, place + 1)
-            damages.append(Damage(begin, place, max(1, data.count(_WRITTEN, begin, place))))
+    position = 0
+    while position < len(data):
+        member = _member(data, position)
+        if member is None:
+            begin, position = position, _next_member(data, position + 1)
+            damages.append(Damage(begin, position, max(1, data.count(_WRITTEN, begin, position))))
         else:
-            text, place = found
+            text, position = member
             members.append(text)
     return members, damages
 
 
 def _member(data: bytes, begin: int) -> tuple[bytes, int] | None:
-    """What the member at `begin` holds, and where it ends; None where none begins there that is whole."""
-    unpacker, text, place, size = zlib.decompressobj(wbits=_GZIP), bytearray(), begin, _PIECE
+    """Return the contents of the member at `begin`, and where it ends; None if no complete one begins there."""
+    unpacker, text, position, size = zlib.decompressobj(wbits=_GZIP), bytearray(), begin, _PIECE
     try:
         while not unpacker.eof:
-            piece = data[place : place + size]
+            piece = data[position : position + size]
             if not piece:
                 return None
             text += unpacker.decompress(piece)
-            place, size = place + len(piece), 2 * size
+            position, size = position + len(piece), 2 * size
     except zlib.error:
         return None
-    return bytes(text), place - len(unpacker.unused_data)
+    return bytes(text), position - len(unpacker.unused_data)
 
 
 def _next_member(data: bytes, begin: int) -> int:
-    """Where the next whole member begins; the end of the data where there is none."""
+    """Return where the next complete member begins; the end of the data if there is none."""
+    # Compressed data may contain the header's bytes, so a place counts only if a complete member begins there.
     while (begin := data.find(_HEADER, begin)) >= 0:
         if _member(data, begin) is not None:
             return begin
@@ -133,7 +138,7 @@ def _next_member(data: bytes, begin: int) -> int:
 
 
 def _move_torn_end(path: Path) -> None:
-    """Moves what lies behind the last whole member to a file beside this one, so that the next begins where it ends."""
+    """Move what follows the last complete member to the `.damaged` file, so that the next member begins there."""
     if not path.exists():
         return
     data = path.read_bytes()

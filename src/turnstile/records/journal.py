@@ -1,9 +1,8 @@
-"""Training episodes turn by turn, written as they are played, so that a crash costs the turns in flight and no more.
+"""The journal: training episodes turn by turn, written as they are played, so a crash costs only turns in flight.
 
-`RUN/record/000012-played.jsonl.gz` holds three lines for each turn of step 12 (it was sampled, its action delivered,
-and completed by the answer) and one for each end of an attempt. What was finished when a run was killed is taken from
-here when it goes on. Once a step is safe in checkpoints its record says the same with scores and credit, and the
-journal of it goes.
+`RUN/record/000012-played.jsonl.gz` holds three lines for each turn of step 12 (sampled, action delivered, and completed
+by the answer) and one for each end of an attempt. When an interrupted run resumes, finished attempts are restored from
+here. Once checkpoints hold a step, its record says the same with scores and credit, and its journal is removed.
 """
 
 from __future__ import annotations
@@ -21,25 +20,28 @@ from turnstile.records.gzip_log import Appender, read_members
 from turnstile.types import JSON, Stage, Trajectory, Turn
 
 Key = tuple[str, int]
-"""(group, attempt): which episode of a run."""
+"""(group, attempt): identifies an episode of a run."""
 
 _FILE = re.compile(r"(?P<step>\d{6,})-played\.jsonl\.gz")
-_COMPRESSION_LEVEL = 1  # these files live for a few steps, and somebody waits for each turn
+_COMPRESSION_LEVEL = 1  # the files live for a few steps, and every turn waits for the write
 _FIELDS = tuple(each.name for each in fields(Turn))
-_SAMPLED = ("context_ids", "completion", "message", "fresh")  # no later stage changes these
+_SAMPLED = ("context_ids", "completion", "message", "fresh")  # fields that no later stage changes
 _FIELDS_OF_STAGE = {
     Stage.SAMPLED: _FIELDS,
     Stage.DELIVERED: ("state_key", "stage"),
     Stage.COMPLETED: tuple(name for name in _FIELDS if name not in _SAMPLED),
 }
-"""What a line of that stage says."""
+"""The fields of `Turn` that the line of each stage holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JournalLine:
-    """A stage of a turn of an attempt, the `number`-th from 0: the fields of `Turn` that are known since; or the
-    attempt's `end`, without its turns, which came to `stages`. An attempt may be played several times, each `playing`
-    with a name of its own: lines of one never complete those of another, also where some are lost."""
+    """One line: a stage of an attempt's turn `number` (from 0), or the attempt's `end`.
+
+    `turn` has the fields of `Turn` known since the last stage; `end` is the trajectory without its turns, whose stages
+    are `stages`. An attempt may be played several times, each with a `playing` id of its own, so that lines of one
+    never complete those of another, even if some are lost.
+    """
 
     group: str
     attempt: int
@@ -51,7 +53,7 @@ class JournalLine:
 
 
 class Journal:
-    """What the attempts of training steps came to so far. Several threads may write."""
+    """The journal of a run. Several threads may write."""
 
     def __init__(self, run: Path) -> None:
         self._lock = threading.Lock()
@@ -61,7 +63,7 @@ class Journal:
         self._playing: dict[Key, str] = {}
 
     def turn(self, step: int, key: Key, number: int, turn: Turn) -> None:
-        """Writes down that a turn reached its stage. That number 0 is sampled begins the attempt anew for readers."""
+        """Write that a turn reached its stage. Number 0 being sampled starts the attempt anew for readers."""
         if number == 0 and turn.stage is Stage.SAMPLED:
             self._playing[key] = _new_playing_id()
         known = {name: encode(getattr(turn, name)) for name in _FIELDS_OF_STAGE[turn.stage]}
@@ -70,32 +72,32 @@ class Journal:
         )
 
     def end(self, step: int, trajectory: Trajectory) -> None:
-        """Writes an attempt's end down; all its turns are there by now."""
+        """Write the end of an attempt, after all its turns."""
         bare = replace(trajectory, turns=())
         playing = self._playing.pop(bare.key, None) or _new_playing_id()
         stages = tuple(turn.stage for turn in trajectory.turns)
         self._write(step, JournalLine(group=bare.group, attempt=bare.attempt, playing=playing, end=bare, stages=stages))
 
     def finished(self, step: int) -> Mapping[Key, Trajectory]:
-        """The attempts at that step that came to an end, whole. Raises LedgerError for a file of another version."""
+        """Return the complete attempts of a step that ended. Raises LedgerError for a file of another version."""
         path = self._path(step)
         playing: dict[Key, str] = {}
         turns: dict[Key, dict[int, dict[str, JSON]]] = {}
-        found: dict[Key, Trajectory] = {}
+        finished: dict[Key, Trajectory] = {}
         for line in _lines(path):
             key = (line.group, line.attempt)
             if playing.get(key) != line.playing:
                 playing[key] = line.playing
                 turns[key] = {}
-                found.pop(key, None)
+                finished.pop(key, None)
             if line.end is None:
                 turns.setdefault(key, {}).setdefault(line.number, {}).update(line.turn)
-            elif (whole := _complete_turns(turns.pop(key, {}), line.stages)) is not None:
-                found[key] = replace(line.end, turns=whole)
-        return found
+            elif (complete := _complete_turns(turns.pop(key, {}), line.stages)) is not None:
+                finished[key] = replace(line.end, turns=complete)
+        return finished
 
     def drop_until(self, step: int) -> None:
-        """Forgets the steps up to this one."""
+        """Remove the journal of the steps up to this one."""
         for path in self._folder.iterdir():
             if (match := _FILE.fullmatch(path.name)) and int(match["step"]) <= step:
                 with self._lock:
@@ -114,8 +116,8 @@ def _lines(path: Path) -> Iterator[JournalLine]:
     for body in read_members(path) if path.exists() else ():
         if "playing" not in body:
             raise LedgerError(
-                f"{path} was written by another version of Turnstile; go on with that one, or remove the file and have "
-                "the episodes of its step played again"
+                f"{path} was written by another version of Turnstile; continue with that one, or remove the file to "
+                "play the episodes of its step again"
             )
         yield decode(body, JournalLine)
 
@@ -125,11 +127,11 @@ def _new_playing_id() -> str:
 
 
 def _complete_turns(turns: Mapping[int, Mapping[str, JSON]], stages: Sequence[Stage]) -> tuple[Turn, ...] | None:
-    """The turns of an attempt that came to these stages; None where a line is missing."""
-    found = []
+    """Return the turns of an attempt that reached these stages; None if a line is missing."""
+    complete = []
     for number, stage in enumerate(stages):
         known = turns.get(number, {})
         if len(known) < len(_FIELDS) or known["stage"] != stage:
             return None
-        found.append(decode(known, Turn))
-    return tuple(found)
+        complete.append(decode(known, Turn))
+    return tuple(complete)

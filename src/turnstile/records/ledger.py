@@ -1,8 +1,8 @@
-"""The ledger: what became of every attempt of a run, and how often each was trained on.
+"""The ledger: the state of every attempt of a run, and how often each was trained on.
 
 `RUN/ledger.db` is an SQLite database in WAL mode with one row for each attempt, one for each use of an attempt in a
-pass over a training step, and one for each checkpoint that counts. A checkpoint counts once its row is written; what
-was booked after the last one that still stands is taken back when the run goes on. No clock decides anything here.
+pass over a training step, and one for each checkpoint that counts. A checkpoint counts once its row is written; when a
+run resumes, everything after the last checkpoint that is intact is undone. Nothing here depends on a clock.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ VERSION = 1
 
 
 class State(StrEnum):
-    """Where an attempt stands."""
+    """The state of an attempt."""
 
     ISSUED = "issued"  # to be played
     RUNNING = "running"
-    ENV_ERROR = "env_error"  # infrastructure failed; it is played again
+    ENV_ERROR = "env_error"  # infrastructure failed; the attempt is played again
     GIVEN_UP = "given_up"  # infrastructure failed, and no retries were left
-    FINISHED = "finished"  # played, and waits for its step to be trained
+    FINISHED = "finished"  # played, its step not yet trained
     ADMITTED = "admitted"  # trained on
-    GATED_OUT = "gated_out"  # kept out of training, for the reason beside it
+    GATED_OUT = "gated_out"  # left out of training, for the reason in `why`
 
 
 OPEN = (State.ISSUED, State.RUNNING, State.ENV_ERROR, State.FINISHED)
-"""States that an attempt must have left when its step stands."""
+"""States that no attempt may have once its step is committed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disposition:
-    """What a step made of an attempt that was played: admitted, given up or gated out, and why."""
+    """The final state that a step gave an attempt (admitted, given up or gated out), and why."""
 
     key: Key
     state: State
     why: str = ""
-    outcome: float | None = None  # None without a verdict
+    outcome: float | None = None  # None if there was no verdict
 
 
 _SCHEMA = """
@@ -83,10 +83,10 @@ CREATE TABLE checkpoints (
 
 
 class Ledger:
-    """Opens the ledger of a run, or begins it. Raises LedgerError for a file that is no such thing.
+    """Opens or creates the ledger of a run. Raises LedgerError for a file that is not a ledger.
 
-    A call has happened when it returns, also for a process that is killed then; `commit` also for a machine that stops.
-    Several threads may call.
+    When a call returns, it survives the death of the process; after `commit` also that of the machine. Several threads
+    may call.
     """
 
     def __init__(self, run: Path) -> None:
@@ -101,7 +101,7 @@ class Ledger:
             _check(self._db, self._path)
 
     def issue(self, step: int, attempts: Iterable[tuple[Key, str]], finished: Mapping[Key, Trajectory]) -> None:
-        """Books the attempts (with their tasks) that a step needs; of those that are `finished`, what they came to."""
+        """Record the attempts that a step needs, each with its task, and the results of those that are `finished`."""
         rows = list(attempts)
         with self._transaction():
             self._db.executemany(
@@ -114,12 +114,12 @@ class Ledger:
                     self._record_played(finished[key], State.FINISHED, "")
 
     def begin(self, key: Key) -> None:
-        """An attempt is played from its start."""
+        """Record that an attempt is played from its start."""
         with self._transaction():
             self._db.execute(f"UPDATE attempts SET state = ?, begun = begun + 1 WHERE {_KEY}", (State.RUNNING, *key))
 
     def end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
-        """An attempt came to an end; `again` says that it is played once more, since infrastructure failed."""
+        """Record an attempt's end; `will_retry` if infrastructure failed and it is played once more."""
         state = State.FINISHED
         if trajectory.stop is Stop.ERROR:
             state = State.ENV_ERROR if will_retry else State.GIVEN_UP
@@ -127,7 +127,7 @@ class Ledger:
             self._record_played(trajectory, state, trajectory.error or "")
 
     def finalize(self, step: int, dispositions: Iterable[Disposition], passes: Iterable[Iterable[Key]]) -> None:
-        """Books what a step made of its attempts, and which were trained on in each pass over its rows."""
+        """Record what a step made of its attempts, and which were trained on in each pass over its rows."""
         with self._transaction():
             self._db.executemany(
                 f"UPDATE attempts SET state = ?, why = ?, outcome = ?, settled = ? WHERE {_KEY}",
@@ -143,22 +143,27 @@ class Ledger:
                 )
 
     def commit(self, step: int, digest: str) -> None:
-        """The commit point: from now on the checkpoint of `step`, whose list of files has that digest, stands, and with
-        it everything booked up to it."""
+        """Commit the checkpoint of `step`, whose file list has that digest, and with it everything recorded before.
+
+        This one write is the commit point of a step: before it a crash undoes the step, after it the step stands.
+        """
         with self._lock:
+            # FULL for this transaction alone: its fsync carries all earlier ones, which need none of their own.
             self._db.execute("PRAGMA synchronous = FULL")
             with self._transaction():
                 self._db.execute("INSERT OR REPLACE INTO checkpoints (step, digest) VALUES (?, ?)", (step, digest))
             self._db.execute("PRAGMA synchronous = NORMAL")
 
     def committed(self) -> dict[int, str]:
-        """The checkpoints that count: step -> digest."""
+        """Return the checkpoints that count: step -> digest."""
         with self._lock:
             return dict(self._db.execute("SELECT step, digest FROM checkpoints ORDER BY step").fetchall())
 
     def resume_at(self, step: int) -> None:
-        """Takes back what was booked after the checkpoint of `step`: what was finished waits to be trained on again,
-        and everything else to be played."""
+        """Undo everything after the checkpoint of `step`.
+
+        Finished attempts wait to be trained on again, all others to be played.
+        """
         with self._transaction():
             self._db.execute("DELETE FROM checkpoints WHERE step > ?", (step,))
             self._db.execute("DELETE FROM uses WHERE step > ?", (step,))
@@ -174,6 +179,7 @@ class Ledger:
             )
 
     def close(self) -> None:
+        """Close the database."""
         with self._lock:
             self._db.close()
 
@@ -186,10 +192,10 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """One transaction, whole or not at all."""
+        """Run one transaction, completely or not at all."""
         with self._lock, _translated_errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
-            with self._db:  # commits, or takes everything back
+            with self._db:  # commits, or rolls back
                 yield
 
 
@@ -197,28 +203,28 @@ _KEY = '"group" = ? AND number = ?'
 
 
 def open_ledger(run: Path) -> sqlite3.Connection:
-    """The ledger of a run to read from. Raises LedgerError where there is none, or it is damaged."""
+    """Open the ledger of a run for reading. Raises LedgerError if there is none, or it is damaged."""
     path = Path(run) / FILE
     if not path.is_file():
         raise LedgerError(f"run {str(run)!r} has no {FILE}; give the folder of a run that was trained, like runs/NAME")
     with _translated_errors(path):
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
         _check(db, path)
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != "ok":
-        raise LedgerError(f"{path} is damaged: {found}")
+        result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if result != "ok":
+        raise LedgerError(f"{path} is damaged: {result}")
     return db
 
 
 def _check(db: sqlite3.Connection, path: Path) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version != VERSION:
-        raise LedgerError(f"{path} is of version {version}, this Turnstile writes {VERSION}; use the one that made it")
+        raise LedgerError(f"{path} has version {version}, this Turnstile writes {VERSION}; use the one that wrote it")
 
 
 @contextmanager
 def _translated_errors(path: Path) -> Iterator[None]:
-    """A full disk is told like that of any other file; what else SQLite says, with the file's name."""
+    """Raise SQLite's errors as LedgerError with the file's name, and a full disk as OSError."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,8 +1,8 @@
 """The record of every episode: what was shown, sampled, granted, withheld, credited and trained.
 
-It lies in `RUN/record/`, one file for each step and phase, only ever appended to. Each entry is a gzip member of its
-own (`members.py`), so that a process killed in the middle of a write costs that entry and no other. A machine that
-stops costs no entry written before the last `Recorder.sync`.
+It is in `RUN/record/`, one append-only file for each step and phase. Each entry is a gzip member of its own
+(`gzip_log.py`), so a process killed in the middle of a write costs that entry and no other. A machine that stops costs
+no entry written before the last `Recorder.sync`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ PerToken = tuple[tuple[F32, ...], ...]
 """[trajectory][turn] -> f32[n], for the sampled tokens of one group."""
 
 WEIGHT, LOGPROB = "weight", "logprob"
-"""What `trained` holds: each token's share of the loss, and its log-probability under the trainer before the
-update. Further arrays may stand beside them under names of their own."""
+"""Names in `Entry.trained`: each token's weight in the loss, and its log-probability before the update.
+
+Further arrays may have names of their own.
+"""
 
 REHEARSAL, REPLAYED = "rehearsal", "again"
-"""Labels: of samples stored before the first step, and of attempts of earlier steps that a step trained on again."""
+"""Labels: of samples stored before the first step, and of replayed attempts of earlier steps."""
 
 _FILE = re.compile(r"(?P<step>\d{6,})-(?P<phase>[a-z]+)(?:-(?P<label>[\w.]+))?\.jsonl\.gz")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One group as it was played, judged and trained. `label` tells evaluations of one step apart.
+    """One group as it was played, scored and trained. `label` distinguishes evaluations of one step.
 
     `scores` are in the order of the group's trajectories; `advantages` and each array of `trained` are
-    [trajectory][turn] -> f32[n]; None and {} where the group was not trained on.
+    [trajectory][turn] -> f32[n]; None and {} if the group was not trained on.
     """
 
     step: int
@@ -62,7 +64,7 @@ class Entry:
 
 
 def label_of(name: str) -> str:
-    """The label for an evaluation of that name: what no file name should hold is replaced."""
+    """Return the label for an evaluation of that name: characters unfit for a file name are replaced."""
     return re.sub(r"[^\w.]+", "_", name)[-100:]
 
 
@@ -85,10 +87,10 @@ class Recorder:
         *,
         label: str = "",
     ) -> None:
-        """Appends one group, which a killed process does not lose (see `sync` for a machine that stops).
+        """Append one group, which a killed process does not lose (see `sync` for a machine that stops).
 
-        Writing a group of the same step, phase and label again replaces it for readers. Raises ValueError when
-        the arrays do not fit the group.
+        Writing a group of the same step, phase and label again replaces it for readers. Raises ValueError if the arrays
+        do not fit the group.
         """
         entry = Entry(
             step=step,
@@ -102,51 +104,50 @@ class Recorder:
         self._appender.append(self._folder / _file_name(step, phase, label), encode(entry))
 
     def drop(self, step: int, phase: Phase, label: str) -> None:
-        """Forgets what was recorded of that step and phase under that label."""
+        """Remove the record of a step and phase under a label."""
         self._appender.remove(self._folder / _file_name(step, phase, label))
 
     def sync(self) -> None:
-        """Everything written so far is on the disk when this returns."""
+        """Flush everything written so far to the disk."""
         self._appender.sync()
 
     def resume_at(self, step: int) -> None:
-        """Drops what was recorded after `step`, the last one that stands, because it will be made again."""
-        for path, its_step, _, _ in _files(self._folder):
-            if its_step > step:
+        """Remove what was recorded after `step`, the last one that counts; it will be recorded again."""
+        for path, file_step, _, _ in _files(self._folder):
+            if file_step > step:
                 self._appender.remove(path)
 
 
 def read_record(
     run: Path, *, phase: Phase | None = None, step: int | None = None, label: str | None = None
 ) -> Iterator[Entry]:
-    """The entries of a run by step, each group of a step, phase and label once; None takes all. `label` may be
-    the name of an evaluation too.
+    """Return the entries of a run by step, each group of a step, phase and label once; None means all.
 
-    Damaged entries (the writer was killed, a byte was changed) are left out with a warning for each file in the log.
-    Raises TurnstileError when the run has no record.
+    `label` may also be the name of an evaluation. Damaged entries (the writer was killed, a byte was changed) are
+    skipped with one warning for each file in the log. Raises TurnstileError if the run has no record.
     """
     folder = Path(run) / "record"
     if not folder.is_dir():
-        raise TurnstileError(f"run {str(run)!r} has no record of episodes; give the folder of a run, like runs/NAME")
+        raise TurnstileError(f"run {str(run)!r} has no record of episodes; give the folder of a run, such as runs/NAME")
     return _read(folder, phase, step, None if label is None else label_of(label))
 
 
 def _read(folder: Path, phase: str | None, step: int | None, label: str | None) -> Iterator[Entry]:
-    for path, its_step, its_phase, its_label in _files(folder):
-        if phase in (None, its_phase) and step in (None, its_step) and label in (None, its_label):
+    for path, file_step, file_phase, file_label in _files(folder):
+        if phase in (None, file_phase) and step in (None, file_step) and label in (None, file_label):
             entries = (decode(body, Entry) for body in read_members(path))
             yield from {entry.group.id: entry for entry in entries}.values()
 
 
 def _files(folder: Path) -> list[tuple[Path, int, str, str]]:
-    """(path, step, phase, label) of each file in the order of a run: a step is evaluated after it is trained."""
-    order = {name: place for place, name in enumerate(get_args(Phase))}
-    found = [
+    """Return (path, step, phase, label) of each file in the order of a run: a step is evaluated after it is trained."""
+    order = {name: index for index, name in enumerate(get_args(Phase))}
+    files = [
         (path, int(match["step"]), match["phase"], match["label"] or "")
         for path in folder.iterdir()
         if (match := _FILE.fullmatch(path.name)) and match["phase"] in order
     ]
-    return sorted(found, key=lambda item: (item[1], order[item[2]], item[3]))
+    return sorted(files, key=lambda item: (item[1], order[item[2]], item[3]))
 
 
 def _file_name(step: int, phase: str, label: str) -> str:
@@ -159,6 +160,6 @@ def _as_tuples(arrays: Sequence[Sequence[F32]]) -> PerToken:
 
 def _check_shape(group: Group, name: str, arrays: Sequence[Sequence[Any]]) -> None:
     expected = [[len(turn.completion.token_ids) for turn in item.turns] for item in group.trajectories]
-    found = [[len(values) for values in turns] for turns in arrays]
-    if found != expected:
-        raise ValueError(f"{name} of group {group.id!r} have the lengths {found}, but its turns {expected}")
+    lengths = [[len(values) for values in turns] for turns in arrays]
+    if lengths != expected:
+        raise ValueError(f"{name} of group {group.id!r} have the lengths {lengths}, but its turns {expected}")

@@ -1,8 +1,7 @@
-"""Where two runs parted: the first step at which their records differ, and what differs in it first.
+"""The first difference between two runs' records: the step, and what differs first in it.
 
-What is compared is what decides: the tasks drawn, then each attempt turn by turn (what the model saw, its
-log-probabilities, the tokens sampled, what came back), then scores, advantages, and what the update saw. What clocks
-said is left out.
+Everything that determines a run is compared: the tasks drawn, then each attempt turn by turn (tokens shown,
+log-probabilities, tokens sampled, answers), then scores, advantages, and what the update saw. Times are not.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from turnstile.types import F32, Score, Trajectory, Turn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordDifference:
-    """`what` first differed at `step`. `others` counts further attempts (or groups) of that step that differ too."""
+    """The first difference: `what` at `step`. `others` counts further attempts (or groups) of that step that differ."""
 
     step: int
     what: str
@@ -36,32 +35,31 @@ class RecordDifference:
 
 
 def first_difference(one: Path, other: Path) -> RecordDifference | int:
-    """The first difference of two runs' records, or the last step up to which they are equal.
+    """Return the first difference of two runs' records, or the last step up to which they are equal.
 
-    Where one run goes on after the other ends, the steps of both are compared. Raises TurnstileError for a run
-    without a record.
+    If one run has more steps, those of both are compared. Raises TurnstileError for a run without a record.
     """
     last = 0
     for ours, theirs in zip(_steps(one), _steps(other), strict=False):
-        if found := _in_step(*ours, *theirs):
+        if found := _step_difference(*ours, *theirs):
             return found
         last = ours[0]
     return last
 
 
 def _steps(run: Path) -> Iterator[tuple[int, list[Entry]]]:
-    """The groups of each step that was trained on, of the warm start as of step 0; by their ids."""
+    """Yield the groups of each trained step, sorted by id; the warm start counts as step 0."""
     entries = (entry for entry in read_record(run) if entry.phase != "eval")
     for step, found in groupby(entries, key=lambda entry: entry.step):
         yield step, sorted(found, key=_order)
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:
-    """As the groups were drawn: numbers in their ids count as numbers."""
+    """Return the sort key of an entry: numbers in group ids count as numbers, as the groups were drawn."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in entry.group.id.split("/"))
 
 
-def _in_step(step: int, ours: list[Entry], other_step: int, theirs: list[Entry]) -> RecordDifference | None:
+def _step_difference(step: int, ours: list[Entry], other_step: int, theirs: list[Entry]) -> RecordDifference | None:
     if step != other_step:
         return RecordDifference(step=min(step, other_step), what="the steps recorded")
     drawn = [[entry.group.task.id for entry in entries] for entries in (ours, theirs)]
@@ -70,7 +68,7 @@ def _in_step(step: int, ours: list[Entry], other_step: int, theirs: list[Entry])
         names = " and ".join(repr(names[place]) if place < len(names) else "none" for names in drawn)
         return RecordDifference(step=step, what="the tasks drawn", where=f"place {place} ({names})")
     pairs = list(zip(ours, theirs, strict=True))
-    for compare in (_played, _scores, _credit, _trained):
+    for compare in (_play_differences, _score_differences, _credit_differences, _training_differences):
         found = [(what, where) for a, b in pairs for what, where in compare(a, b)]
         if found:
             what, where = found[0]
@@ -78,37 +76,37 @@ def _in_step(step: int, ours: list[Entry], other_step: int, theirs: list[Entry])
     return None
 
 
-Found = Iterator[tuple[str, str]]
+Differences = Iterator[tuple[str, str]]
 """(what differs, where)"""
 
 
-def _played(ours: Entry, theirs: Entry) -> Found:
+def _play_differences(ours: Entry, theirs: Entry) -> Differences:
     if not _same(ours.group.task, theirs.group.task):
         yield "the task's contents", ours.group.id
     for a, b in zip_longest(ours.group.trajectories, theirs.group.trajectories):
         where = f"{ours.group.id}, attempt {(a or b).attempt}"
         if a is None or b is None:
             yield "the attempts", where
-        elif found := _in_attempt(a, b):
+        elif found := _attempt_difference(a, b):
             yield found[0], f"{where}{found[1]}"
 
 
-def _in_attempt(a: Trajectory, b: Trajectory) -> tuple[str, str] | None:
+def _attempt_difference(a: Trajectory, b: Trajectory) -> tuple[str, str] | None:
     for number, (ours, theirs) in enumerate(zip(a.turns, b.turns, strict=False)):
-        if found := _in_turn(ours, theirs):
+        if found := _turn_difference(ours, theirs):
             return found[0], f", turn {number}{found[1]}"
     if len(a.turns) != len(b.turns) or a.stop is not b.stop:
         return f"the ends ({a.stop.value} after {len(a.turns)} turns, {b.stop.value} after {len(b.turns)})", ""
     if not _same(a.signals, b.signals):
-        return "the final measurements", _first_key(a.signals, b.signals)
+        return "the final measurements", _first_differing_key(a.signals, b.signals)
     return None
 
 
-def _in_turn(a: Turn, b: Turn) -> tuple[str, str] | None:
-    if (place := _first(a.context_ids, b.context_ids)) is not None:
+def _turn_difference(a: Turn, b: Turn) -> tuple[str, str] | None:
+    if (place := _first_index(a.context_ids, b.context_ids)) is not None:
         return "the tokens shown", f", token {place}"
-    tokens = _first(a.completion.token_ids, b.completion.token_ids)
-    logprobs = _first(a.completion.logprobs, b.completion.logprobs)
+    tokens = _first_index(a.completion.token_ids, b.completion.token_ids)
+    logprobs = _first_index(a.completion.logprobs, b.completion.logprobs)
     if logprobs is not None and (tokens is None or logprobs < tokens):
         values = [float(turn.completion.logprobs[logprobs]) for turn in (a, b)]
         return (
@@ -129,7 +127,7 @@ def _in_turn(a: Turn, b: Turn) -> tuple[str, str] | None:
     return None
 
 
-def _scores(ours: Entry, theirs: Entry) -> Found:
+def _score_differences(ours: Entry, theirs: Entry) -> Differences:
     for trajectory, a, b in zip(ours.group.trajectories, ours.scores, theirs.scores, strict=True):
         if not _same(a, b):
             yield f"the scores ({_total(a)}, {_total(b)})", f"{ours.group.id}, attempt {trajectory.attempt}"
@@ -139,39 +137,41 @@ def _total(score: Score) -> str:
     return "no verdict" if score.outcome is None else f"{score.total:.9g}"
 
 
-def _credit(ours: Entry, theirs: Entry) -> Found:
-    return _arrays("the advantages", ours, ours.advantages or (), theirs.advantages or ())
+def _credit_differences(ours: Entry, theirs: Entry) -> Differences:
+    return _array_differences("the advantages", ours, ours.advantages or (), theirs.advantages or ())
 
 
-def _trained(ours: Entry, theirs: Entry) -> Found:
+def _training_differences(ours: Entry, theirs: Entry) -> Differences:
     for name, what in {
         "weight": "the tokens' weights in the loss",
         "logprob": "the trainer's log-probabilities",
     }.items():
-        yield from _arrays(what, ours, ours.trained.get(name, ()), theirs.trained.get(name, ()))
+        yield from _array_differences(what, ours, ours.trained.get(name, ()), theirs.trained.get(name, ()))
 
 
-def _arrays(what: str, entry: Entry, ours: Sequence[Sequence[F32]], theirs: Sequence[Sequence[F32]]) -> Found:
+def _array_differences(
+    what: str, entry: Entry, ours: Sequence[Sequence[F32]], theirs: Sequence[Sequence[F32]]
+) -> Differences:
     for place, trajectory in enumerate(entry.group.trajectories):
         a, b = (side[place] if side else () for side in (ours, theirs))  # nothing where it was not trained on
         nothing = np.empty(0, np.float32)
         for number, (x, y) in enumerate(zip_longest(a, b, fillvalue=nothing)):
-            if (token := _first(x, y)) is not None:
+            if (token := _first_index(x, y)) is not None:
                 yield what, f"{entry.group.id}, attempt {trajectory.attempt}, turn {number}, token {token}"
                 break
 
 
 def _same(a: Any, b: Any) -> bool:
-    """As they are recorded, where NaN is NaN."""
+    """Return whether two values are recorded alike; NaN equals NaN."""
     return json.dumps(encode(a), sort_keys=True) == json.dumps(encode(b), sort_keys=True)
 
 
-def _first(a: np.ndarray, b: np.ndarray) -> int | None:
-    """The first place at which two arrays are not the same bit for bit; NaN is NaN."""
+def _first_index(a: np.ndarray, b: np.ndarray) -> int | None:
+    """Return the first index at which two arrays differ bit for bit; NaN equals NaN."""
     both = min(len(a), len(b))
     differ = np.flatnonzero(~((a[:both] == b[:both]) | ((a[:both] != a[:both]) & (b[:both] != b[:both]))))
     return int(differ[0]) if len(differ) else None if len(a) == len(b) else both
 
 
-def _first_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+def _first_differing_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     return next((f", {key}" for key in sorted({*a, *b}) if not _same(a.get(key), b.get(key))), "")

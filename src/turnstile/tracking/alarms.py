@@ -1,7 +1,7 @@
-"""Alarms: rules that watch a run's metrics and say one line to a person when it goes wrong.
+"""Alarms: rules that watch a run's metrics and report in one line when the run goes wrong.
 
-Each alarm is fed every step's metrics, speaks once when its condition begins (and again only after it has
-ended), and keeps what it remembers in `state()`, which goes into the checkpoint.
+Each alarm gets every step's metrics, reports once when its condition begins (and again only after it has ended), and
+keeps its memory in `state()`, which is part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ class Alarm(Protocol):
     """One rule."""
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        """One line for a person when the rule's condition begins. Metrics it needs may be missing: then nothing."""
+        """Return one line when the rule's condition begins, None otherwise or if a metric is missing."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What it remembers, as JSON."""
+        """Return the rule's memory, as JSON."""
         ...
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        ...
 
 
 def numeric(metrics: Scalars, name: str) -> float | None:
-    """A metric as a float, None where it is missing or not a number; NaN and infinities pass."""
+    """Return a metric as a float, None if it is missing or not a number; NaN and infinities pass."""
     value = metrics.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
-    """The least-squares slope of n >= 3 values per step, and its standard error."""
+    """Return the least-squares slope of n >= 3 values per step, and its standard error."""
     y = np.asarray(values, dtype=np.float64)
     x = np.arange(len(y)) - (len(y) - 1) / 2
     spread = float((x * x).sum())
@@ -48,20 +50,20 @@ def slope(values: Sequence[float]) -> tuple[float, float]:
 
 
 class CollapseAlarm:
-    """Total reward rises while the outcome falls: the policy collects step rewards instead of doing the task, the
-    way direct accumulation fails in arXiv 2508.10548.
+    """Reward collapse: total reward rises while the outcome falls.
 
-    Over the last `window` steps both series get a least-squares line; the alarm rises when the slope of
-    reward/total lies more than `z` of its standard errors above 0 and that of reward/outcome more than `z` of its
-    own below 0. The line names the step term whose granted reward (reward/granted/TERM) rose most.
+    The policy then collects step rewards instead of solving the task, as direct accumulation does in arXiv 2508.10548.
 
-    window = 20 and z = 3 are tuned on simulated healthy runs of 200 steps with step-mean noise of .07 (outcome)
-    and .05 (step rewards), independent or with autocorrelation .3: flat; learning (both rise); step rewards that
-    rise by .6 and level off over a flat outcome. The last is the worst: 1.0 % false alarms a run (0.3 % with
-    independent noise); the others stay below 0.1 %. Against an outcome that falls by .005 / .01 a step while the
-    step rewards rise by .02, it speaks within 60 steps in 84 % / 99 % of runs, at step 31 / 23 in the median.
-    Step rewards that rise for ever over a flat outcome do not count as healthy. tests/tracking/test_alarms.py
-    runs this simulation.
+    Over the last `window` steps both series get a least-squares line; the alarm rises when the slope of reward/total is
+    more than `z` of its standard errors above 0 and that of reward/outcome more than `z` of its own below 0. The line
+    names the step term whose granted reward (reward/granted/TERM) rose most.
+
+    window = 20 and z = 3 are tuned on simulated healthy runs of 200 steps with step-mean noise of .07 (outcome) and .05
+    (step rewards), independent or with autocorrelation .3: flat; learning (both rise); step rewards that rise by .6 and
+    level off over a flat outcome. The last is the worst: 1.0 % false alarms a run (0.3 % with independent noise); the
+    others stay below 0.1 %. Against an outcome that falls by .005 / .01 a step while the step rewards rise by .02, it
+    reports within 60 steps in 84 % / 99 % of runs, at step 31 / 23 in the median. Step rewards that rise for ever over
+    a flat outcome do not count as healthy. tests/tracking/test_alarms.py runs this simulation.
     """
 
     def __init__(self, window: int = 20, z: float = 3.0) -> None:
@@ -84,10 +86,10 @@ class CollapseAlarm:
             return None
         total, total_error = slope([row["reward/total"] for row in self._rows])
         outcome, outcome_error = slope([row["reward/outcome"] for row in self._rows])
-        tiny = 1e-12  # exact lines have no error: rounding must not pass for a slope
+        tiny = 1e-12  # exact lines have no standard error, and rounding must not count as a slope
         collapsing = total > self.z * total_error + tiny and outcome < -self.z * outcome_error - tiny
-        began, self._raised = collapsing and not self._raised, collapsing
-        if not began:
+        begins, self._raised = collapsing and not self._raised, collapsing
+        if not begins:
             return None
         return (
             f"collapse: over steps {self._steps[0]}-{self._steps[-1]} the total reward rose by {total:.3g} "
@@ -96,7 +98,7 @@ class CollapseAlarm:
         )
 
     def _driver(self) -> str:
-        """The step term that rose most, in words."""
+        """Return, in words, the step term that rose most."""
         terms = {name for row in self._rows for name in row if name.startswith("reward/granted/")}
         rises = {name: slope([row.get(name, 0.0) for row in self._rows])[0] for name in sorted(terms)}
         if not rises:
@@ -115,8 +117,10 @@ class CollapseAlarm:
 
 
 class EntropyAlarm:
-    """The policy's entropy has collapsed: the mean of the last `window` steps fell below `fraction` of the mean of
-    the run's first `window` steps. `metric` is the mean token entropy in nats."""
+    """Entropy collapse: the mean entropy of the last `window` steps fell below a `fraction` of the initial mean.
+
+    The initial mean is over the run's first `window` steps. `metric` is the mean token entropy in nats.
+    """
 
     def __init__(self, fraction: float = 0.2, window: int = 5, metric: str = "policy/entropy") -> None:
         if not 0 < fraction < 1 or window < 1:
@@ -138,12 +142,12 @@ class EntropyAlarm:
         self._last = [*self._last, value][-self.window :]
         start, now = float(np.mean(self._first)), float(np.mean(self._last))
         low = len(self._last) == self.window and now < self.fraction * start
-        began, self._raised = low and not self._raised, low
-        if not began:
+        begins, self._raised = low and not self._raised, low
+        if not begins:
             return None
         return (
             f"entropy: {now:.3g} nats a token at step {step}, {now / start:.0%} of the first {self.window} steps' "
-            f"{start:.3g}; the policy hardly explores any more: lower the learning rate or raise the temperature"
+            f"{start:.3g}; the policy hardly explores: lower the learning rate or raise the temperature"
         )
 
     def state(self) -> dict[str, Any]:
@@ -156,9 +160,12 @@ class EntropyAlarm:
 
 
 class RatioAlarm:
-    """The policy has run away from the one that sampled: the mean ratio (`metric`) of a step lies outside
-    [1/limit, limit], or the mean k3 estimate of KL(behaviour || policy) (`kl_metric`, nats a token) above
-    `kl_limit`. Both are near 1 and 0 while sampler and trainer agree and updates are small."""
+    """The policy moved too far from the one that sampled.
+
+    The mean ratio (`metric`) of a step is outside [1/limit, limit], or the mean k3 estimate of KL(behaviour || policy)
+    (`kl_metric`, nats a token) above `kl_limit`. They are near 1 and 0 while sampler and trainer agree and updates are
+    small.
+    """
 
     def __init__(
         self,
@@ -179,12 +186,12 @@ class RatioAlarm:
         ratio, divergence = numeric(metrics, self.metric), numeric(metrics, self.kl_metric)
         if ratio is None and divergence is None:
             return None
-        # written so that NaN counts as exploded
+        # comparisons are written so that NaN counts as too far
         ratio_fine = ratio is None or 1 / self.limit <= ratio <= self.limit
         divergence_fine = divergence is None or divergence <= self.kl_limit
         exploded = not (ratio_fine and divergence_fine)
-        began, self._raised = exploded and not self._raised, exploded
-        if not began:
+        begins, self._raised = exploded and not self._raised, exploded
+        if not begins:
             return None
         what = (
             f"mean ratio {ratio:.3g}" if not ratio_fine else f"KL to the sampling policy {divergence:.3g} nats a token"
@@ -202,9 +209,11 @@ class RatioAlarm:
 
 
 class GapAlarm:
-    """What samples is not what is trained: log-probabilities of one version of the weights differ by more than `limit`
-    nats a token between the sampler and the trainer, as where a server has not taken all of them. Kernels and 16-bit
-    numbers make a gap of some hundredths."""
+    """Sampler and trainer disagree on the same weights.
+
+    Their log-probabilities under one version of the weights differ by more than `limit` nats a token, for example since
+    a server did not load all of them. Kernels and 16-bit numbers cause a gap of some hundredths.
+    """
 
     def __init__(self, limit: float = 0.1) -> None:
         if limit <= 0:
@@ -214,11 +223,11 @@ class GapAlarm:
 
     def update(self, step: int, metrics: Scalars) -> str | None:
         gap, behind = numeric(metrics, "policy/logprob_gap"), numeric(metrics, "staleness/max")
-        if gap is None or behind:  # older weights are others
+        if gap is None or behind:  # older weights explain a gap
             return None
-        wide = not gap <= self.limit  # NaN is
-        began, self._raised = wide and not self._raised, wide
-        if not began:
+        wide = not gap <= self.limit  # true for NaN
+        begins, self._raised = wide and not self._raised, wide
+        if not begins:
             return None
         return (
             f"gap: at step {step} sampler and trainer are {gap:.3g} nats a token apart on the same weights; check that "
@@ -235,7 +244,7 @@ class GapAlarm:
 class GradientAlarm:
     """Counts steps whose gradient norm (`metric`) is NaN or infinite; the trainer skips such an update.
 
-    Says so each time, and raises TrainingError at the `limit`-th in a row.
+    Reports each of them, and raises TrainingError at the `limit`-th in a row.
     """
 
     def __init__(self, limit: int = 3, metric: str = "optim/grad_norm") -> None:
@@ -274,9 +283,11 @@ class GradientAlarm:
 
 
 class KilledAlarm:
-    """Attempts keep ending without a verdict because their judge gets SIGKILL: more than `share` of those of the last
-    `window` steps. They count for nothing, so a policy whose code kills itself where it would fail loses nothing by
-    it; a machine that is short of memory looks the same."""
+    """Attempts keep ending without a verdict because their grader gets SIGKILL: more than `share` in `window` steps.
+
+    Such attempts are not trained on, so a policy whose code kills itself where it would fail loses nothing by it; a
+    machine that is short of memory looks the same.
+    """
 
     def __init__(self, share: float = 0.05, window: int = 5) -> None:
         if not 0 < share < 1 or window < 1:
@@ -292,13 +303,13 @@ class KilledAlarm:
             return None
         self._counts = [*self._counts, (killed, attempts)][-self.window :]
         killed, attempts = (sum(column) for column in zip(*self._counts, strict=True))
-        often = len(self._counts) == self.window and killed > self.share * attempts
-        began, self._raised = often and not self._raised, often
-        if not began:
+        raised = len(self._counts) == self.window and killed > self.share * attempts
+        begins, self._raised = raised and not self._raised, raised
+        if not begins:
             return None
         return (
-            f"killed: the judge of {killed:.0f} of {attempts:.0f} attempts of the last {self.window} steps got "
-            "SIGKILL; read what those did that ended in error (turnstile rollout list RUN), or give the machine memory"
+            f"killed: the grader of {killed:.0f} of {attempts:.0f} attempts of the last {self.window} steps got "
+            "SIGKILL; look at the attempts that ended in error (turnstile rollout list RUN), or add memory"
         )
 
     def state(self) -> dict[str, Any]:
@@ -310,8 +321,10 @@ class KilledAlarm:
 
 
 class ZeroAdvantageAlarm:
-    """No group has a gradient for `limit` steps in a row: attempts at a task all come to the same, so that comparing
-    them says nothing (groups/zero_advantage is groups/total)."""
+    """No group has a gradient for `limit` steps in a row (groups/zero_advantage equals groups/total).
+
+    All attempts at a task get the same score then, so that comparing them says nothing.
+    """
 
     def __init__(self, limit: int = 5) -> None:
         if limit < 1:
@@ -327,9 +340,9 @@ class ZeroAdvantageAlarm:
         if self._in_a_row != self.limit:
             return None
         return (
-            f"flat: no group has had a gradient for {self.limit} steps, last at step {step}: attempts at a task all "
-            "come to the same; take tasks that are solved now and then, more attempts (rollout.group_size), a warm "
-            "start, or rewards that tell attempts apart"
+            f"flat: no group has had a gradient for {self.limit} steps, last at step {step}: all attempts at a task "
+            "get the same score; use tasks that are sometimes solved, more attempts (rollout.group_size), a warm "
+            "start, or rewards that differ between attempts"
         )
 
     def state(self) -> dict[str, Any]:
@@ -340,7 +353,7 @@ class ZeroAdvantageAlarm:
 
 
 def standard_alarms() -> dict[str, Alarm]:
-    """One of each, by the name its state has in a checkpoint."""
+    """Return one alarm of each kind, by the name of its state in a checkpoint."""
     return {
         "collapse": CollapseAlarm(),
         "entropy": EntropyAlarm(),

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: one protocol of six methods."""
+"""The protocol of trackers, which receive a run's metrics and messages."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 Scalars = Mapping[str, float | int | str | bool | None]
+"""The metrics of a step, by name."""
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Takes what a run reports. Names are slash-separated (`reward/total`, `seconds/generate`).
+    """Receives what a run reports. Names are slash-separated (`reward/total`, `seconds/generate`).
 
     A tracker's kind is called with the run's folder and its knobs.
     """
 
     def log(self, step: int, metrics: Scalars) -> None:
-        """The metrics of one finished step."""
+        """Log the metrics of one finished step."""
         ...
 
     def say(self, line: str, *, level: str = "info") -> None:
-        """One line for a person; `level` is "info", "warning" or "alarm"."""
+        """Log one line for the user; `level` is "info", "warning" or "alarm"."""
         ...
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """How far a long phase is; it begins with its first call and ends with `done >= total`."""
+        """Report the progress of a long phase, which begins with its first call and ends with `done >= total`."""
         ...
 
     def resume_at(self, step: int) -> None:
-        """The run goes on after `step`: what was logged of later steps will come again and is dropped."""
+        """Drop what was logged after `step`, where the run resumes; it will be logged again."""
         ...
 
     def sync(self) -> None:
-        """What was logged so far outlives a machine that stops now: it is on the disk when this returns."""
+        """Flush everything logged so far to the disk, so that it survives a machine that stops."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release files and threads."""
+        ...

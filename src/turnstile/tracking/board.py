@@ -1,7 +1,7 @@
-"""Where a run's episodes are right now: a few numbers that the rollout keeps as it plays, and a screen reads.
+"""The current status of a run's episodes: a few numbers that the rollout updates and the screen shows.
 
-Nothing is decided by them, and nothing is kept: the ledger is what accounts for attempts. To move an episode costs a
-line in a dictionary; whoever reads counts.
+Nothing depends on them and nothing is saved: the ledger accounts for attempts. An update is one dictionary operation;
+the reader does the counting.
 """
 
 from __future__ import annotations
@@ -17,42 +17,46 @@ Key = tuple[str, int]
 
 
 class EpisodeStatus(StrEnum):
-    """Where an episode is."""
+    """The status of an episode."""
 
-    WAITING = "waiting"  # for a place to be played in
+    WAITING = "waiting"  # for a free slot
     GENERATING = "generating"
-    ACTING = "in a tool"  # or in whatever its environment does, opening it too
+    ACTING = "in a tool"  # or elsewhere in its environment, which includes opening it
     GRADING = "being graded"
-    FINISHED = "finished"  # and waiting for the others of its step
-    FAILED = "failed"  # infrastructure did, and no retries were left
+    FINISHED = "finished"  # waiting for the other episodes of its step
+    FAILED = "failed"  # infrastructure failed, and no retries were left
 
 
 UNFINISHED = frozenset({EpisodeStatus.WAITING, EpisodeStatus.GENERATING, EpisodeStatus.ACTING, EpisodeStatus.GRADING})
 
 
 class StatusBoard:
-    """One for a run. Several threads may write and read: each line here is one operation on one dictionary."""
+    """The statuses of one run's episodes.
+
+    Several threads may write and read: each line here is one operation on one dictionary.
+    """
 
     def __init__(self) -> None:
         self.remote_counts: Mapping[EpisodeStatus, int] = {}
-        """Episodes that another process plays, as it told last."""
+        """Counts of the episodes that another process plays, as last reported."""
         self.tokens = 0
-        """Sampled so far."""
+        """Tokens sampled so far."""
         self.failures: dict[str, int] = {}
-        """Failures of infrastructure by kind, also of attempts that were played again then."""
+        """Infrastructure failures by kind, those of retried attempts included."""
         self._statuses: dict[Key, EpisodeStatus] = {}
 
     def set_status(self, keys: Iterable[Key], status: EpisodeStatus = EpisodeStatus.WAITING) -> None:
+        """Set the status of episodes."""
         for key in keys:
             self._statuses[key] = status
 
     def on_turn(self, turn: Turn) -> None:
-        """A turn reached its stage."""
+        """Count the tokens of a turn that was sampled."""
         if turn.stage is Stage.SAMPLED:
             self.tokens += len(turn.completion.token_ids)
 
     def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
-        """An attempt came to an end; `again` says that it is played once more."""
+        """Set the status of an attempt that ended; `will_retry` if it is played once more."""
         status = EpisodeStatus.FINISHED
         if trajectory.stop is Stop.ERROR:
             kind = (trajectory.error or "").partition(":")[0]
@@ -61,16 +65,16 @@ class StatusBoard:
         self._statuses[trajectory.key] = status
 
     def remove(self, keys: Iterable[Key]) -> None:
-        """They are nobody's any more: trained on, or given up with their step."""
+        """Remove episodes: they were trained on, or given up with their step."""
         for key in keys:
             self._statuses.pop(key, None)
 
     def counts(self) -> dict[EpisodeStatus, int]:
-        """How many episodes are at each place, here and elsewhere."""
-        found = Counter(list(self._statuses.values()))
-        found.update(self.remote_counts)
-        return {status: found[status] for status in EpisodeStatus}
+        """Return how many episodes have each status, here and in the other process."""
+        counter = Counter(list(self._statuses.values()))
+        counter.update(self.remote_counts)
+        return {status: counter[status] for status in EpisodeStatus}
 
     def unfinished(self) -> dict[EpisodeStatus, int]:
-        """The same of those that have not ended."""
+        """Return the counts of episodes that have not ended."""
         return {status: count for status, count in self.counts().items() if status in UNFINISHED and count}

@@ -1,6 +1,6 @@
-"""A run in the terminal: one line a step, and below it a screen of what is under way.
+"""A run in the terminal: one line a step, and below it a screen of what is running.
 
-Where the output is no terminal (a log file, CI) the same comes as plain lines.
+If the output is not a terminal (a log file, CI) the same comes as plain lines.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("turns", "turns", ".1f"),
     ("tokens/per_second", "tok/s", ".0f"),
 )
+<<<<<<< HEAD
 """(metric, how a step's line calls it, format); metrics that a step did not log are left out of its line."""
 SHORT = 5  # letters of a rate's name in a step's line
+=======
+"""(metric, its name in a step's line, format); a step's line omits metrics that the step did not log."""
+>>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
 
 STYLES = {"info": "", "warning": "yellow", "alarm": "bold red"}
 
@@ -33,8 +37,8 @@ STYLES = {"info": "", "warning": "yellow", "alarm": "bold red"}
 class ConsoleTracker:
     """Prints to standard output, or to `file`. `plain=None` means: plain unless it is a terminal.
 
-    `columns` adds metrics to a step's line, by name. In plain mode a phase under way prints a line at most
-    every `every` seconds; else a screen below the lines shows what is under way, and where the episodes of `board` are.
+    `columns` adds metrics to a step's line, by name. In plain mode a running phase prints a line at most every `every`
+    seconds; otherwise a screen below the lines shows running phases, and the status of the episodes of `board`.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class ConsoleTracker:
         self._console = SharedConsole(file, highlight=False, soft_wrap=True)
         self._columns = (*COLUMNS, *((name, name, ".4g") for name in columns))
         self._every = every
-        able = self._console.file.isatty() and self._console.is_interactive  # whatever FORCE_COLOR says
+        able = self._console.file.isatty() and self._console.is_interactive  # rich alone would believe FORCE_COLOR
         self._phases: dict[str, Phase] = {}
         self._screen: Screen | None = None
         if able if plain is None else not plain:
@@ -84,10 +88,10 @@ class ConsoleTracker:
                 self._screen.stop()
 
     def resume_at(self, step: int) -> None:
-        """Nothing to drop: what was printed was printed."""
+        """Do nothing: printed lines stay."""
 
     def sync(self) -> None:
-        """Nothing to bring to the disk."""
+        """Do nothing: the console has no file."""
 
     def close(self) -> None:
         if self._screen is not None:
@@ -96,13 +100,21 @@ class ConsoleTracker:
     def _end(self, label: str, phase: Phase) -> None:
         del self._phases[label]
         seconds = phase.updated_at - phase.began
-        if seconds >= 3 * self._every:  # short phases come with every step and would drown its line
+        if seconds >= 3 * self._every:  # short phases of every step would drown its line
             self.say(f"{label}: {phase.total} done in {duration(seconds)}")
 
 
 def step_line(step: int, metrics: Scalars, columns: Sequence[tuple[str, str, str]] = COLUMNS) -> str:
+<<<<<<< HEAD
     """One step in one line: the rates (`rate/*`, their names cut short), the chosen metrics, the share of open gates by
     reward term (`gate/*`), then the seconds of each phase (`seconds/*`)."""
+=======
+    """Return the line of one step.
+
+    It has the chosen metrics, the share of open gates by reward term (`gate/*`), and the seconds of each phase
+    (`seconds/*`).
+    """
+>>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
     parts = [f"step {step:>3}"]
     parts += [f"{name[:SHORT]} {value:.2f}" for name, value in _under("rate/", metrics).items()]
     for name, label, form in columns:

@@ -1,4 +1,4 @@
-"""Several trackers as one."""
+"""A tracker that forwards to several others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turnstile.tracking.base import Scalars, Tracker
 
 
 class Trackers:
-    """Passes every report on to each tracker in turn."""
+    """Forwards every report to each tracker in turn."""
 
     def __init__(self, trackers: Iterable[Tracker]) -> None:
         self.trackers = tuple(trackers)
@@ -35,7 +35,7 @@ class Trackers:
             tracker.sync()
 
     def close(self) -> None:
-        """Closes all of them, also when one raises."""
+        """Close all trackers, even if one of them raises."""
         with ExitStack() as stack:
             for tracker in reversed(self.trackers):
                 stack.callback(tracker.close)

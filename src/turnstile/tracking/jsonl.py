@@ -36,7 +36,7 @@ class JsonlTracker:
         _write(self._messages, {"time": time.time(), "level": level, "message": line})
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """Not kept: it is news only while it happens."""
+        """Do nothing: progress is of interest only while it happens."""
 
     def resume_at(self, step: int) -> None:
         self._metrics.close()
@@ -59,7 +59,7 @@ class JsonlTracker:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The steps logged in a run's folder, oldest first; damaged lines are left out."""
+    """Return the steps logged in a run's folder, oldest first; damaged lines are skipped."""
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
@@ -67,7 +67,10 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_messages(run: Path) -> list[dict[str, Any]]:
-    """The messages logged in a run's folder (`time`, `level`, `message`), oldest first; damaged lines are left out."""
+    """Return the messages logged in a run's folder (`time`, `level`, `message`), oldest first.
+
+    Damaged lines are skipped.
+    """
     path = Path(run) / "messages.jsonl"
     return [body for _, body in _whole(path)[0]] if path.exists() else []
 
@@ -125,7 +128,7 @@ def _write(file: TextIO, body: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it; numpy's and torch's numbers have `item`."""
+    """Return the value as plain JSON; numpy's and torch's numbers are converted by their `item`."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

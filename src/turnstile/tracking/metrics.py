@@ -1,7 +1,7 @@
-"""Every metric that a step can log: its unit and what it means.
+"""Every metric that a step can log: its unit and meaning.
 
-A `*` stands for a part of the name that a recipe decides, like a reward term. `make docs` writes docs/metrics.md from
-this table, and a test holds whole runs against it.
+A `*` stands for a part of the name that a recipe decides, such as a reward term. `make docs` writes docs/metrics.md
+from this table, and a test checks whole runs against it.
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "time": ("s", "since 1970, when the step was logged"),
     },
 }
-"""title -> name -> (unit, meaning)."""
+"""title -> name -> (unit, meaning)"""
 
 
 def meaning_of(name: str) -> tuple[str, str] | None:
-    """The unit and the meaning of a metric; an exact name counts before a pattern. None for one that is not known."""
-    flat = {known: told for section in METRICS.values() for known, told in section.items()}
+    """Return the unit and the meaning of a metric, None if it is unknown; an exact name counts before a pattern."""
+    flat = {known: description for section in METRICS.values() for known, description in section.items()}
     if name in flat:
         return flat[name]
-    return next((told for known, told in flat.items() if "*" in known and fnmatchcase(name, known)), None)
+    return next((description for known, description in flat.items() if "*" in known and fnmatchcase(name, known)), None)

@@ -1,4 +1,4 @@
-"""How far a long phase is, and how long it will take at the pace so far."""
+"""Progress of a long phase, and the time left at its pace so far."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True, slots=True)
 class Phase:
-    """A long phase under way; times are of the monotonic clock, in seconds."""
+    """A running phase; times are of the monotonic clock, in seconds."""
 
     began: float
     done_at_start: int
     printed_at: float
     done: int = 0
     total: int = 0
-    updated_at: float = 0.0  # when `done` was last reported
+    updated_at: float = 0.0  # when `done` was last updated
 
     def seconds_left(self, now: float) -> float | None:
-        """Seconds to go at the pace so far; None before there is a pace."""
+        """Return the seconds left at the pace so far; None before there is a pace."""
         paced = self.done - self.done_at_start
         if paced <= 0:
             return None
@@ -26,12 +26,16 @@ class Phase:
 
 
 def time_left(seconds: float | None) -> str:
+<<<<<<< HEAD
     """Return the time left in words; None is unknown."""
+=======
+    """Return the time left in words."""
+>>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
     return "time left unknown yet" if seconds is None else f"{duration(seconds)} left"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 3:05 min, 2:07 h."""
+    """Return seconds in a readable form: 42 s, 3:05 min, 2:07 h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

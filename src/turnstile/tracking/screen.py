@@ -1,7 +1,7 @@
-"""The lower end of a terminal while a run goes: where its episodes are, how fast it is, what the last steps came to.
+"""The screen at the bottom of the terminal during a run: episode statuses, speed, and the last steps' results.
 
-What is printed meanwhile goes above it and stays. Nothing of the terminal is changed that a killed process would leave
-changed: the cursor is not hidden, and there is no second screen.
+Printed lines go above it and stay. The terminal keeps no changed state if the process is killed: the cursor stays
+visible, and no alternate screen is used.
 """
 
 from __future__ import annotations
@@ -26,25 +26,36 @@ from turnstile.tracking.board import StatusBoard
 from turnstile.tracking.pace import Phase, duration, time_left
 
 TRAINING = "training"
+<<<<<<< HEAD
 """The phase that is the whole of a run's steps."""
 REFRESH_RATE = 2  # how often it is drawn
 WINDOW = 60.0  # seconds over which tokens are counted
 SMALL_HEIGHT = 20  # lines of a terminal that may have no room for all of it
 RECENT_STEPS = 6  # that are looked back on
 OUTCOME = "reward/outcome"
+=======
+"""The label of the phase that spans all steps of a run."""
+REFRESH_RATE = 2  # redraws a second
+WINDOW = 60.0  # seconds over which the speed is measured
+SMALL_HEIGHT = 20  # lines; a smaller terminal may not have room for the whole screen
+RECENT_STEPS = 6  # steps shown
+RATES = (("rate/completion", "completion"), ("rate/resolution", "resolution"), ("reward/outcome", "outcome"))
+>>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
 SHARES = ("generate", "environment", "train", "other")
 
 
 class Terminal:
-    """A terminal to write to. Python's own text files lose a part of what they write to one when a signal comes in
-    between, as Ctrl-C is."""
+    """A terminal to write to, with complete writes.
+
+    Python's own text files lose part of a write to a terminal when a signal (Ctrl-C, for example) arrives in between.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self.encoding = file.encoding
 
     def write(self, text: str) -> int:
-        self._file.flush()  # what was written past this comes first
+        self._file.flush()  # text written to the file itself comes first
         left = memoryview(text.encode(self.encoding, "replace"))
         while left:
             left = left[os.write(self._file.fileno(), left) :]
@@ -61,7 +72,7 @@ class Terminal:
 
 
 class SharedConsole(Console):
-    """Writes for one thread at a time: what is drawn and what is printed above it each begin where the other ended."""
+    """A console for one thread at a time, so that the screen and printed lines never interleave."""
 
     def __init__(self, file: TextIO | None, **knobs: Any) -> None:
         self._lock = threading.RLock()
@@ -82,22 +93,25 @@ class SharedConsole(Console):
 
 
 class Screen:
-    """Draws while it is started, in a thread; what it shows is given to it as it happens, which costs nothing."""
+    """Draws the run's state in a thread between `start` and `stop`; updating that state costs next to nothing."""
 
     def __init__(self, console: SharedConsole, board: StatusBoard, title: str, *, redirect: bool) -> None:
-        """`redirect`: what is printed to standard output, and to standard error where that is the terminal too, is kept
-        out of the drawing."""
+        """Prepare the screen.
+
+        With `redirect`, output to standard output (and to standard error if that is a terminal) is printed above the
+        screen.
+        """
         self._board = board
         self._title = title
         self._phases: Mapping[str, Phase] = {}
         self._steps: deque[tuple[int, dict[str, float]]] = deque(maxlen=RECENT_STEPS)
-        self._token_samples: deque[tuple[float, int]] = deque()  # (when, tokens by then)
+        self._token_samples: deque[tuple[float, int]] = deque()  # (time, tokens so far)
         self._changed = time.monotonic()
         self._console = console
         self._live = Live(
             console=console,
             get_renderable=self.draw,
-            auto_refresh=False,  # rich's own thread does not wait for its turn
+            auto_refresh=False,  # rich's own thread does not take the console's lock
             transient=True,
             redirect_stdout=redirect,
             redirect_stderr=redirect and sys.stderr.isatty(),
@@ -108,9 +122,11 @@ class Screen:
 
     @property
     def is_on(self) -> bool:
+        """Whether the screen is drawn."""
         return self._live.is_started
 
     def start(self) -> None:
+        """Start drawing, unless it is drawn already."""
         if not self.is_on:
             with self._console:
                 self._live.start(refresh=True)
@@ -120,12 +136,13 @@ class Screen:
             self._drawing.start()
 
     def stop(self) -> None:
+        """Stop drawing and clear the screen."""
         if self._drawing is not None:
             self._ended.set()
             self._drawing.join()
             self._drawing = None
             for stream in (sys.stdout, sys.stderr):
-                stream.flush()  # the begun line, which the drawing has kept back
+                stream.flush()  # an unfinished line, which the redirection held back
             with self._console:
                 self._live.stop()
 
@@ -135,14 +152,16 @@ class Screen:
                 self._live.refresh()
 
     def show(self, phases: Mapping[str, Phase]) -> None:
-        """What is under way has changed."""
+        """Set the running phases."""
         self._phases = dict(phases)
         self._changed = time.monotonic()
 
     def log(self, step: int, metrics: Scalars) -> None:
+        """Add a step's metrics."""
         self._steps.append((step, {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}))
 
     def draw(self) -> RenderableType:
+        """Return the screen's contents."""
         now = time.monotonic()
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
@@ -150,15 +169,15 @@ class Screen:
         grid.expand = True
         for name, shown in self._rows(now):
             grid.add_row(Text(name), shown)
-        high = self._console.height
+        height = self._console.height
         panel = Panel(
             grid,
             title=Text(self._title_line(now)),
             title_align="left",
             border_style="dim",
-            height=high - 1 if high < SMALL_HEIGHT else None,
+            height=height - 1 if height < SMALL_HEIGHT else None,
         )
-        return Group(panel, Text(""))  # what a killed process leaves ends with a line of its own
+        return Group(panel, Text(""))  # so that after a kill the shell's prompt begins on a line of its own
 
     def _title_line(self, now: float) -> str:
         training = self._phases.get(TRAINING)
@@ -192,7 +211,7 @@ class Screen:
         return Text(f"step {training.done + 1}, computing for {duration(now - self._changed)}")
 
     def _speed(self, now: float) -> str:
-        """Tokens of the turns that ended of late, by the second."""
+        """Return the tokens a second of recently sampled turns, in words."""
         self._token_samples.append((now, self._board.tokens))
         while len(self._token_samples) > 2 and self._token_samples[1][0] <= now - WINDOW:
             self._token_samples.popleft()
@@ -201,7 +220,7 @@ class Screen:
 
 
 def _step_rows(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[str, RenderableType]]:
-    """What the last steps came to."""
+    """Yield the rows on the last steps."""
     _, last = steps[-1]
     yield (
         "time",
@@ -226,18 +245,20 @@ def _step_rows(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[
 
 
 def time_shares(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What part of the time of steps is spent on what: sampling; waiting for environments while nothing is sampled;
-    the update; everything else. Where another process plays, sampling goes on during the update, and the parts come to
-    more than the whole."""
-    spent = {name: sum(metrics.get(f"seconds/{name}", 0.0) for metrics in steps) for name in _PARTS}
-    whole = max(spent["step"], 1e-9)
-    found = (
-        spent["generate"],
-        max(0.0, spent["rollout"] - spent["generate"]),
-        spent["update"],
-        max(0.0, spent["step"] - spent["rollout"] - spent["update"]),
+    """Return the shares of the steps' time: sampling; waiting for environments; the update; everything else.
+
+    Only waiting while nothing is sampled counts as such. If another process plays, sampling continues during the
+    update, and the shares add up to more than 1.
+    """
+    totals = {name: sum(metrics.get(f"seconds/{name}", 0.0) for metrics in steps) for name in _PARTS}
+    whole = max(totals["step"], 1e-9)
+    parts = (
+        totals["generate"],
+        max(0.0, totals["rollout"] - totals["generate"]),
+        totals["update"],
+        max(0.0, totals["step"] - totals["rollout"] - totals["update"]),
     )
-    return {name: seconds / whole for name, seconds in zip(SHARES, found, strict=True)}
+    return {name: seconds / whole for name, seconds in zip(SHARES, parts, strict=True)}
 
 
 _PARTS = ("step", "rollout", "generate", "update")

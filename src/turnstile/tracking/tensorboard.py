@@ -19,9 +19,9 @@ except ModuleNotFoundError as error:
 
 
 class TensorboardTracker:
-    """Writes every number a step reports as a scalar and every message as text.
+    """Writes every number that a step logs as a scalar and every message as text.
 
-    Raises MissingExtraError when TensorBoard is not installed.
+    Raises MissingExtraError if TensorBoard is not installed.
     """
 
     def __init__(self, run: Path, *, flush_secs: NonNegativeInt = 30) -> None:
@@ -42,7 +42,7 @@ class TensorboardTracker:
         self._writer.add_text(f"messages/{level}", line, self._step)
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """Not drawn: a curve of it says nothing."""
+        """Do nothing: progress makes no useful curve."""
 
     def resume_at(self, step: int) -> None:
         self._writer.close()
@@ -50,7 +50,7 @@ class TensorboardTracker:
         self._writer = self._open(step + 1)  # TensorBoard hides what earlier files hold from that step on
 
     def sync(self) -> None:
-        self._writer.flush()  # as far as TensorBoard lets one: curves are drawn from metrics.jsonl too
+        self._writer.flush()  # the best that TensorBoard offers; metrics.jsonl has the same numbers
 
     def close(self) -> None:
         self._writer.close()

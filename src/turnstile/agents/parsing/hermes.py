@@ -15,13 +15,13 @@ _THINK = re.compile(r"\s*(?:<think>)?(.*?)</think>", re.S)
 class HermesParser:
     """`<think>reasoning</think>`, then text, then `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-    Several calls may follow each other. A call whose JSON is broken, or that names a tool which was not
-    offered, makes the whole message one without calls, whose content is the text as it stands: an agent that
-    asked for two things is not given one of them.
+    Several calls may follow each other. A call whose JSON is broken, or that names a tool which was not offered, makes
+    the whole message one without calls, whose content is the text as it is: if the agent asked for two things and one
+    is invalid, neither is carried out.
     """
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Message:
-        """The assistant's message in `text`. Never raises."""
+        """Return the assistant's message in `text`. Never raises."""
         reasoning, rest = _split_reasoning(text)
         names = {tool.name for tool in tools}
         calls: list[ToolCall] = []
@@ -34,7 +34,7 @@ class HermesParser:
         return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(calls))
 
     def write(self, message: Message, tools: Sequence[ToolSpec]) -> str:
-        """The message's text, as Qwen's own template writes it."""
+        """Return the message's text, as Qwen's own template writes it."""
         parts = [message.content] if message.content else []
         parts += [
             "<tool_call>\n"
@@ -46,7 +46,7 @@ class HermesParser:
         return thought + "\n".join(parts)
 
     def instructions(self, tools: Sequence[ToolSpec]) -> str:
-        """The tools and how to call them, for templates that do not say it themselves."""
+        """Return the tools and how to call them, for templates that do not say it themselves."""
         specs = "\n".join(
             json.dumps(
                 {
@@ -66,15 +66,15 @@ class HermesParser:
 
 
 def _split_reasoning(text: str) -> tuple[str | None, str]:
-    """The thought at the beginning, with or without its opening tag (which a prompt may hold), and the rest."""
-    found = _THINK.match(text)
-    return (found[1].strip(), text[found.end() :]) if found else (None, text)
+    """Return the leading reasoning, with or without its opening tag (the prompt may hold it), and the rest."""
+    match = _THINK.match(text)
+    return (match[1].strip(), text[match.end() :]) if match else (None, text)
 
 
 def _read(body: str, index: int) -> ToolCall | None:
     try:
         data: JSON = json.loads(body)
-    except (ValueError, RecursionError):  # text a model wrote
+    except (ValueError, RecursionError):  # a model may write anything
         return None
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         return None

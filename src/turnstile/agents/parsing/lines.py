@@ -1,7 +1,7 @@
 """Actions as single lines, for small models: `NAME argument`, `fix OLD -> NEW`.
 
-A tool without arguments is its bare name; with one argument the rest of the line is that argument; with
-several, the schema says how they stand in the line, under the key `x-line`: `"{old} -> {new}"`.
+A tool without arguments is its bare name; with one argument the rest of the line is that argument; with several, the
+schema gives their form in the line, under the key `x-line`: `"{old} -> {new}"`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from turnstile.errors import ConfigError
 from turnstile.types import JSON, Message, ToolCall, ToolSpec
 
 CALL_ID = "call00000"
-"""The id of the one call a line can hold (nine letters and digits: what the strictest templates take)."""
+"""The id of a line's only call (nine letters and digits, which the strictest templates accept)."""
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
@@ -22,7 +22,7 @@ class LineParser:
     """One action a line. `parse` reads the first line that is not empty, and only exact names."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Message:
-        """The line as an assistant's message; without tool calls where no tool's form fits. Never raises."""
+        """Return the line as an assistant's message, without tool calls if no tool's form fits. Never raises."""
         line = next((part.strip() for part in text.splitlines() if part.strip()), "")
         name, _, rest = line.partition(" ")
         for tool in tools:
@@ -34,7 +34,7 @@ class LineParser:
         return Message(role="assistant", content=line)
 
     def write(self, message: Message, tools: Sequence[ToolSpec]) -> str:
-        """The line of the message's first tool call, or its content where it has none."""
+        """Return the line of the message's first tool call, or its content if it has none."""
         if not message.tool_calls:
             return message.content
         call = message.tool_calls[0]
@@ -43,13 +43,13 @@ class LineParser:
         return f"{call.name} {rest}".strip()
 
     def instructions(self, tools: Sequence[ToolSpec]) -> str:
-        """One line that lists the commands: `Commands: view | fix OLD -> NEW | submit`."""
+        """Return one line that lists the commands: `Commands: view | fix OLD -> NEW | submit`."""
         forms = (f"{tool.name} {_FIELD.sub(lambda field: field[1].upper(), _form(tool))}".strip() for tool in tools)
         return "Commands: " + " | ".join(forms)
 
 
 def _form(tool: ToolSpec) -> str:
-    """How the tool's arguments stand in its line, with `{name}` for each; "" for none."""
+    """Return the form of the tool's arguments in its line, with `{name}` for each; "" for none."""
     declared = tool.schema.get("x-line")
     if declared is not None:
         return str(declared)
@@ -63,17 +63,17 @@ def _form(tool: ToolSpec) -> str:
 
 
 def _read(tool: ToolSpec, rest: str) -> Mapping[str, JSON] | None:
-    """The arguments in `rest`, or None where they do not fit the tool's form and types."""
+    """Return the arguments in `rest`, or None if they do not fit the tool's form and types."""
     form = _form(tool)
     properties: Mapping[str, Mapping[str, JSON]] = tool.schema.get("properties", {})
     required = tool.schema.get("required", list(properties))
     if not rest:
         return None if required else {}
-    found = re.fullmatch(_pattern(form), rest)
-    if found is None:
+    match = re.fullmatch(_pattern(form), rest)
+    if match is None:
         return None
     arguments: dict[str, JSON] = {}
-    for name, text in found.groupdict().items():
+    for name, text in match.groupdict().items():
         value = _typed(text.strip(), properties.get(name, {}))
         if value is None:
             return None
@@ -82,7 +82,7 @@ def _read(tool: ToolSpec, rest: str) -> Mapping[str, JSON] | None:
 
 
 def _pattern(form: str) -> str:
-    """A regular expression for `form`; what stands between two fields may lose its blanks at the line's end."""
+    """Return a regular expression for `form`; text between two fields may lose its blanks at the line's end."""
     pieces = _FIELD.split(form)
     pattern = ""
     for index, piece in enumerate(pieces):
@@ -98,7 +98,7 @@ def _pattern(form: str) -> str:
 
 
 def _typed(text: str, schema: Mapping[str, JSON]) -> JSON | None:
-    """`text` as the schema's type; None where it is not one, or is shorter than `minLength` (1 if unsaid)."""
+    """Return `text` as the schema's type; None if it is not one, or shorter than `minLength` (1 by default)."""
     kind = schema.get("type", "string")
     if kind == "integer":
         return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else None
