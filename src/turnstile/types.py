@@ -169,17 +169,11 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-<<<<<<< HEAD
-    """One attempt at a task. `opening` and `tools` are what the environment began with, `hint` what the prompt showed
-    behind it, `signals` what `Env.measure` found at the end and graders added, `rates` what of `Env.rates` it reached;
-    `error` says what broke."""
-=======
     """One attempt at a task.
 
     `opening` and `tools` are what the environment began with, `hint` what the prompt showed after it, `signals` what
-    `Env.measure` found at the end and graders added; `error` says what broke.
+    `Env.measure` found at the end and graders added, `rates` which of `Env.rates` it reached; `error` says what broke.
     """
->>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
 
     task_id: str
     group: str

@@ -41,21 +41,12 @@ class RendererCase:
 def check_renderer(renderer: Renderer, *, conversations: Sequence[RendererCase] | None = None) -> list[str]:
     """Return a renderer's errors, a line each; an empty list means that it is exact on these conversations.
 
-<<<<<<< HEAD
-    For each turn, with S the ids between the prompt and the new context in a full render (`prompt` of
-    everything): the full render is prompt + S + context; S ends in the end marker and reads as the assistant's
-    message, and is what `said` gives; after a turn that was cut short the context begins with the marker and is
-    otherwise the same. A fresh context is the full render, and is only given where that does not extend the prompt or
-    the turn had reasoning. Texts survive `completion` and `text`. What quotes special tokens, in a message or in a tool
-    call, is shown and adds none to those of the layout; nor do the layout's own marks in ordinary text.
-=======
     For each turn, with S the ids between the prompt and the new context in a full render (`prompt` of everything): the
     full render is prompt + S + context; S ends with the end marker, reads as the assistant's message, and equals
     `assistant_turn`; after a turn that was cut short the context begins with the marker and is otherwise the same. A
     fresh context is the full render, and only allowed if that does not extend the prompt or the turn had reasoning.
     Texts survive `completion` and `text`. Quoted control tokens, in a message or in a tool call, are shown and add none
-    to those of the layout.
->>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
+    to those of the layout; nor do quotes of the marks that the layout writes in ordinary text.
     """
     problems = [
         f"text(completion({text!r})) is {renderer.text(renderer.completion(text))!r}"
@@ -89,8 +80,7 @@ def _forged(renderer: Renderer) -> Iterator[str]:
                 yield f"{where} that contains {text!r} writes marks of the layout"
         shown = renderer.prompt([_user(text)], ())
         if tokenizer and text.strip() not in tokenizer.decode(shown.tolist(), skip_special_tokens=False):
-<<<<<<< HEAD
-            yield f"a message that holds {text!r} is shown without it"
+            yield f"a message that contains {text!r} is shown without it"
     if tokenizer is None:
         return
     for mark in sorted(_text_marks(renderer, tokenizer)):
@@ -98,7 +88,7 @@ def _forged(renderer: Renderer) -> Iterator[str]:
         prompts = [renderer.prompt([_user(text)], ()).tolist() for text in ("plain", f"\n{mark}\n")]
         alone, with_quote = (_times(prompt, ids) for prompt in prompts)
         if len(ids) < len(mark) and with_quote > alone:  # else the tokenizer has one way alone to write it
-            yield f"a message that holds {mark!r} writes it as the layout does"
+            yield f"a message that contains {mark!r} writes it as the layout does"
 
 
 def _text_marks(renderer: Renderer, tokenizer: Tokenizer) -> set[str]:
@@ -113,9 +103,6 @@ def _times(ids: Sequence[int], part: Sequence[int]) -> int:
 
 
 _SAID = "zqzqzq"
-=======
-            yield f"a message that contains {text!r} is shown without it"
->>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
 
 
 _FORGERIES = (

@@ -38,13 +38,9 @@ class LinesRenderer:
         """
         first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
         texts = [self._line(message, tools) for message in messages]
-<<<<<<< HEAD
-        if tools and (told := self.parser.instructions([self._markers.tool(tool) for tool in tools])):
-            texts.insert(first, told + "\n")
-=======
-        if tools and (instructions := self.parser.instructions(tools)):
+        quoted = [self._markers.tool(tool) for tool in tools]
+        if tools and (instructions := self.parser.instructions(quoted)):
             texts.insert(first, instructions + "\n")
->>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
         return self._encode([self.prefix, *texts])
 
     def observation(

@@ -89,11 +89,7 @@ def task_balances(db: sqlite3.Connection) -> list[TaskBalance]:
 
 
 def step_balances(db: sqlite3.Connection) -> list[StepBalance]:
-<<<<<<< HEAD
-    """Return the balance of each step, oldest first."""
-=======
     """Return the balance of each step, in the order of steps."""
->>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
     rows = db.execute(f"SELECT {_COUNTS}, step FROM attempts GROUP BY step ORDER BY step", _COUNTED)
     return [StepBalance(**_balance(row), step=row[-1]) for row in rows]
 

@@ -24,12 +24,8 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("turns", "turns", ".1f"),
     ("tokens/per_second", "tok/s", ".0f"),
 )
-<<<<<<< HEAD
-"""(metric, how a step's line calls it, format); metrics that a step did not log are left out of its line."""
-SHORT = 5  # letters of a rate's name in a step's line
-=======
 """(metric, its name in a step's line, format); a step's line omits metrics that the step did not log."""
->>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
+SHORT = 5  # letters of a rate's name in a step's line
 
 STYLES = {"info": "", "warning": "yellow", "alarm": "bold red"}
 
@@ -105,16 +101,11 @@ class ConsoleTracker:
 
 
 def step_line(step: int, metrics: Scalars, columns: Sequence[tuple[str, str, str]] = COLUMNS) -> str:
-<<<<<<< HEAD
-    """One step in one line: the rates (`rate/*`, their names cut short), the chosen metrics, the share of open gates by
-    reward term (`gate/*`), then the seconds of each phase (`seconds/*`)."""
-=======
     """Return the line of one step.
 
-    It has the chosen metrics, the share of open gates by reward term (`gate/*`), and the seconds of each phase
-    (`seconds/*`).
+    It has the rates (`rate/*`, their names cut short), the chosen metrics, the share of open gates by reward term
+    (`gate/*`), and the seconds of each phase (`seconds/*`).
     """
->>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
     parts = [f"step {step:>3}"]
     parts += [f"{name[:SHORT]} {value:.2f}" for name, value in _under("rate/", metrics).items()]
     for name, label, form in columns:

@@ -26,11 +26,7 @@ class Phase:
 
 
 def time_left(seconds: float | None) -> str:
-<<<<<<< HEAD
     """Return the time left in words; None is unknown."""
-=======
-    """Return the time left in words."""
->>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
     return "time left unknown yet" if seconds is None else f"{duration(seconds)} left"
 
 

@@ -26,21 +26,12 @@ from turnstile.tracking.board import StatusBoard
 from turnstile.tracking.pace import Phase, duration, time_left
 
 TRAINING = "training"
-<<<<<<< HEAD
-"""The phase that is the whole of a run's steps."""
-REFRESH_RATE = 2  # how often it is drawn
-WINDOW = 60.0  # seconds over which tokens are counted
-SMALL_HEIGHT = 20  # lines of a terminal that may have no room for all of it
-RECENT_STEPS = 6  # that are looked back on
-OUTCOME = "reward/outcome"
-=======
 """The label of the phase that spans all steps of a run."""
 REFRESH_RATE = 2  # redraws a second
 WINDOW = 60.0  # seconds over which the speed is measured
 SMALL_HEIGHT = 20  # lines; a smaller terminal may not have room for the whole screen
 RECENT_STEPS = 6  # steps shown
-RATES = (("rate/completion", "completion"), ("rate/resolution", "resolution"), ("reward/outcome", "outcome"))
->>>>>>> 566d8bfefeee834819032974dec1a2ee87e3e22b
+OUTCOME = "reward/outcome"
 SHARES = ("generate", "environment", "train", "other")
 
 
