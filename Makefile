@@ -87,7 +87,7 @@ format: setup
 	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
 
-# docs/configuration.md, docs/algorithms.md and docs/cli.md, from the code
+# The reference pages in docs/ (configuration, algorithms, metrics, command line), from the code
 docs: setup
 	@$(BIN)/python docs/reference.py
 

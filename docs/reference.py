@@ -1,5 +1,4 @@
-"""Writes configuration.md, algorithms.md, metrics.md, cli.md and src/turnstile/knobs.json from the code, so that
-they cannot say something else.
+"""Write configuration.md, algorithms.md and its pages, metrics.md, cli.md and src/turnstile/knobs.json from the code.
 
 python docs/reference.py            # write them
 python docs/reference.py --check    # fail if they are not up to date
@@ -33,6 +32,7 @@ from turnstile.tracking.metrics import METRICS
 from turnstile.wiring.kinds import OFFERED
 
 DOCS = Path(__file__).parent
+MADE = "Made by `make docs` from the code.\n"
 GIVEN = {
     "reward": {"task", "trajectory"},
     "credit": set(CREDIT_GIVEN),
@@ -52,16 +52,16 @@ GIVEN = {
 }
 """room -> parameters that are passed in, and so are no knobs."""
 ALGORITHMS = {
-    "reward": "Rewards",
-    "compose": "Composition of rewards",
-    "credit": "Credit",
-    "loss": "Losses",
-    "loss_multiplier": "Loss multipliers",
-    "grader": "Graders: what is found out before rewards judge",
-    "hint": "Hints: what training's prompts show besides the task",
-    "loss_aggregation": "Loss aggregation",
+    "reward": ("rewards", "Rewards"),
+    "compose": ("composition", "Composition of rewards"),
+    "credit": ("credit", "Credit"),
+    "loss": ("losses", "Losses"),
+    "loss_multiplier": ("loss_multipliers", "Loss multipliers"),
+    "grader": ("graders", "Graders: signals from finished episodes, for rewards to read"),
+    "hint": ("hints", "Hints: text that training prompts show besides the task"),
+    "loss_aggregation": ("loss_aggregation", "Loss aggregation"),
 }
-"""room -> its title in the catalogue."""
+"""room -> its page and title in the catalogue."""
 OTHERS = frozenset(
     {"env", "sandbox", "engine", "renderer", "parser", "demonstrator", "policy", "log_parser", "schedule", "tracker"}
 )
@@ -160,22 +160,32 @@ def knobs(room: str, thing: Any, table: str = "") -> str:
     )
 
 
-def catalogue() -> Iterator[str]:
-    """Every algorithm of a room with its whole docstring, knobs, file, and the invariants that do not hold for it."""
+def catalogue() -> dict[Path, str]:
+    """Return the page of each room: every kind with its docstring, knobs, file, and the invariants it cannot keep."""
     if unplaced := set(KINDS) - set(ALGORITHMS) - OTHERS:
         raise SystemExit(f"docs/reference.py does not say whether {sorted(unplaced)} belongs in the catalogue")
-    for room, title in ALGORITHMS.items():
-        yield f"## {title}\n"
-        yield " · ".join(f"[{kind}](#{room}-{kind.replace('_', '-')})" for kind in KINDS[room]) + "\n"
+    found = {}
+    for room, (page, title) in ALGORITHMS.items():
+        parts = [f"# {title}\n\n{MADE}\nPart of [the catalogue](../algorithms.md).\n", links(room) + "\n"]
         for kind, path in KINDS[room].items():
             thing = resolve(room, kind)
             file = path.partition(":")[0].replace(".", "/") + ".py"
-            yield f'<a id="{room}-{kind.replace("_", "-")}"></a>\n\n### {kind}\n'
-            yield f"[{file}](../src/{file})" + (f"; knobs: {found}" if (found := knobs(room, thing)) else "") + "\n"
-            yield plain(inspect.getdoc(thing) or "") + "\n"
-            yield from part(room, thing)
-            yield from exemptions([each for each in declared(room) if each.kind == kind])
-            yield from lab_figures(room, kind)
+            taken = knobs(room, thing)
+            parts += [f"## {kind}\n", f"[{file}](../../src/{file})" + (f"; knobs: {taken}" if taken else "") + "\n"]
+            parts.append(plain(inspect.getdoc(thing) or "") + "\n")
+            parts += [
+                *part(room, thing),
+                *exemptions([d for d in declared(room) if d.kind == kind]),
+                *lab_figures(room, kind),
+            ]
+        found[DOCS / "algorithms" / f"{page}.md"] = "\n".join(parts).rstrip() + "\n"
+    return found
+
+
+def links(room: str, folder: str = "") -> str:
+    """Links to all kinds of a room."""
+    page = f"{folder}{ALGORITHMS[room][0]}.md" if folder else ""
+    return " · ".join(f"[{kind}]({page}#{kind})" for kind in KINDS[room])
 
 
 def part(room: str, thing: Any) -> Iterator[str]:
@@ -205,12 +215,12 @@ def lab_figures(room: str, kind: str) -> Iterator[str]:
     found = [line for line in map(line_of, kept) if line.kind == kind and line.figures is not None]
     found = [line for line in found if line.estimator == found[0].estimator]
     if not found:
-        yield "Not in [the lab's figures](results/lab.md).\n"
+        yield "Not in [the lab's figures](../results/lab.md).\n"
         return
     grids = {"direction": directions(found), "progress": progress(found)}
     columns = grids["progress"].columns[1:]
     rows = tuple((name, *grid.rows[0][1 : 1 + len(columns)]) for name, grid in grids.items())
-    title = f"[lab](results/lab.md), `{found[0].estimator}`"
+    title = f"[lab](../results/lab.md), `{found[0].estimator}`"
     yield to_markdown(Grid(title="", columns=(title, *columns), rows=rows, note="")) + "\n"
 
 
@@ -250,9 +260,8 @@ def commands(command: click.Command, name: str, parent: click.Context | None = N
 
 
 def pages() -> dict[Path, str]:
-    made = "Made by `make docs` from the code.\n"
     configuration = [
-        f"# Configuration\n\n{made}\nA recipe is a TOML file with these keys; `section.key=value` on the command line "
+        f"# Configuration\n\n{MADE}\nA recipe is a TOML file with these keys; `section.key=value` on the command line "
         'changes one. `base = "other.toml"` at the top takes from another recipe what this one does not say: tables '
         "are merged key by key, lists and tables of another `kind` replace the whole. "
         "Relative paths in a recipe start at its folder, those on the command line at the current one. A "
@@ -263,24 +272,28 @@ def pages() -> dict[Path, str]:
         *kinds(),
     ]
     algorithms = [
-        f'# The catalogue\n\n{made}\nA recipe names these kinds, `credit.kind = "gigpo"`; their knobs stand beside the '
-        "kind. What each must keep is tested by `turnstile conform`, which [takes functions of your own and of other "
-        "frameworks](howto/conform.md) too, and for rewards by `turnstile.rewards.check.check_rewards`:\n",
+        f'# The catalogue\n\n{MADE}\nA recipe names these kinds, `credit.kind = "gigpo"`; their knobs are keys of the '
+        "same section. `turnstile conform` tests that each keeps these invariants, and [tests your own functions and "
+        "those of other frameworks](howto/conform.md); `turnstile.rewards.check.check_rewards` tests rewards:\n",
         *(f"{number}. {what}" for number, what in INVARIANTS.items()),
-        "\nWhere one cannot hold, it is said below. Credit, losses and loss multipliers have a row of "
-        "[the lab](results/lab.md): the cosine between their gradient and the exact one (! where it is surely another, "
-        "o where it follows the outcome alone), and how far 64 episodes get (1: as far as the exact gradient). Of a "
-        "regulariser the exact one is that of what it regularises; `+0.1` says how far logits have moved since the "
-        "policy played, and of a loss multiplier how far the sampler's are off the trainer's.\n",
-        *catalogue(),
+        "\nEach page names the invariants that a kind cannot keep. Credit, losses and loss multipliers have a row of "
+        "[the lab](results/lab.md): the cosine between their gradient and the exact one (! surely biased, o: it "
+        "follows the outcome alone), and the progress of a step of 64 episodes (1: as far as the exact gradient). A "
+        "regulariser is compared with the exact gradient of the quantity that it regularises. `+0.1` says how far the "
+        "logits have moved since the rollout; for loss multipliers, how far the sampler's differ from the trainer's.\n",
+        *(
+            f"## [{title}](algorithms/{page}.md)\n\n{links(room, 'algorithms/')}\n"
+            for room, (page, title) in ALGORITHMS.items()
+        ),
         "## Under other names\n\n| in the literature | here |\n| --- | --- |",
         *(f"| {name} | {here} |" for name, here in ELSEWHERE),
     ]
-    reference = [f"# Command line\n\n{made}", *commands(cli, "turnstile")]
+    reference = [f"# Command line\n\n{MADE}", *commands(cli, "turnstile")]
     return {
         DOCS / "configuration.md": "\n".join(configuration).rstrip() + "\n",
         DOCS / "metrics.md": "\n".join(metrics()).rstrip() + "\n",
         DOCS / "algorithms.md": "\n".join(algorithms).rstrip() + "\n",
+        **catalogue(),
         DOCS / "cli.md": "\n".join(reference).rstrip() + "\n",
         TABLE: knob_table(GIVEN),
     }
@@ -307,6 +320,7 @@ def main() -> int:
             print(f"{path.relative_to(DOCS.parent)} is not up to date; run: make docs", file=sys.stderr)
         return int(bool(stale))
     for path in stale:
+        path.parent.mkdir(exist_ok=True)
         path.write_text(pages()[path], encoding="utf-8")
         print(f"wrote {path.relative_to(DOCS.parent)}")
     return 0

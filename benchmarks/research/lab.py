@@ -3,13 +3,13 @@
     python -m benchmarks.research.lab                 everything, in about an hour on one core
     python -m benchmarks.research.lab --only curves   one part (--help names them)
     python -m benchmarks.research.lab --add           only estimators that the kept figures and curves lack
-    python -m benchmarks.research.lab --tables        only writes the page of what is kept
+    python -m benchmarks.research.lab --tables        only writes the page and its tables
 
 What takes long (gradients, branched, sweeps, curves, game) is kept piece by piece beside the results, in a file that
 ends in .partial; a command that was stopped goes on from there.
 
-What was measured is kept in docs/results/lab/, which is part of the project; the tables below the mark in
-docs/results/lab.md and the plots beside it are made from that.
+Measurements are kept as JSON in docs/results/lab/. Every table (as CSV), the plots and the part of docs/results/lab.md
+below its mark are made from them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.research import lab_game
-from benchmarks.research.lab_kept import UNSWEPT
 from benchmarks.research.lab_page import plots, whole
+from benchmarks.research.lab_tables import UNSWEPT, tables, to_csv
 from turnstile.batching import weights
 from turnstile.credit.check import DECLARED
 from turnstile.lab.curves import Plan, race
@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="parts to measure")
     parser.add_argument("--add", action="store_true", help="measure only estimators of which nothing is kept yet")
-    parser.add_argument("--tables", action="store_true", help="only write the page of what is kept")
+    parser.add_argument("--tables", action="store_true", help="only write the page, its tables and plots")
     args = parser.parse_args()
     os.chdir(ROOT)
     KEPT.mkdir(parents=True, exist_ok=True)
@@ -85,6 +85,8 @@ def main() -> None:
     kept = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(KEPT.glob("*.json"))}
     for name, drawn in plots(kept).items():
         (KEPT / name).write_bytes(drawn)
+    for name, grid in tables(kept).items():
+        (KEPT / f"{name}.csv").write_text(to_csv(grid), encoding="utf-8")
     PAGE.write_text(whole(PAGE.read_text(encoding="utf-8"), kept), encoding="utf-8")
 
 

@@ -104,7 +104,7 @@ def recipe(kind: str, knobs: Mapping[str, Any], seed: int, model: Path) -> Recip
                 ]
             },
             "credit": {"kind": kind, **knobs},
-            "sft": {"demos": 98, "demonstrator": {"kind": "lab_game:blind"}, "lr": 3e-3},
+            "sft": {"demos": 98, "demonstrator": {"kind": "benchmarks.research.lab_game:blind"}, "lr": 3e-3},
             "rollout": {"tasks_per_step": HIGH, "group_size": ATTEMPTS},
             "train": {
                 "steps": STEPS, "lr": 4e-3, "warmup": 2, "checkpoint_every": 0,
@@ -157,9 +157,9 @@ def table(runs: Sequence[Body]) -> Grid:
 
 NOTE = (
     f"A network of 75,000 parameters, {STEPS} steps of {HIGH * ATTEMPTS} games, {ROUNDS} guesses of a number from 1 to "
-    f"{HIGH}; what is played for is the game, less 0.3 for each guess that the answers rule out. Area: the mean share "
-    "of games won over the steps, with a 95 % interval over seeds; seeds share the network and the demonstrations, so "
-    "the difference is taken seed by seed. One learning rate for all."
+    f"{HIGH}; the reward is the game's outcome less 0.3 for each guess that earlier answers rule out. Area: the mean "
+    "share of games won over the steps, with a 95 % interval over seeds. Runs with one seed share the network and the "
+    "demonstrations, so the difference is taken seed by seed. One learning rate for all."
 )
 
 

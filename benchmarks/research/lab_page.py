@@ -1,35 +1,29 @@
-"""The page of what the lab found, and the plots beside it; `lab.py` measures."""
+"""The lab's page: findings and small tables, with a link to each whole table as CSV; and the plots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from benchmarks.research import lab_game
-from benchmarks.research.lab_kept import Body, lines_of, races_of, section, sweeps_of
-from benchmarks.research.lab_short import short
-from benchmarks.research.lab_tables import (
-    factor_tables,
-    hacking_table,
-    loss_sweep_tables,
-    loss_tables,
-    shaping_table,
-    sweep_tables,
-)
+from benchmarks.research.lab_findings import findings
+from benchmarks.research.lab_tables import Body, lines_of, only, plain, races_of, sweeps_of, tables
 from turnstile.lab.curves import Race
 from turnstile.lab.figures import draw_races, draw_study, draw_sweeps, to_png
 from turnstile.lab.processes import PROCESSES
 from turnstile.lab.study import Line
-from turnstile.lab.table import Grid, details, directions, learning, number, progress, to_markdown
+from turnstile.lab.table import DETAILS_NOTE, number, to_markdown
 from turnstile.lookup import part_of, resolve
 
 MARK = "<!-- below: generated, do not edit -->"
 DRAWN = ("rloo", "grpo", "reinforce", "turn_return", "gigpo", "salt", "empg", "per_agent", "reinforce_pp", "gae")
+"""Estimators of the plots and of the small tables."""
+SWEPT = ("rloo", "grpo", "turn_return (scale=none)", "gae")
+LOSSES = ("ppo", "reinforce", "cispo", "gmpo", "gspo", "kl_cov (share=0.2)")
 BEST = 3
 
 
 def whole(text: str, kept: Mapping[str, Body]) -> str:
-    """The page `text` with what stands below its mark made anew of what is kept."""
+    """Return the page `text` with everything below its mark made anew from `kept`."""
     return f"{text.partition(MARK)[0]}{MARK}\n\n" + "\n\n".join(part for part in page(kept) if part) + "\n"
 
 
@@ -53,50 +47,133 @@ def plots(kept: Mapping[str, Body]) -> dict[str, bytes]:
 
 
 def page(kept: Mapping[str, Body]) -> list[str]:
-    """The parts of the page, in its order."""
-    parts: list[str] = []
+    """Return the parts of the page, in order."""
+    grids, parts, noted = tables(kept), [], set()
     if {"gradients", "sweeps", "losses", "factors", "curves", "hacking", "shaping"} <= set(kept):
-        parts.append("## In short\n\n" + "\n".join(f"- {line}" for line in short(kept)))
+        parts.append("## In short\n\n" + "\n".join(f"- {line}" for line in findings(kept)))
     if "gradients" in kept and "curves" in kept:
         parts.append(pays(lines_of(kept["gradients"]), races_of(kept["curves"])))
     if "gradients" in kept:
-        lines = lines_of(kept["gradients"])
-        parts += [biases(lines), section(directions(lines)), section(progress(lines)), "![](lab/progress.png)"]
-    if "curves" in kept:
-        parts += [section(learning(races_of(kept["curves"]))), "![](lab/curves.png)"]
-    if "game" in kept:
-        parts.append(section(lab_game.table(kept["game"]["runs"])))
-    if "branched" in kept:
-        lines = lines_of(kept["branched"])
-        text = (
-            "## Groups that branch\n\nHalf of the attempts branch from the others at a turn drawn for each. An attempt "
-            "shares its first turns with its branch, so a mean that holds the branch is no baseline for those. `vine` "
-            "has none that does, but gives shared turns their credit once, so late ones weigh more; "
-            "`train=roots` gives none to branches, but for those that began anew because their parent had ended before "
-            "they could leave it."
-        )
-        parts += [text, section(directions(lines), 3, note=False), section(progress(lines), 3, note=False)]
-    if "sweeps" in kept:
-        parts += [sweep_tables(sweeps_of(kept["sweeps"])), "![](lab/sweeps.png)"]
-    if "loss_sweeps" in kept:
-        parts.append(loss_sweep_tables(kept["loss_sweeps"]))
-    if "losses" in kept:
-        parts += [loss_tables(kept["losses"])]
-    if "factors" in kept:
-        parts.append(factor_tables(lines_of(kept["factors"])))
-    if "hacking" in kept:
-        parts.append(hacking_table(kept["hacking"]["found"]))
-    if "shaping" in kept:
-        parts.append(shaping_table(kept["shaping"]["found"]))
-    if "gradients" in kept:
-        lines = lines_of(kept["gradients"])
-        parts += ["## Every figure\n\n" + details(lines, next(iter(PROCESSES))).note]
-        parts += [section(details(lines, name), 3, note=False) for name in PROCESSES]
+        parts.append(biases(lines_of(kept["gradients"])))
+    for title, text, shown, plot, names in SECTIONS:
+        found = [name for name in names if name in grids]
+        if found:
+            grid = grids[found[0]]
+            links = ", ".join(f"[{name}.csv](lab/{name}.csv)" for name in found)
+            note = grid.note if grid.note not in noted else "Cells as in the first table of directions."
+            noted.add(grid.note)
+            parts += [f"## {title}", " ".join(part for part in (text, note) if part)]
+            parts.append(to_markdown(only(grid, shown) if shown else grid))
+            parts += [f"![](lab/{plot})" if plot else "", f"All rows: {links}."]
     return parts
 
 
+SECTIONS: tuple[tuple[str, str, Sequence[str], str, tuple[str, ...]], ...] = (
+    (
+        "Is the direction right?",
+        "Ten of the estimators; the files hold every estimator at every set of knobs.",
+        DRAWN,
+        "",
+        ("direction", "figures"),
+    ),
+    ("How far does one step get?", "", DRAWN, "progress.png", ("progress",)),
+    ("How fast does training learn?", "", DRAWN, "curves.png", ("learning",)),
+    (
+        "Does a network learn the number game?",
+        "",
+        (),
+        "",
+        ("game",),
+    ),
+    (
+        "Groups that branch",
+        "Half of the attempts branch from the others, at a turn drawn for each. Such an attempt shares its first turns "
+        "with its parent, so a mean that includes the parent is not a valid baseline for these turns. `vine` leaves "
+        "the parent out, but credits a shared turn once only, so late turns weigh more. `train=roots` credits no "
+        "branches, except those that started anew because their parent had ended before they could branch off.",
+        (),
+        "",
+        ("branched_direction", "branched_progress"),
+    ),
+    (
+        "Group size, horizon and delay",
+        "Each cell gives the bias after the best rescaling, and how many episodes make the noise as large as the "
+        "gradient; the marks ! and o are those of the direction table. Size is varied on `stopping`, horizon and "
+        "delay on `delayed`. Estimators that follow the outcome alone (o) have another objective there, so their bias "
+        "is a distance between objectives. With a delay of 5 everything is paid at the end, and the two agree.",
+        SWEPT,
+        "sweeps.png",
+        ("sweeps_size", "sweeps_horizon", "sweeps_delay", "loss_sweeps_size", "loss_sweeps_horizon"),
+    ),
+    (
+        "Losses",
+        "The advantages are leave-one-out. `+0.03` and `+0.1`: every logit has moved by that much since the rollout, "
+        "and the exact gradient is that of the current policy. The clipping bounds of `gspo` are those of its paper, "
+        "for responses of thousands of tokens whose mean ratio hardly moves; on turns this short they clip nearly "
+        "everything. `clip_cov` and `kl_cov` touch a fifth of all tokens here, and one in thousands in their paper.",
+        LOSSES,
+        "losses.png",
+        ("losses_direction", "losses_progress"),
+    ),
+    (
+        "Regularisers",
+        "The regularised objective of an episode is E[return - coef * sum of the regulariser over its tokens]. Its "
+        "gradient has a second part that no loss on tokens has: a token also changes which states follow. The table "
+        "gives the cosine between each regulariser's mean gradient and both parts together. To get the second part, "
+        "put the divergence among the rewards. The other files compare with the first part alone: the exact gradient "
+        "of the divergence, the entropy or the distance to the band, summed over the tokens of the rollout. `value` "
+        "learns from returns to go, and is compared with the distance to the exact value.",
+        (),
+        "",
+        ("regularisers_whole", "regularisers_direction", "regularisers_progress"),
+    ),
+    (
+        "Loss aggregation",
+        "Cosine of plain policy gradient with each way to weigh the tokens of a step. The exact gradient weighs them "
+        "as `constant` does.",
+        (),
+        "",
+        ("aggregation",),
+    ),
+    (
+        "Loss multipliers",
+        "The sampler's logits differ from the trainer's by `+0.1` or `+0.3`, as those of an engine of another "
+        "precision or with older weights do. Each cell gives |mean - exact| as a share of |exact|, and how many "
+        "episodes make the noise as large as the gradient. `tis` and `icepop` correct token by token, which ignores "
+        "that earlier tokens led to other states. `mis` over trajectories corrects for these too, where the ratio is "
+        "below its cap, and is noisier the more the ratios spread. `high_entropy_only` corrects nothing: it trains a "
+        "fifth of the tokens.",
+        (),
+        "factors.png",
+        ("factors", "factors_direction"),
+    ),
+    (
+        "Gated against direct accumulation",
+        "Played on `misaligned`, whose step reward can be farmed. The published result: with direct accumulation the "
+        "total rises and the outcome falls; with a gate both rise.",
+        (),
+        "",
+        ("hacking",),
+    ),
+    (
+        "Potential-based shaping",
+        "The reward `potential` is added to outcome and step rewards (`lock`: right digits so far; `walk`: the place; "
+        "`key_door`: having the key). At the highest level it adds the same to every episode: the best policy stays "
+        "the best, and unbiased estimators stay unbiased against the gradient of the return without it. Behind the "
+        "gate of the outcome only some episodes are paid: on `walk`, which begins with a potential of 2, the best "
+        "policy is then to fail, and on all three processes the estimators that compare turns change direction. The "
+        "column of an estimator gives length, cosine (! surely biased) and how many episodes make the noise as large "
+        "as the gradient.",
+        (),
+        "",
+        ("shaping",),
+    ),
+)
+"""Title, text, the rows shown (all by default), plot, and tables: the first is shown, all are linked."""
+
+
 def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
-    """By process, the kinds that do most with 64 episodes, at their best knobs, and those that learn quickest."""
+    """By process, the kinds that progress most with 64 episodes at their best knobs, and those that learn fastest."""
     rows = []
     for process in PROCESSES:
         means = progress_of(lines, process)
@@ -107,7 +184,7 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
             if fmean(found) > max(0.0, among.get(kind, (0.0, ""))[0]):
                 text = f"`{name}` {number(fmean(found), 2)} ({number(min(found), 2)} to {number(max(found), 2)})"
                 among[kind] = (fmean(found), text)
-        plain = means.get(("rloo", "rloo"), [0.0])
+        leave_one_out = means.get(("rloo", "rloo"), [0.0])
         raced = sorted(
             (
                 each
@@ -121,7 +198,7 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
             (
                 process,
                 "<br>".join(text for _, text in sorted(best.values(), reverse=True)[:BEST]),
-                number(fmean(plain), 2),
+                number(fmean(leave_one_out), 2),
                 max(critics.values(), default=(0.0, "none"))[1],
                 "<br>".join(f"`{each.estimator}` {each.share:.2f}" for each in raced[:BEST]),
                 f"{len(level)} of {len(raced)}",
@@ -129,22 +206,23 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
         )
     head = (
         "problem",
-        "most progress of 64 episodes",
+        "most progress with 64 episodes",
         "`rloo`",
         "with an exact critic",
-        "learn quickest",
-        "not told apart from the quickest",
+        "fastest learners",
+        "not told apart from the fastest",
     )
     return (
-        "## What pays where\n\nProgress: the mean over three policies, and from the lowest to the highest, of each "
-        "kind at its best knobs. Learning: the area under the curve over the exact gradient's; as many kinds as the "
-        "last column says have an interval that reaches into the quickest one's. What has an exact critic stands "
-        "apart, since no run has one.\n\n" + to_markdown(Grid(title="", columns=head, rows=tuple(rows), note=""))
+        "## Which method for which problem?\n\nProgress is the mean over three policies (with the lowest and the "
+        "highest) of each kind at its best knobs. Learning is the area under the learning curve over that of the exact "
+        "gradient; the last column counts the kinds whose 95 % interval reaches that of the fastest. Estimators with "
+        "an exact critic have a column of their own, since no real run has one.\n\n"
+        + to_markdown(plain("", head, rows))
     )
 
 
 def has_critic(name: str) -> bool:
-    """Whether the estimator of that kind or label takes the word of a critic."""
+    """Whether the estimator of that kind or label uses a critic."""
     return part_of(resolve("credit", name.partition(" (")[0])) is not None
 
 
@@ -162,13 +240,13 @@ def biases(lines: Sequence[Line]) -> str:
     found = {(line.estimator, line.process): line.figures for line in lines if line.seed == 0}
     size = lines[0].size
     claims = (
-        ("a mean without the own reward is unbiased", "rloo", "stopping", "length 1, scaled 0"),
-        ("a mean that holds the own reward shortens", "grpo (scale=none)", "stopping", f"length {1 - 1 / size:.3f}"),
+        ("a mean without the attempt's own reward is unbiased", "rloo", "stopping", "length 1, scaled 0"),
+        ("a mean with the own reward shortens", "grpo (scale=none)", "stopping", f"length {1 - 1 / size:.3f}"),
         ("dividing by the deviation, rewards of 0 and 1", "grpo", "walk", "scaled 0"),
         ("dividing by the deviation, an easy and a hard task", "grpo", "lock", "scaled above 0"),
         ("dividing by the deviation, other rewards", "grpo", "stopping", "scaled above 0"),
-        ("turns compared at their index, all as long", "turn_return (scale=none)", "delayed", "scaled 0"),
-        ("turns compared at their index, the policy stops", "turn_return (scale=none)", "stopping", "scaled above 0"),
+        ("comparing turns at their index, equal lengths", "turn_return (scale=none)", "delayed", "scaled 0"),
+        ("comparing turns at their index, the policy stops", "turn_return (scale=none)", "stopping", "scaled above 0"),
         ("discounting late rewards", "turn_return (gamma=0.9)", "misaligned", "scaled above 0"),
     )
     rows = [
@@ -184,5 +262,5 @@ def biases(lines: Sequence[Line]) -> str:
         for claim, name, process, wanted in claims
         if (f := found.get((name, process))) is not None
     ]
-    head = ("what theory says", "estimator", "process", "expected", "length", "scaled", "z dir")
-    return "## Known biases\n\n" + to_markdown(Grid(title="", columns=head, rows=tuple(rows), note=""))
+    head = ("theory", "estimator", "process", "expected", "length", "scaled", "z dir")
+    return f"## Known biases\n\n{DETAILS_NOTE}\n\n" + to_markdown(plain("", head, rows))

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.research import lab
 from benchmarks.research.lab_page import whole
+from benchmarks.research.lab_tables import to_csv
 from turnstile.lab.processes import make
 from turnstile.lab.study import Line, Setting, study
 from turnstile.lab.subjects import subject
@@ -23,6 +24,9 @@ def test_the_page_says_what_is_kept() -> None:
     assert set(kept) == set(lab.PARTS)
     assert whole(text, kept) == text
     assert all(f"lab/{file.name}" in text for file in (ROOT / "docs" / "results" / "lab").glob("*.png"))
+    tables = {file.stem: file.read_text(encoding="utf-8") for file in (ROOT / "docs/results/lab").glob("*.csv")}
+    assert tables == {name: to_csv(grid) for name, grid in lab.tables(kept).items()}
+    assert all(f"(lab/{name}.csv)" in text for name in tables)
 
 
 def test_parts_that_were_not_measured_are_left_out() -> None:
