@@ -6,6 +6,7 @@ range is likely to begin or end at, and those are written down from which it ref
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import json
@@ -76,6 +77,11 @@ def _knob(room: str, thing: Any, parameter: inspect.Parameter, hint: Any) -> dic
     knob: dict[str, Any] = {"type": _spelled(hint)}
     if parameter.default is not parameter.empty:
         knob["default"] = repr(parameter.default)
+    if dataclasses.is_dataclass(hint):
+        own = typing.get_type_hints(hint, include_extras=True)
+        parameters = inspect.signature(hint).parameters.values()
+        knob["type"] = "collections.abc.Mapping[str, typing.Any]"
+        return {**knob, "keys": {one.name: _knob("", hint, one, own[one.name]) for one in parameters}}
     number = {float, int} & {hint, *typing.get_args(hint)}
     if number and room in TRIALS and thing is not outcome_class:  # whose numbers must rise from one to the next
         knob |= _range(lambda value: TRIALS[room](thing, {parameter.name: value}), parameter.name, int in number)

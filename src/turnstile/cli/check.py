@@ -60,7 +60,7 @@ def check(
     the tests must run; one that passes so is counted as unproven. What is found is noted task by task: killed
     and started again, it goes on where it stopped, and turnstile train refuses tasks that failed. The exit code is 1
     when a task failed or could not be checked. Knobs are those of --sandbox, as in: --sandbox container
-    memory_mb=8192 image=python:3.12. Instances are tried in containers of their own images, as root; the knobs are
+    image=python:3.12 pool.most=8. Instances are tried in containers of their own images, as root; the knobs are
     theirs too where --sandbox is container or remote, or FILE holds nothing else. A FILE with both kinds takes knobs
     only with --sandbox.
     """
