@@ -6,6 +6,7 @@ range is likely to begin or end at, and those are written down from which it ref
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -34,6 +35,8 @@ FROM: Mapping[float, tuple[str, float]] = {
 TO: Mapping[float, tuple[str, float]] = {1.0: ("most", 1), 1 - TINY: ("below", 1), 0.0: ("most", 0)}
 """The first and the last number that is taken -> the range's end. At any other number what is refused hangs on another
 knob, as where one must be below the other."""
+TABLE_TYPE = "collections.abc.Mapping[str, typing.Any]"
+"""The type of a knob that is a table of knobs."""
 ANNOTATED = {"ge": "least", "gt": "above", "le": "most", "lt": "below"}
 """How an annotation calls the end of a range -> how the table does."""
 NEEDS = {
@@ -66,7 +69,8 @@ def _entry(room: str, kind: str, given: set[str]) -> dict[str, Any]:
     }
     entry: dict[str, Any] = {"knobs": knobs}
     if (part := part_of(thing)) is not None:
-        entry["part"] = {part.section: part_knobs(load(part.path, f"{room} kind {kind!r}"))}
+        keys = part_knobs(load(part.path, f"{room} kind {kind!r}"))
+        knobs[part.section] = {"type": TABLE_TYPE, "default": "{}", "keys": keys}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         entry["any"] = True
     if (room, kind) in NEEDS:
@@ -87,6 +91,14 @@ def _knob(room: str, thing: Any, parameter: inspect.Parameter, hint: Any) -> dic
     knob: dict[str, Any] = {"type": _spelled(hint)}
     if parameter.default is not parameter.empty:
         knob["default"] = repr(parameter.default)
+    if dataclasses.is_dataclass(hint):
+        own = typing.get_type_hints(hint, include_extras=True)
+        parameters = inspect.signature(hint).parameters.values()
+        return {
+            **knob,
+            "type": TABLE_TYPE,
+            "keys": {one.name: _knob("", hint, one, own[one.name]) for one in parameters},
+        }
     number = {float, int} & {hint, *typing.get_args(hint)}
     if number and room in TRIALS and thing is not outcome_class:  # whose numbers must rise from one to the next
         knob |= _range(lambda value: TRIALS[room](thing, {parameter.name: value}), parameter.name, int in number)

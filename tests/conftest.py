@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import standin  # noqa: F401  (before any gradient is computed: torch counts its devices then, once)
-from dockerd import IMAGE, ULIMITS, Dockerd, dockerd, why_not
+from dockerd import Dockerd, dockerd, make_containers, why_not
 from helpers import byte_tokenizer, tiny_tokenizer
 from instances import instance_image
 from turnstile.engines.local.cpu.thread_pool import leave_torch_threads
@@ -98,8 +98,7 @@ async def containers(engine: Dockerd) -> AsyncIterator[Callable[..., ContainerSa
     made = []
 
     def make(**knobs: object) -> ContainerSandboxes:
-        given = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, "limits": PATIENT, **knobs}
-        made.append(ContainerSandboxes(**given))  # type: ignore[arg-type]
+        made.append(make_containers(engine.address, **{"limits": PATIENT, **knobs}))
         return made[-1]
 
     yield make

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from turnstile.sandboxes.base import Limits, Sandbox, Sandboxes
-from turnstile.sandboxes.containers.provider import ContainerSandbox, ContainerSandboxes
+from turnstile.sandboxes.containers.provider import ContainerSandbox, ContainerSandboxes, PoolSize, Resources
 from turnstile.sandboxes.http.remote import RemoteSandboxes
 from turnstile.sandboxes.http.wire import TOKEN
 from turnstile.sandboxes.local import LocalSandboxes
@@ -74,8 +74,9 @@ def main() -> None:
     ulimits = {name: int(number) for name, _, number in (each.partition("=") for each in args.ulimit)}
 
     def make(**knobs: Any) -> ContainerSandboxes:
-        given = {"image": args.image, "daemon": args.daemon, "ulimits": ulimits, "memory_mb": args.memory_mb}
-        return ContainerSandboxes(**{**given, "starts": args.starts, "warm": 0, **knobs})
+        pool = PoolSize(starts=args.starts, warm=knobs.pop("warm", 0), most=knobs.pop("most", 64))
+        resources = Resources(ulimits=ulimits, memory_mb=args.memory_mb)
+        return ContainerSandboxes(image=args.image, daemon=args.daemon, resources=resources, pool=pool, **knobs)
 
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "template"
@@ -88,7 +89,8 @@ def main() -> None:
         report: dict[str, Any] = {}
         if args.image:
             report = asyncio.run(measure(make, template, package, args.at_once, args.commands, args.lifecycles))
-            knobs = {"image": args.image, "daemon": args.daemon, "ulimits": ulimits, "memory_mb": args.memory_mb}
+            resources = {"ulimits": ulimits, "memory_mb": args.memory_mb}
+            knobs = {"image": args.image, "daemon": args.daemon, "resources": resources}
             direct = make(most=args.at_once)
             report["remote, container"] = beside(direct, "container", knobs, template, args.at_once, args.commands)
         if args.local:

@@ -30,8 +30,10 @@ TABLE = pathlib.Path(__file__).with_name("knobs.json")
 
 @functools.cache
 def table() -> Mapping[str, Mapping[str, Any]]:
-    """room -> kind -> {"knobs": {name: {"type", "default"?, "least"?, "above"?, "most"?}}, "part"?, "any"?, "needs"?};
-    "part" is {table's name: {key: as a knob}}."""
+    """Return room -> kind -> {"knobs": {name: knob}, "any"?, "extra"?}.
+
+    A knob is {"type", "default"?, "least"?, "above"?, "most"?, "below"?}, and of a table {"keys": {name: knob}} too.
+    """
     found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
@@ -59,11 +61,9 @@ def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, al
     for name, value in knobs.items():
         if name in own["knobs"]:
             check_value(f"{section}.{name}", own["knobs"][name], value)
-        elif name in own.get("part", {}):
-            _check_table(f"{section}.{name}", own["part"][name], value)
         elif not own.get("any"):
-            homes = [part for part, keys in own.get("part", {}).items() if name in keys]
-            near = f"it is {section}.{homes[0]}.{name}" if homes else _near(room, name, own["knobs"], also)
+            inside = _where(own, name)
+            near = f"it is {section}.{inside}" if inside else _near(room, name, own["knobs"], also)
             raise ConfigError(f"{section}: {room} kind {kind!r} has no knob {name!r}; {near}")
     lacking = [name for name, knob in own["knobs"].items() if "default" not in knob and name not in knobs]
     if lacking and "name" not in lacking:
@@ -76,21 +76,20 @@ def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, al
     return None
 
 
-def _check_table(where: str, known: Mapping[str, Mapping[str, Any]], found: Any) -> None:
-    """Raises ConfigError for a key of a part's table that is not known, and for a value that its key does not take."""
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{where} = {found!r} is not a section; its keys are {', '.join(known)}")
-    for key, value in found.items():
-        if key not in known:
-            raise ConfigError(f"unknown key '{where}.{key}'; {hint(key, known)}")
-        check_value(f"{where}.{key}", known[key], value)
+def _where(entry: Mapping[str, Any], name: str) -> str | None:
+    """Return the place of a knob among those of a kind, which may be in one of its tables; None where it has none."""
+    if name in entry["knobs"]:
+        return name
+    return next((f"{table}.{name}" for table, knob in entry["knobs"].items() if name in knob.get("keys", ())), None)
 
 
 def _near(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
     """Which kinds have a knob that this one lacks, or what is near it."""
-    having = sorted(
-        other for other, entry in table()[room].items() if name in entry["knobs"] or name in entry.get("part", {})
-    )
+    having = [
+        other if place == name else f"{other} ({place})"
+        for other, entry in sorted(table()[room].items())
+        if (place := _where(entry, name))
+    ]
     if having:
         return f"kinds that have it: {', '.join(having)}"
     known = [*own, *also]
@@ -99,6 +98,11 @@ def _near(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
 
 def check_value(where: str, knob: Mapping[str, Any], value: Any) -> None:
     """Raise ConfigError for a value that is not of the knob's type, or out of its range."""
+    if "keys" in knob and isinstance(value, Mapping):
+        for key, one in value.items():
+            if key not in knob["keys"]:
+                raise ConfigError(f"unknown key '{where}.{key}'; {hint(key, knob['keys'])}")
+            check_value(f"{where}.{key}", knob["keys"][key], one)
     if problem := misfit(_adapter(knob["type"]), where, value):
         raise ConfigError(problem)
     if isinstance(value, bool) or not isinstance(value, int | float):

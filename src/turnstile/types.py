@@ -191,7 +191,7 @@ class Trajectory:
 
     @property
     def key(self) -> tuple[str, int]:
-        """(group, attempt)"""
+        """(group, attempt)."""
         return (self.group, self.attempt)
 
     @property

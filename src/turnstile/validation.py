@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,15 +18,29 @@ Place = tuple[str | int, ...]
 """Keys and indices that lead to a value within another."""
 
 
-def check_types(where: str, function: Callable[..., Any], knobs: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a knob that is not of the type, or out of the range, that `function` annotates.
+def check_types(where: str, function: Callable[..., Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the knobs, in which a table is what `function` annotates, where that is a dataclass.
 
-    Only plain types, Literals, and tables, lists and unions of these are looked at.
+    Raises ConfigError for a knob that is not of the type, or out of the range, that is annotated. Only plain types,
+    Literals, dataclasses, and tables, lists and unions of these are looked at.
     """
     hints = _hints(function)
-    for knob, value in knobs.items():
-        if knob in hints and (problem := misfit(adapter(hints[knob]), knob, value)):
-            raise ConfigError(f"{where}: {problem}")
+    return {knob: _fitting(where, hints.get(knob, Any), knob, value) for knob, value in knobs.items()}
+
+
+def _fitting(where: str, hint: Any, name: str, value: Any) -> Any:
+    if isinstance(hint, type) and is_dataclass(hint) and not isinstance(value, hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: {name} = {value!r} {_WRONG['dict'].format()}")
+        known = [field.name for field in fields(hint)]
+        for key in value:
+            if key not in known:
+                raise ConfigError(f"{where}: {name} has no key {key!r}; {nearest(key, known)}")
+        hints = _hints(hint)
+        return hint(**{key: _fitting(where, hints[key], f"{name}.{key}", one) for key, one in value.items()})
+    if problem := misfit(adapter(hint), name, value):
+        raise ConfigError(f"{where}: {problem}")
+    return value
 
 
 def _hints(function: Any) -> dict[str, Any]:

@@ -200,11 +200,12 @@ def test_instances_are_imported_and_exported(cli: Cli, tmp_path: Path, bug: Task
 
 def test_knobs_are_of_the_sandboxes_that_are_used() -> None:
     made, instance = Task(id="m", env="swe"), Task(id="i", env="swe_shell")
-    knobs = ["memory_mb=8192", "ulimits.nofile=1024"]
-    of_both = {"kind": "container", "memory_mb": 8192, "ulimits": {"nofile": 1024}}
+    knobs = ["resources.memory_mb=8192", "resources.ulimits.nofile=1024"]
+    of_both = {"kind": "container", "resources": {"memory_mb": 8192, "ulimits": {"nofile": 1024}}}
     assert sections([instance], None, knobs)[1] == Kind.model_validate(of_both)
     assert [one and one.model_dump() for one in sections([made, instance], "container", knobs)] == [of_both, of_both]
-    assert sections([made], None, knobs[:1]) == (Kind.model_validate({"kind": "local", "memory_mb": 8192}), None)
+    of_local = {"kind": "local", "resources": {"memory_mb": 8192}}
+    assert sections([made], None, knobs[:1]) == (Kind.model_validate(of_local), None)
     assert sections([made, instance], "local", knobs[:1])[1] is None
     with pytest.raises(ConfigError, match="say whose the knobs are"):
         sections([made, instance], None, knobs)

@@ -45,12 +45,15 @@ RUN = """
 import asyncio, json, sys
 from pathlib import Path
 from turnstile.sandboxes.base import Limits
-from turnstile.sandboxes.containers.provider import ContainerSandboxes
+from turnstile.sandboxes.containers.provider import ContainerSandboxes, Isolation, PoolSize, Resources
 
 async def main():
     knobs = json.loads(sys.argv[1])
-    provider = ContainerSandboxes(**knobs)
-    snapshots = ContainerSandboxes(**{**knobs, "read_only": False, "warm": 0})
+    resources = Resources(ulimits=knobs.pop("ulimits"))
+    provider = ContainerSandboxes(**knobs, resources=resources)
+    snapshots = ContainerSandboxes(
+        **knobs, resources=resources, isolation=Isolation(read_only=False), pool=PoolSize(warm=0)
+    )
     sandboxes = [await provider.start(Path(sys.argv[2])) for _ in range(3)]
     await (await snapshots.start(Path(sys.argv[2]))).snapshot()
     sleep = ["sh", "-c", f"setsid sleep {sys.argv[3]} & sleep {sys.argv[3]}"]
@@ -65,7 +68,7 @@ async def test_a_killed_run_leaves_nothing_after_the_next_ones_sweep(
 ) -> None:
     mark = "7654329"
     before = engine.images()
-    knobs = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 2}
+    knobs = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS}
     run = subprocess.Popen(  # noqa: ASYNC220 - over at once
         [sys.executable, "-c", RUN, json.dumps(knobs), str(template), mark]
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dockerd import IMAGE, ULIMITS
+from dockerd import IMAGE, make_containers
 from podman import Podman, podman, why_no_podman
 from turnstile.errors import ContainerDiedError, DiskFullError, OutOfMemoryError
 from turnstile.sandboxes.base import Image, Limits
@@ -35,8 +35,7 @@ async def containers(service: Podman) -> AsyncIterator[Make]:
     made = []
 
     def make(**knobs: object) -> ContainerSandboxes:
-        given = {"image": IMAGE, "daemon": service.address, "ulimits": ULIMITS, "warm": 0, "limits": PATIENT, **knobs}
-        made.append(ContainerSandboxes(**given))  # type: ignore[arg-type]
+        made.append(make_containers(service.address, **{"limits": PATIENT, **knobs}))
         return made[-1]
 
     yield make

@@ -39,7 +39,11 @@ def template(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(request: pytest.FixtureRequest, engine: Dockerd, tmp_path: Path) -> Iterator[Served]:
     ulimits = ", ".join(f"{name} = {most}" for name, most in ULIMITS.items())
-    knobs = [f"image={IMAGE}", f"daemon={engine.address}", f"ulimits={{ {ulimits} }}", "memory_mb=256", "warm=2"]
+    knobs = [
+        f"image={IMAGE}",
+        f"daemon={engine.address}",
+        f"resources={{ ulimits = {{ {ulimits} }}, memory_mb = 256 }}",
+    ]
     knobs += getattr(request, "param", [])
     with served(tmp_path / "served", "container", *knobs, "--lease", "10") as running:
         yield running
@@ -130,7 +134,7 @@ async def test_clients_have_no_image_pulled(server: Served) -> None:
     await provider.close()
 
 
-@pytest.mark.parametrize("server", [["user='0:0'"]], indirect=True)
+@pytest.mark.parametrize("server", [["isolation.user='0:0'"]], indirect=True)
 async def test_an_episode_gets_over_a_server_that_took_its_image_along(server: Served, instance: Instance) -> None:
     """The images that an instance was prepared as are the server's, and go with it."""
     provider = server.client()

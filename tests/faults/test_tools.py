@@ -109,7 +109,8 @@ def test_a_daemon_that_is_restarted_under_a_run(
 ) -> None:
     run = tmp_path / "run"
     ulimits = ", ".join(f"{name} = {most}" for name, most in ULIMITS.items())
-    knobs = f'kind="container", image="{IMAGE}", daemon="{engine.address}", ulimits={{{ulimits}}}, warm=0'
+    knobs = f'kind="container", image="{IMAGE}", daemon="{engine.address}", pool={{warm=0}}'
+    knobs += f", resources={{ulimits={{{ulimits}}}}}"
 
     def restart() -> None:
         while not (run / "metrics.jsonl").is_file() or not metrics(run):

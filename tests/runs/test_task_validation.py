@@ -20,7 +20,7 @@ GOOD, BAD = Task(id="good", env="swe", data={"n": 1}), Task(id="bad", env="swe",
 
 
 def test_instances_are_checked_in_containers(engine: Dockerd, instance: Instance) -> None:
-    where = Kind.model_validate({"kind": "container", "daemon": engine.address, "ulimits": ULIMITS})
+    where = Kind.model_validate({"kind": "container", "daemon": engine.address, "resources": {"ulimits": ULIMITS}})
     good, bad = (
         as_task(instance),
         as_task(replace(instance, id="bad", patch="", fail_to_pass=("tests/none.py::test_a",))),
@@ -38,10 +38,11 @@ def test_instances_are_checked_in_containers(engine: Dockerd, instance: Instance
 
 def test_instances_start_from_their_own_images_with_the_knobs_of_the_section() -> None:
     task = as_task(Instance(id="i", problem="", image="mine"))
-    section = Kind.model_validate({"kind": "container", "dockerfile": "Dockerfile", "memory_mb": 8192, "user": "7:7"})
-    knobs = {"image": "mine", "memory_mb": 8192, "user": "7:7", "warm": 0}
+    given = {"resources": {"memory_mb": 8192}, "isolation": {"user": "7:7"}}
+    section = Kind.model_validate({"kind": "container", "dockerfile": "Dockerfile", **given})
+    knobs = {"image": "mine", **given, "pool": {"warm": 0}}
     assert containers_of(task, section).knobs == knobs
-    assert containers_of(task).knobs == {"image": "mine", "user": "0:0", "warm": 0}
+    assert containers_of(task).knobs == {"image": "mine", "isolation": {"user": "0:0"}, "pool": {"warm": 0}}
 
 
 @pytest.fixture

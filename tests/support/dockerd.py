@@ -19,13 +19,27 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import docker
 
+from turnstile.sandboxes.containers.provider import ContainerSandboxes, Isolation, PoolSize, Resources
+
 IMAGE = "turnstile-test"
 BARE = "turnstile-test-bare"  # without Python
+
+
+def make_containers(address: str, **knobs: Any) -> ContainerSandboxes:
+    """A provider without spares; the knobs of its tables are given flat."""
+    given: dict[str, Any] = {"image": IMAGE, "ulimits": ULIMITS, "warm": 0, **knobs}
+    for table, kind in (("resources", Resources), ("isolation", Isolation), ("pool", PoolSize)):
+        given[table] = kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})
+    return ContainerSandboxes(daemon=address, **given)
+
+
 ULIMITS = {"nofile": 16384, "nproc": 8192}  # what a machine without CAP_SYS_RESOURCE can set
 PROGRAMS = (
     *("sh", "cat", "ls", "sleep", "wc", "ln", "touch", "env", "head", "tail", "tr", "dd", "rm", "mkdir", "kill", "mv"),

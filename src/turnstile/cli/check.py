@@ -59,7 +59,7 @@ def check(
     conftest file, a patched runner, a report written early, and others. The tests of a task without a repair must run;
     one that passes so is counted as unproven. Results are stored for each task: after an interruption the command
     continues where it stopped, and turnstile train refuses tasks that failed. The exit code is 1 if a task failed or
-    could not be checked. Knobs are those of --sandbox, as in: --sandbox container memory_mb=8192 image=python:3.12.
+    could not be checked. Knobs are those of --sandbox, as in: --sandbox container image=python:3.12 pool.most=8.
     Instances run in containers of their own images, as root; the knobs apply to them too if --sandbox is container or
     remote, or if FILE holds nothing else. A FILE with both kinds takes knobs only with --sandbox.
     """

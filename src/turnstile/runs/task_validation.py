@@ -68,7 +68,9 @@ def containers_of(task: Task, section: Kind | None = None) -> Kind:
     for name in ("dockerfile", "rootfs"):  # what containers of made tasks start from
         knobs.pop(name, None)
     image = instance_of(task).image
-    return Kind.model_validate({"kind": CONTAINER, "user": "0:0", "warm": 0, **knobs, "image": image})
+    for name, key, value in (("isolation", "user", "0:0"), ("pool", "warm", 0)):
+        knobs[name] = {key: value, **knobs.get(name, {})}
+    return Kind.model_validate({"kind": CONTAINER, **knobs, "image": image})
 
 
 async def _check(

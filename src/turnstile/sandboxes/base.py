@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from pydantic import PositiveFloat, PositiveInt
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """Limits of one command. Seconds are wall-clock; exceeding one kills the command's whole process group."""
 
-    seconds: float = 10.0
-    cpu_seconds: float = 10.0
-    memory_mb: int = 2048
-    processes: int = 128
-    file_mb: int = 64
-    output_chars: int = 10_000  # longer output keeps its head and tail and says how much was left out
+    seconds: PositiveFloat = 10.0
+    cpu_seconds: PositiveFloat = 10.0
+    memory_mb: PositiveInt = 2048
+    processes: PositiveInt = 128
+    file_mb: PositiveInt = 64
+    output_chars: PositiveInt = 10_000  # longer output keeps its head and tail and says how much was left out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,8 +63,7 @@ def with_knobs(
             if knob not in taken:
                 hint = nearest(knob, taken) if taken else "it has none"
                 raise ConfigError(f"{where} has no knob {knob!r}; {hint}")
-    check_types(where, function, knobs)
-    return functools.partial(function, **knobs)
+    return functools.partial(function, **check_types(where, function, knobs))
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:

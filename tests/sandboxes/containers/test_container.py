@@ -271,7 +271,8 @@ async def test_tests_are_run_in_containers_where_a_recipe_says_so(
     answer.parent.mkdir(parents=True)
     answer.write_text("TEN = 10\n")
     carry = ["turnstile", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"]
-    knobs = {"image": IMAGE, "daemon": engine.address, "ulimits": ULIMITS, "warm": 0, "carry": carry}
+    knobs = {"image": IMAGE, "daemon": engine.address, "carry": carry, "pool": {"warm": 0}}
+    knobs["resources"] = {"ulimits": ULIMITS}
     world = make_world(make_recipe({"env": {"kind": "swe"}, "sandbox": {"kind": "container", **knobs}}))
     package = tmp_path / "package"
     package.mkdir()

@@ -71,7 +71,8 @@ async def test_remote_local_sandboxes_conform(remote: RemoteSandboxes) -> None:
 async def test_remote_containers_conform_and_leave_nothing(engine: Dockerd, tmp_path: Path) -> None:
     before = engine.containers(), engine.images()
     ulimits = ", ".join(f"{name} = {most}" for name, most in ULIMITS.items())
-    knobs = (f"image={IMAGE}", f"daemon={engine.address}", f"ulimits={{ {ulimits} }}", "warm=0", "read_only=false")
+    knobs = [f"image={IMAGE}", f"daemon={engine.address}", f"resources.ulimits={{ {ulimits} }}"]
+    knobs += ["pool.warm=0", "isolation.read_only=false"]
     with served(tmp_path / "served", "container", *knobs) as server:
         provider = server.client()
         sandbox = await provider.start(Image(name=IMAGE, root="/usr"))

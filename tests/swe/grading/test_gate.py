@@ -306,9 +306,11 @@ def test_a_failure_stands_until_as_much_was_asked(task: Task, fresh: Path) -> No
 
 
 def test_how_many_sandboxes_there_are_is_no_other_setting(task: Task, fresh: Path) -> None:
-    Notes({"kind": "container", "workers": 2, "memory_mb": 512}).add(CheckedTask(task=task), Ask())
-    assert Notes({"kind": "container", "memory_mb": 512, "workers": 4, "warm": 1}).of(task, Ask()) is not None
-    assert Notes({"kind": "container", "memory_mb": 1024}).of(task, Ask()) is None
+    half = {"memory_mb": 512}
+    Notes({"kind": "container", "workers": 2, "resources": half}).add(CheckedTask(task=task), Ask())
+    more = {"kind": "container", "resources": half, "workers": 4, "pool": {"warm": 1}}
+    assert Notes(more).of(task, Ask()) is not None
+    assert Notes({"kind": "container", "resources": {"memory_mb": 1024}}).of(task, Ask()) is None
 
 
 async def test_what_a_machine_lacks_is_not_noted(task: Task, fresh: Path, grader: CodeGrader) -> None:

@@ -229,7 +229,9 @@ class Daemon:
         except SandboxError as error:
             return error
         if state["oom"]:
-            return OutOfMemoryError(f"container {short_id} ran out of memory and was killed; raise sandbox.memory_mb")
+            return OutOfMemoryError(
+                f"container {short_id} ran out of memory and was killed; raise sandbox.resources.memory_mb"
+            )
         last = said.strip().splitlines()[-1:]
         why = f": {last[0]}" if last else f" with exit code {state['code']}" if state["code"] is not None else ""
         return ContainerDiedError(f"container {short_id} ended while it was in use{why}")

@@ -18,9 +18,11 @@ import signal
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, TypedDict
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from turnstile.errors import ConfigError, ContainerDiedError, DiskFullError, OutOfMemoryError, SandboxError
 from turnstile.sandboxes.archive import pack_modules, pack_tree
@@ -104,10 +106,10 @@ class ContainerSandbox:
         if answer.pop("out_of_memory"):
             raise OutOfMemoryError(
                 f"{where} used up the {self.container.spec.memory_mb} MiB of its sandbox and was killed; raise "
-                "sandbox.memory_mb"
+                "sandbox.resources.memory_mb"
             )
         if answer.pop("disk_full"):
-            raise DiskFullError(f"{where} filled the disk of its sandbox; raise sandbox.disk_mb")
+            raise DiskFullError(f"{where} filled the disk of its sandbox; raise sandbox.resources.disk_mb")
         return ExecResult(**answer)
 
     async def read(self, path: str) -> bytes:
@@ -165,7 +167,8 @@ class ContainerSandbox:
         except OSError as error:
             if error.errno in NO_SPACE:
                 raise DiskFullError(
-                    f"the disk of container {self.container.identity[:12]} is full; raise sandbox.disk_mb ({error})"
+                    f"the disk of container {self.container.identity[:12]} is full; raise "
+                    f"sandbox.resources.disk_mb ({error})"
                 ) from None
             raise
 
@@ -209,16 +212,49 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resources:
+    """What one container may use; memory and disk in MiB.
+
+    With `Isolation.read_only` `disk_mb` bounds the root and the scratch folder each, which are kept in memory and count
+    as such; without, it bounds the container's own layer, where `limit_layer` asks the storage driver for it. `ulimits`
+    sets what a daemon cannot raise on its own (nofile, nproc).
+    """
+
+    memory_mb: PositiveInt = 2048
+    cpus: PositiveFloat = 1.0
+    processes: PositiveInt = 256
+    disk_mb: PositiveInt = 512
+    limit_layer: bool = False
+    ulimits: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Isolation:
+    """Which network a container is on, which user it runs as, and whether only its root and scratch folder can be
+    written to."""
+
+    network: str = "none"
+    user: str = "1000:1000"
+    read_only: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSize:
+    """How many containers there are: `warm` are ready, `most` in use, and `starts` start at once."""
+
+    warm: NonNegativeInt = 2
+    most: PositiveInt = 64
+    starts: PositiveInt = 4
+
+
 class ContainerSandboxes:
     """Private copies of a template in containers of an image, which needs Python 3.7 or newer and no network.
 
     The image is one of a registry, `image`, what a `dockerfile` makes of its folder, or `rootfs`, a folder or tar
     archive of a root file system; what is not there yet is pulled or made here (`images.Images`).
 
-    A container may use `memory_mb`, `cpus`, `processes` and, where it can write, `disk_mb`: with `read_only` that is
-    its root and its scratch folder, kept in memory and counting as such; without, its own layer, which `limit_layer`
-    asks the storage driver to bound. It runs as `user`, without capabilities and without a network but the one named;
-    `ulimits` sets what a daemon cannot raise on its own (nofile, nproc). `python` is the image's interpreter; commands
+    A container has its `resources` and `isolation`, and no capabilities. `python` is the image's interpreter; commands
     can import the image's modules and, where a folder was started from, those that `carry` names, copied from this
     Python. Where the engine is one of this machine, `readable` folders of this machine can be read at the same place
     inside, and of the folder `shelf` what `start` names as `deps`. `limits` hold for commands that bring none: a
@@ -226,44 +262,33 @@ class ContainerSandboxes:
 
     `start` pulls an image that the engine lacks where `pull` names it, and any where that is None.
 
-    At most `most` containers are in use, `warm` more are ready, and `starts` start at once. They carry labels with
-    `run` and with this process, so that a sweep finds those whose process is gone. `daemon` is a socket's address
-    (default: DOCKER_HOST, or the usual sockets); `root` is where snapshots lie. Raises ConfigError when no daemon
-    answers.
+    `pool` says how many there are. They carry labels with `run` and with this process, so that a sweep finds those
+    whose process is gone. `daemon` is a socket's address (default: DOCKER_HOST, or the usual sockets). Raises
+    ConfigError when no daemon answers.
     """
 
-    def __init__(  # noqa: PLR0913 - the knobs of a section of a recipe
+    def __init__(  # noqa: PLR0913 - the keys of a section
         self,
         *,
         image: str = "",
         dockerfile: Path | str | None = None,
         rootfs: Path | str | None = None,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
-        memory_mb: int = 2048,
-        cpus: float = 1.0,
-        processes: int = 256,
-        disk_mb: int = 512,
-        network: str = "none",
-        user: str = "1000:1000",
-        read_only: bool = True,
-        limit_layer: bool = False,
-        ulimits: Mapping[str, int] | None = None,
         python: str = "python3",
+        resources: Resources = Resources(),
+        isolation: Isolation = Isolation(),
+        pool: PoolSize = PoolSize(),
+        limits: Limits = Limits(),  # noqa: B008 - frozen
         carry: Sequence[str] = (),
         readable: Sequence[Path] = (),
         shelf: Path | None = None,
-        warm: int = 2,
-        most: int = 64,
-        starts: int = 4,
         pull: Sequence[str] | None = None,
         run: str = "",
         daemon: str | None = None,
-        root: Path | None = None,
     ) -> None:
         base = named(image, dockerfile, rootfs)
         self._carried = pack_modules(carry) if carry else b""
         self.snapshots: dict[str, bool] = {}  # images of snapshots, and whether they hold what is carried
-        self.daemon = Daemon(daemon, threads=starts + 2)
+        self.daemon = Daemon(daemon, threads=pool.starts + 2)
         self.images = Images(self.daemon)
         try:
             with interruptible():
@@ -271,8 +296,7 @@ class ContainerSandboxes:
         except BaseException:
             self.daemon.close()
             raise
-        self.home = Home(root)
-        self.starts = starts
+        self.home = Home(None)
         self._pull = None if pull is None else frozenset(pull)
         self._limits = limits
         self._mine = {PROVIDER: secrets.token_hex(8)}
@@ -280,21 +304,21 @@ class ContainerSandboxes:
             image=image,
             program=(python, "-I", "-S", "-B", "-X", "utf8", "-c", program()),
             labels={**owner_labels(), **self._mine, RUN: run or self._mine[PROVIDER]},
-            memory_mb=memory_mb,
-            cpus=cpus,
-            processes=processes,
-            disk_mb=disk_mb,
-            network=network,
-            user=user,
-            read_only=read_only,
-            tmpfs=(TOP, SCRATCH) if read_only else (),
+            memory_mb=resources.memory_mb,
+            cpus=resources.cpus,
+            processes=resources.processes,
+            disk_mb=resources.disk_mb,
+            network=isolation.network,
+            user=isolation.user,
+            read_only=isolation.read_only,
+            tmpfs=(TOP, SCRATCH) if isolation.read_only else (),
             folders=(TOP, SCRATCH),
             readable=both_names(map(Path, readable)) if self.daemon.is_here else (),
-            ulimits=dict(ulimits or {}),
-            limit_layer=limit_layer and not read_only,
+            ulimits=dict(resources.ulimits),
+            limit_layer=resources.limit_layer and not isolation.read_only,
         )
         self._shelf = Path(shelf) if shelf is not None and self.daemon.is_here else None
-        self._pool: Pool[Made, Container] = Pool(self._launch, warm=warm, most=most, starts=starts)
+        self._pool: Pool[Made, Container] = Pool(self._launch, warm=pool.warm, most=pool.most, starts=pool.starts)
         self._open: set[ContainerSandbox] = set()
         self._going: set[asyncio.Task[None]] = set()
         self._starting: set[asyncio.Task[ContainerSandbox]] = set()

@@ -24,7 +24,7 @@ from turnstile.tasks.base import dump_task
 from turnstile.types import Task
 
 LOCAL: Mapping[str, Any] = {"kind": "local"}
-_MANY = ("workers", "warm")  # knobs that say how many sandboxes there are, and not what they are
+_MANY = ("workers", "pool")  # knobs that say how many sandboxes there are, and not what they are
 _LISTS = ("gold", "empty", "flaky", "wins", "tried")
 
 
