@@ -251,7 +251,7 @@ def shown(value: object) -> str:
 def commands(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:
     """The help of a command and of everything below it."""
     context = click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
-    yield f"## {context.command_path}\n\n```\n{command.get_help(context)}\n```\n"
+    yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for below in command.list_commands(context):
             found = command.get_command(context, below)

@@ -1,10 +1,11 @@
-"""What the documents say is run, parsed or looked up: their examples, recipes, commands, links and names."""
+"""Run, parse or look up what the documents contain: their examples, recipes, commands, links and names."""
 
 from __future__ import annotations
 
 import ast
 import asyncio
 import doctest
+import importlib.util
 import json
 import re
 import runpy
@@ -41,13 +42,26 @@ def blocks(language: str) -> Iterator[tuple[Path, str]]:
                 yield page, text
 
 
-def commands() -> Iterator[tuple[Path, list[str]]]:
-    """Every `turnstile ...` of a page's shell blocks, as words."""
+def lines() -> Iterator[tuple[Path, list[str]]]:
+    """Every command of a page's shell blocks, as words."""
     for page, text in blocks("sh"):
         for line in text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] == ["turnstile"]:
-                yield page, words[1:]
+            if words := shlex.split(line, comments=True):
+                yield page, words
+
+
+def commands() -> Iterator[tuple[Path, list[str]]]:
+    """Every `turnstile ...` of a page's shell blocks, as words."""
+    yield from ((page, words[1:]) for page, words in lines() if words[0] == "turnstile")
+
+
+def find(words: list[str]) -> tuple[click.Command, list[str]]:
+    """Return the command that the words name, and the words after its name."""
+    command: click.Command | None = cli
+    while isinstance(command, click.Group) and words:
+        command, words = command.get_command(click.Context(command), words[0]), words[1:]
+    assert command is not None, f"there is no such command: {words}"
+    return command, words
 
 
 @pytest.fixture(scope="module")
@@ -191,23 +205,81 @@ def test_every_command_in_a_document_is_one(monkeypatch: pytest.MonkeyPatch) -> 
     found = list(commands())
     assert len(found) > 10
     monkeypatch.chdir(ROOT)
-    for page, words in found:
-        command: click.Command | None = cli
-        while isinstance(command, click.Group):
-            name, *words = words
-            command = command.get_command(click.Context(command), name)
-        assert command is not None, page.name
-        parameters = command.make_context(name, list(words)).params
+    for _, words in found:
+        command, arguments = find(words)
+        parameters = command.make_context(command.name, list(arguments)).params
         recipe = parameters.get("recipe") or parameters.get("target") or ""
         if recipe.startswith("recipes/"):
             load_recipe(recipe, parameters["overrides"])
 
 
+def test_every_block_says_its_language() -> None:
+    """A block without a language would escape the tests of this module."""
+    known = {"sh", "console", "text", "python", "pycon", "toml", "json"}
+    for page in PAGES:
+        opening = re.findall(r"^ *```(.*)$", page.read_text(encoding="utf-8"), re.M)[::2]
+        assert set(opening) <= known, page.name
+
+
+def test_every_other_command_in_a_document_is_one() -> None:
+    """Targets of the Makefile, and modules and scripts of Python, are there; other programs are few."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    seen = set()
+    for page, words in lines():
+        match words:
+            case ["make", target, *_]:
+                assert target in targets, f"{page.name}: {target}"
+            case ["python", "-m", module, *_]:
+                assert importlib.util.find_spec(module) is not None, f"{page.name}: {module}"
+            case ["python", script, *_]:
+                assert (ROOT / script).is_file(), f"{page.name}: {script}"
+            case _:
+                assert words[0] in OTHERS, f"{page.name}: {words}"
+        seen.add(words[0])
+    assert seen >= {"make", "python"}
+
+
+OTHERS = {"turnstile", "cd", "scp", "ssh", ".", "tensorboard", "VLLM_SERVER_DEV_MODE=1"}
+
+
+def test_every_command_in_a_sentence_is_one() -> None:
+    found = [
+        (page, words)
+        for page in PAGES
+        for words in re.findall(r"`turnstile ([^`]+)`", FENCE.sub("", page.read_text(encoding="utf-8")))
+    ]
+    assert len(found) > 50
+    for page, text in found:
+        command, words = find(text.split())
+        options = {option for each in command.params for option in each.opts}
+        unknown = {word for word in words if word.startswith("--")} - options
+        assert not unknown, f"{page.name}: turnstile {text}"
+
+
+def test_every_error_in_a_document_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    found = [part for _, text in blocks("console") for part in re.split(r"^\$ ", text, flags=re.M) if part]
+    assert found
+    for part in found:
+        line, _, printed = part.partition("\n")
+        assert run_command(shlex.split(line)[1:]) != 0
+        assert capsys.readouterr().err == printed
+
+
 def test_every_link_leads_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+                file = page.parent / target if target else page
+                assert file.exists(), f"{page.name}: {target}"
+                assert not anchor or anchor in anchors(file), f"{page.name}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_name_in_the_architecture_is_there() -> None:
