@@ -303,7 +303,7 @@ def test_a_row_that_cannot_be_read_is_named(file: Rows, row: Any, says: str) -> 
 def test_bad_rows_can_be_left_out(file: Rows, tmp_path: Path) -> None:
     bad: list[TaskError] = []
     path = file({"messages": ["x"]}, CHAT)
-    assert [talk.id for talk in conversations(path, bad=bad.append)] == ["one"]
+    assert [talk.id for talk in conversations(path, on_error=bad.append)] == ["one"]
     assert len(bad) == 1
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(TaskError, match="it holds no conversation"):
