@@ -252,8 +252,8 @@ def test_a_renderer_that_lets_files_write_marks_is_caught(renderers, family):
     open_to_all = ChatRenderer(known.tokenizer, template=known._template)
     open_to_all._markers = Markers(known.tokenizer)
     found = check_renderer(open_to_all)
-    assert any(line.startswith("a tool's answer that holds ") for line in found)
-    assert any(line.startswith("an argument that holds ") for line in found)
+    assert any(line.startswith("a tool's answer that contains ") for line in found)
+    assert any(line.startswith("an argument that contains ") for line in found)
     assert all(line.endswith("writes marks of the layout") for line in found)
 
 

@@ -48,7 +48,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name, says in (("missing", "cannot be read"), ("empty", "holds no task"), ("binary", "not UTF-8")):
+    for name, says in (("missing", "cannot be read"), ("empty", "has no task"), ("binary", "not UTF-8")):
         with pytest.raises(TaskError, match=says):
             load_tasks(tmp_path / name)
 

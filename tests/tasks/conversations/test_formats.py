@@ -275,21 +275,21 @@ def test_what_is_written_is_read_again(file: Rows, row: Mapping[str, Any]) -> No
     ("row", "says"),
     [
         ({"text": "x"}, "row 1: it has neither messages nor conversations; known formats: chat, sharegpt"),
-        ({"messages": "[{"}, "row 1: messages is a text that is no JSON"),
-        ({"messages": {"role": "user"}}, "row 1: messages is no list"),
+        ({"messages": "[{"}, "row 1: messages is a text that is not JSON"),
+        ({"messages": {"role": "user"}}, "row 1: messages is not a list"),
         ({"messages": ["x"]}, "row 1, message 1: a message is an object"),
         ({"messages": [{"role": "usr"}]}, "row 1, message 1: the role 'usr' is unknown"),
         ({"messages": [{"role": "user", "content": 3}]}, "a content is a text or a list of parts, this is int"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part of type 'image_url'; only text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call has no function with a name"),
-        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "{")]}]}, "arguments of 'a' are no JSON"),
-        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "[]")]}]}, "arguments of 'a' are no object"),
+        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "{")]}]}, "arguments of 'a' are not JSON"),
+        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "[]")]}]}, "arguments of 'a' are not an object"),
         ({"messages": [{"role": "assistant", "weight": 0.5}]}, "weight is 0 or 1, or true or false, not 0.5"),
         ({"messages": [], "resolved": "yes"}, "resolved is true or false, not 'yes'"),
         ({"messages": [], "tools": [{}]}, "a tool has no name"),
-        ({"conversations": [{"from": "alien", "value": ""}]}, "nobody is known who speaks as 'alien'"),
-        ({"conversations": [{"from": "function_call", "value": "x"}]}, "the value of a function_call is no JSON"),
-        ({**V1, "info": {"config": {"agent": {"action_regex": "("}}}}, "its action_regex is no regular expression"),
+        ({"conversations": [{"from": "alien", "value": ""}]}, "the speaker 'alien' is unknown"),
+        ({"conversations": [{"from": "function_call", "value": "x"}]}, "the value of a function_call is not JSON"),
+        ({**V1, "info": {"config": {"agent": {"action_regex": "("}}}}, "its action_regex is not a regular expression"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_be_read_is_named(file: Rows, row: Any, says: str) -> None:
@@ -306,7 +306,7 @@ def test_bad_rows_can_be_left_out(file: Rows, tmp_path: Path) -> None:
     assert [talk.id for talk in conversations(path, on_error=bad.append)] == ["one"]
     assert len(bad) == 1
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(TaskError, match="it holds no conversation"):
+    with pytest.raises(TaskError, match="it has no conversation"):
         read_conversations(tmp_path / "empty.jsonl")
     with pytest.raises(TaskError, match="did you mean 'sharegpt'"):
         list(conversations(path, "sharegp"))
