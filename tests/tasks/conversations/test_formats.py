@@ -34,7 +34,7 @@ def bash(command: str, id: str) -> dict[str, Any]:
 
 
 def trajectory(version: str, messages: list[dict[str, Any]], **config: Any) -> dict[str, Any]:
-    """What mini-swe-agent writes of a run that submitted, with its notes on each message."""
+    """Return what mini-swe-agent writes for a run that submitted, with its notes on each message."""
     info = {
         "model_stats": {"instance_cost": 0.1, "api_calls": 2},
         "config": {"model": {"model_name": "openai/some-model"}, **config},
@@ -160,7 +160,7 @@ Rows = Callable[..., Path]
 
 @pytest.fixture
 def file(tmp_path: Path) -> Rows:
-    """Writes rows as a file: JSON lines, or what the name ends in."""
+    """Return a function that writes rows to a file: JSON lines, or the format of its suffix."""
 
     def write(*rows: Any, name: str = "x.jsonl") -> Path:
         path = tmp_path / name
@@ -180,7 +180,7 @@ def one(path: Path) -> Conversation:
 
 
 def roles(found: Conversation) -> str:
-    """The first letter of each role, capital where it is learned."""
+    """Return the first letter of each role, capital if the message is learned."""
     return "".join(
         message.role[0].upper() if flag else message.role[0]
         for message, flag in zip(found.messages, found.trainable, strict=True)
@@ -215,7 +215,7 @@ def test_mini_swe_agent_over_the_responses_interface(file: Rows) -> None:
     assert found.messages[2] == Message(role="tool", content="x.py", tool_call_id="call00000")
 
 
-def test_a_folder_of_runs_is_read_without_what_lies_beside_them(file: Rows, tmp_path: Path) -> None:
+def test_folder_of_trajectories_ignores_other_files(file: Rows, tmp_path: Path) -> None:
     file({"org__repo-1": {"model_patch": ""}}, name="runs/preds.json")
     failed = {**V2, "messages": V2["messages"][:2], "instance_id": None}
     for name, row in (("b", failed), ("a", V1)):
@@ -259,14 +259,14 @@ def test_tools_that_the_system_lists_are_not_offered_twice(file: Rows) -> None:
     assert found.messages[3].content == '{"found": 1}'
 
 
-def test_what_the_assistant_says_unasked_is_left_out(file: Rows) -> None:
+def test_omits_leading_assistant_messages(file: Rows) -> None:
     says = {"from": "gpt", "value": "Hello!"}
     assert roles(one(file({"conversations": [says, {"from": "human", "value": "Hi."}, says]}))) == "uA"
     assert one(file({"conversations": [says]})).messages == ()
 
 
 @pytest.mark.parametrize("row", [V1, V2, RESPONSES, SMITH, CHAT, FACTORY, HERMES])
-def test_what_is_written_is_read_again(file: Rows, row: Mapping[str, Any]) -> None:
+def test_write_and_read_are_inverse(file: Rows, row: Mapping[str, Any]) -> None:
     found = one(file(row))
     assert one(file(chat.write(found), name="again.jsonl")) == found
 
