@@ -110,7 +110,7 @@ def test_private_schema_keys_do_not_reach_the_template(renderers):
     assert "x-line" not in shown(renderers["qwen3"], renderers["qwen3"].prompt([USER], TOOLS))
 
 
-def test_elsewhere_the_parser_tells_and_writes_and_results_are_the_users(renderers):
+def test_other_templates_use_the_parsers_syntax_and_user_results(renderers):
     for family in ("smollm2", "llama3", "mistral", "gemma"):
         renderer = renderers[family]
         assert "Tools:\n" in shown(renderer, renderer.prompt([USER], [LOOK_UP]))
@@ -165,7 +165,7 @@ def test_gemma_has_its_system_text_in_the_first_user_turn(renderers):
     assert shown(renderer, ids) == "<bos><start_of_turn>user\nBe brief.\n\nGo.<end_of_turn>\n<start_of_turn>model\n"
 
 
-def test_where_nothing_answered_stands_an_empty_user_turn(renderers):
+def test_empty_observation_is_an_empty_user_turn(renderers):
     renderer = renderers["gemma"]
     context = observed(renderer, [USER, Message(role="assistant", content="Hm.")], [])
     assert shown(renderer, context.ids) == "\n<start_of_turn>user\n<end_of_turn>\n<start_of_turn>model\n"
@@ -226,7 +226,7 @@ class Retokenises(ChatRenderer):
         (Retokenises, "text(completion('  two  blanks  '))"),
     ],
 )
-def test_the_checker_finds(renderers, broken, finding):
+def test_checker_finds_broken_renderers(renderers, broken, finding):
     known = renderers["qwen3"]
     problems = check_renderer(broken(known.tokenizer, template=known._template))
     assert any(finding in problem for problem in problems), problems
@@ -257,8 +257,8 @@ def test_a_renderer_that_lets_files_write_marks_is_caught(renderers, family):
     open_to_all = ChatRenderer(known.tokenizer, template=known._template)
     open_to_all._markers = Markers(known.tokenizer)
     found = check_renderer(open_to_all)
-    assert any(line.startswith("a tool's answer that holds ") for line in found)
-    assert any(line.startswith("an argument that holds ") for line in found)
+    assert any(line.startswith("a tool's answer that contains ") for line in found)
+    assert any(line.startswith("an argument that contains ") for line in found)
     assert all(line.endswith(("writes marks of the layout", "writes it as the layout does")) for line in found)
     if family in ("zephyr", "llama2"):  # whose roles are named in ordinary text
         assert any(line.endswith("writes it as the layout does") for line in found)
@@ -376,7 +376,7 @@ def test_the_whole_is_exact_with_tokenizers_that_begin_a_text_with_a_blank(rende
 
 
 def test_text_without_marks_becomes_the_tokens_that_it_was(renderers):
-    """Nothing is cut where nothing is quoted, also beside what is."""
+    """Text without quoted marks is not split, also next to a quoted mark."""
     renderer = renderers["smollm2"]
     text = "if a < b: <b>bold</b> <|nobody|> naïve"
     for more in ("", FORGED):

@@ -1,4 +1,4 @@
-"""Plain lines: what a small model reads and writes."""
+"""Actions as plain lines, for small models."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_run_that_does_not(cli: Cli, run: Path) -> None:
     assert done.code == 1
     assert done.out.splitlines()[-4:] == [
         "lost: 1",
-        "  train/1/1/t1, attempt 0 is running still",
+        "  train/1/1/t1, attempt 0 is still running",
         "used more often than declared: 1",
         "  train/1/0/t0, attempt 0 was trained on 3 times, the recipe says 2",
     ]

@@ -80,7 +80,7 @@ def test_a_bad_row_stops_it_or_is_counted(cli: Cli, talks: str, tmp_path: Path) 
     [
         (["--ended", "Never"], "no conversation is left to write (2 left out: ended otherwise (Submitted); 1 left out"),
         (["--report", "none.json"], "none.json: it cannot be read"),
-        (["--report", "list.json"], "list.json: a report has resolved_ids"),
+        (["--report", "list.json"], "list.json: not a report of SWE-bench's harness; it needs resolved_ids"),
         (["--tools", "list.json"], "list.json: a tool has no name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What balances, what does not, and who is trained on less than played."""
+"""Audits of runs that balance and of runs that do not; tasks trained on less than played."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_run_that_balances(tmp_path: Path) -> None:
     ]
 
 
-def test_who_is_trained_on_less_than_played(tmp_path: Path) -> None:
+def test_shares_of_tasks_trained_on_less_than_played(tmp_path: Path) -> None:
     found = audit(booked_run(tmp_path), DECLARED)
     assert [(s.label, s.tasks, s.settled, s.admitted, s.of_settled, s.of_admitted) for s in found.by_length] == [
         ("1 turns", 1, 4, 4, 0.5, 1.0),
@@ -63,7 +63,7 @@ def test_who_is_trained_on_less_than_played(tmp_path: Path) -> None:
         ("INSERT INTO uses VALUES (3, 1, 0)", 0, 1, "train/1/1/t1, attempt 0 is gated_out, but was trained on"),
     ],
 )
-def test_what_does_not_balance(tmp_path: Path, statement: str, lost: int, overused: int, line: str) -> None:
+def test_finds_what_does_not_balance(tmp_path: Path, statement: str, lost: int, overused: int, line: str) -> None:
     run = booked_run(tmp_path)
     change(run, statement)
     found = audit(run, DECLARED)
@@ -73,7 +73,7 @@ def test_what_does_not_balance(tmp_path: Path, statement: str, lost: int, overus
     assert said.startswith(line)
 
 
-def test_what_is_under_way_is_not_lost(tmp_path: Path) -> None:
+def test_unfinished_attempts_are_not_lost(tmp_path: Path) -> None:
     run = booked_run(tmp_path)
     change(run, "DELETE FROM checkpoints WHERE step = 2")
     change(run, "UPDATE attempts SET state = 'running' WHERE step = 2")
@@ -83,8 +83,8 @@ def test_what_is_under_way_is_not_lost(tmp_path: Path) -> None:
     assert [task.open for task in found.tasks] == [2, 2]
 
 
-def test_what_is_played_ahead_is_in_no_share(tmp_path: Path) -> None:
-    """Else a task that is played now, and was never trained on, would look left out."""
+def test_attempts_played_ahead_are_in_no_share(tmp_path: Path) -> None:
+    """Otherwise a task that is being played, and was never trained on, would look left out."""
     run = booked_run(tmp_path)
     before = audit(run, DECLARED)
     records = RunRecords(run)
@@ -111,7 +111,7 @@ def test_what_is_played_ahead_is_in_no_share(tmp_path: Path) -> None:
     ]
 
 
-def test_a_record_that_lacks_what_the_ledger_has(tmp_path: Path) -> None:
+def test_finds_a_record_that_differs_from_the_ledger(tmp_path: Path) -> None:
     run = booked_run(tmp_path)
     (run / "record" / "000001-train.jsonl.gz").unlink()
     assert audit(run, DECLARED).balanced
@@ -120,7 +120,7 @@ def test_a_record_that_lacks_what_the_ledger_has(tmp_path: Path) -> None:
     assert found.lost[0] == "train/1/0/t0, attempt 0: tokens in the ledger 2, in the record none"
 
 
-def test_only_so_many_are_named(tmp_path: Path) -> None:
+def test_names_only_the_first_findings(tmp_path: Path) -> None:
     run = booked_run(tmp_path, steps=3)
     change(run, "UPDATE attempts SET state = 'issued' WHERE state = 'gated_out'")
     found = audit(run, DECLARED)

@@ -1,4 +1,4 @@
-"""Files of gzip members of which something is damaged: what is whole is read, and nothing is thrown away."""
+"""Damaged files of gzip members: complete members are read, and nothing is discarded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turnstile.records.gzip_log import Appender, read_members
 
 
 def written(path: Path, count: int, size: int = 0) -> tuple[list[object], list[int]]:
-    """Writes so many members, and says what they hold and where each begins, with the file's end behind."""
+    """Write members; return their contents, and where each begins, followed by the file's end."""
     rng, appender = np.random.default_rng(0), Appender(path.parent)
     bodies: list[object] = [{"number": number, "noise": rng.bytes(size).hex()} for number in range(count)]
     begins = [0]
@@ -31,7 +31,7 @@ def flip(path: Path, place: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 20_000])
 def test_one_flipped_byte_costs_one_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int) -> None:
-    """Wherever in the entry it is: its header, its contents, its checksum, its length."""
+    """Anywhere in the entry: its header, its contents, its checksum, its length."""
     path = tmp_path / "x.jsonl.gz"
     bodies, begins = written(path, 50, size)
     whole = path.read_bytes()
@@ -50,7 +50,7 @@ def test_one_flipped_byte_costs_one_entry(tmp_path: Path, caplog: pytest.LogCapt
             )
 
 
-def test_writing_goes_on_behind_entries_that_are_whole(tmp_path: Path) -> None:
+def test_appends_after_complete_entries(tmp_path: Path) -> None:
     """Damage in the middle stays where it is, and nothing is cut off."""
     path = tmp_path / "x.jsonl.gz"
     bodies, begins = written(path, 50)
@@ -73,7 +73,7 @@ def test_several_damages_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("lost", [1, 3])
-def test_a_bad_end_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: int) -> None:
+def test_moves_a_torn_end_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: int) -> None:
     path = tmp_path / "x.jsonl.gz"
     bodies, begins = written(path, 10)
     for number in range(10 - lost, 10):
@@ -94,7 +94,7 @@ def test_a_bad_end_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_such_thing_is_all_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_of_another_kind_is_all_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(b"{}\n" * 100)
     assert list(read_members(path)) == []

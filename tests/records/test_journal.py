@@ -1,4 +1,4 @@
-"""Turns as they are played, and which attempts had come to an end when the file broke off."""
+"""The journal: turns as they are played, and the finished attempts of an incomplete file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def found(run: Path, step: int) -> dict[Key, object]:
     return {key: encode(trajectory) for key, trajectory in Journal(run).finished(step).items()}
 
 
-def test_what_had_finished_is_read_back(tmp_path: Path) -> None:
+def test_restores_finished_attempts(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     one, two, three = (attempt(number, [3, 1, 2]) for number in range(3))
     for number in range(3):  # turn by turn, as they come
@@ -43,7 +43,7 @@ def test_what_had_finished_is_read_back(tmp_path: Path) -> None:
     assert found(tmp_path, 2) == {}
 
 
-def test_an_attempt_played_again_counts_as_it_was_last(tmp_path: Path) -> None:
+def test_restores_the_last_playing_of_an_attempt(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     first, second = attempt(0, [3, 1, 2]), attempt(0, [4, 4])
     write(journal, 1, replace(first, stop=Stop.ERROR))
@@ -54,7 +54,7 @@ def test_an_attempt_played_again_counts_as_it_was_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.SAMPLED, Stage.DELIVERED])
-def test_a_last_turn_that_was_not_answered_is_read_back(tmp_path: Path, stage: Stage) -> None:
+def test_restores_an_uncompleted_last_turn(tmp_path: Path, stage: Stage) -> None:
     journal, whole = Journal(tmp_path), attempt(0, [3, 2], states=["a", "b"])
     write_turn(journal, 1, whole, 0)
     reached = []
@@ -68,8 +68,8 @@ def test_a_last_turn_that_was_not_answered_is_read_back(tmp_path: Path, stage: S
     assert found(tmp_path, 1) == {whole.key: encode(ended)}
 
 
-def test_an_attempt_of_which_a_line_is_missing_has_not_finished(tmp_path: Path) -> None:
-    """Whichever it is; also where the attempt was played before, so that there is another line in its place."""
+def test_attempt_with_a_missing_line_is_unfinished(tmp_path: Path) -> None:
+    """For every line, also if the attempt was played before and an older line has its place."""
     journal, one = Journal(tmp_path), attempt(0, [3, 2], states=["a", "b"])
     for number in range(2):  # played, but not to its end
         write_turn(journal, 1, one, number)
@@ -86,7 +86,7 @@ def test_an_attempt_of_which_a_line_is_missing_has_not_finished(tmp_path: Path) 
         assert found(tmp_path, 1) == ({one.key: encode(one)} if harmless else {}), lost
 
 
-def test_an_attempt_without_a_turn_may_come_to_an_end(tmp_path: Path) -> None:
+def test_attempt_without_turns_may_end(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     nothing = replace(attempt(0, [3]), turns=(), stop=Stop.CONTEXT)
     journal.end(1, nothing)
@@ -95,7 +95,7 @@ def test_an_attempt_without_a_turn_may_come_to_an_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("last", ["turn", "end"])
 def test_cut_at_every_byte_of_its_last_line(tmp_path: Path, last: str) -> None:
-    """Whatever was whole before is there, nothing else is, and writing goes on behind it."""
+    """Complete entries are restored, nothing else is, and appending continues after them."""
     journal = Journal(tmp_path)
     one, two = attempt(0, [2, 1]), attempt(1, [1, 1])
     write(journal, 1, one)
@@ -116,7 +116,7 @@ def test_cut_at_every_byte_of_its_last_line(tmp_path: Path, last: str) -> None:
         assert found(tmp_path, 1) == {each.key: encode(each) for each in (one, two)}
 
 
-def test_a_file_of_another_version_is_one_clear_error(tmp_path: Path) -> None:
+def test_refuses_a_file_of_another_version(tmp_path: Path) -> None:
     journal, one = Journal(tmp_path), attempt(0, [1])
     body = {"group": one.group, "attempt": 0, "number": 0, "turn": encode(one.turns[0]), "end": None}
     Appender(tmp_path / "record").append(tmp_path / "record" / "000001-played.jsonl.gz", body)
@@ -124,7 +124,7 @@ def test_a_file_of_another_version_is_one_clear_error(tmp_path: Path) -> None:
         journal.finished(1)
 
 
-def test_steps_that_are_safe_are_forgotten(tmp_path: Path) -> None:
+def test_drops_steps_that_checkpoints_hold(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for step in (1, 2, 3):
         write(journal, step, attempt(0, [1]))

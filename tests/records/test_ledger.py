@@ -1,4 +1,4 @@
-"""Every attempt in one state, every use booked once, and what was booked after a checkpoint taken back."""
+"""The ledger: states of attempts, uses, and undoing what followed the last checkpoint."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def uses(run: Path) -> list[tuple[str, int, int]]:
 
 
 def play(ledger: Ledger, step: int) -> None:
-    """Both attempts of a step, played and trained on in one pass."""
+    """Record both attempts of a step as played and trained on in one pass."""
     ledger.issue(step, [(key, "t") for key in keys(step)], {})
     for key in keys(step):
         ledger.begin(key)
@@ -82,7 +82,7 @@ def test_from_issued_to_admitted(tmp_path: Path) -> None:
     ledger.close()
 
 
-def test_what_was_booked_after_a_checkpoint_is_taken_back(tmp_path: Path) -> None:
+def test_resume_undoes_what_followed_the_checkpoint(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for step in (1, 2):
         play(ledger, step)
@@ -100,7 +100,7 @@ def test_what_was_booked_after_a_checkpoint_is_taken_back(tmp_path: Path) -> Non
     ledger.close()
 
 
-def test_what_was_given_up_after_a_checkpoint_is_played_again(tmp_path: Path) -> None:
+def test_resume_issues_given_up_attempts_again(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for step in (1, 2):
         ledger.issue(step, [(keys(step)[0], "t")], {})
@@ -132,7 +132,7 @@ ledger.commit(2, "digest")
 
 
 @pytest.mark.parametrize("statement", [1, 700, 2001, 2002, 2003, 2004])
-def test_killed_in_a_booking_it_never_happened(tmp_path: Path, statement: int) -> None:
+def test_kill_in_a_transaction_undoes_it(tmp_path: Path, statement: int) -> None:
     """1,000 states, 1,000 uses and COMMIT are one transaction; the checkpoint is the next."""
     done = subprocess.run([sys.executable, "-c", BOOK, str(tmp_path), str(statement)], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -144,7 +144,7 @@ def test_killed_in_a_booking_it_never_happened(tmp_path: Path, statement: int) -
     ledger.close()
 
 
-def test_a_full_disk_is_said_and_costs_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     play(ledger, 1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -160,7 +160,7 @@ def test_a_full_disk_is_said_and_costs_nothing(tmp_path: Path) -> None:
     ledger.close()
 
 
-def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+def test_refuses_a_file_that_is_not_a_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"has no ledger\.db; give the folder of a run"):
         open_ledger(tmp_path)
     (tmp_path / FILE).write_bytes(b"no database at all" * 100)

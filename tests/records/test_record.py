@@ -91,7 +91,7 @@ def per_token(value: float, attempts: int = 2) -> list[list[np.ndarray]]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal to the last bit, NaN included, with the same types."""
+    """Whether two values are equal bit by bit, NaN included, with the same types."""
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if type(a) is not type(b):
@@ -105,7 +105,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-def test_what_is_written_is_read_back_to_the_last_bit(tmp_path: Path) -> None:
+def test_reads_back_what_was_written_bit_by_bit(tmp_path: Path) -> None:
     trained = {WEIGHT: per_token(0.25), LOGPROB: per_token(math.nan)}
     Recorder(tmp_path).write(4, "train", group(), scores(), per_token(-1.5), trained)
     (entry,) = read_record(tmp_path)
@@ -144,7 +144,7 @@ def test_any_number_and_any_json_survive(values: list[float], data: Any) -> None
     assert same(decode(json.loads(text), Turn), before)
 
 
-def test_what_json_has_no_form_for_is_refused() -> None:
+def test_refuses_what_json_cannot_hold() -> None:
     with pytest.raises(TypeError, match="cannot record a set"):
         encode(turn(signals={"files": {"a"}}))
     with pytest.raises(TypeError, match="key 1"):
@@ -177,7 +177,7 @@ def test_writing_a_group_again_replaces_it(tmp_path: Path) -> None:
     assert [(entry.group.id, entry.advantages is None) for entry in entries] == [("a", False), ("b", True)]
 
 
-def test_resume_drops_what_came_after(tmp_path: Path) -> None:
+def test_resume_drops_later_steps(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     for step in (1, 2, 3):
         recorder.write(step, "train", group(), scores())
@@ -192,7 +192,7 @@ def test_resume_drops_what_came_after(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_cut_at_every_byte_of_its_last_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """That entry is lost, no other, and writing goes on behind the whole ones."""
+    """Only that entry is lost, and appending continues after the complete ones."""
     recorder = Recorder(tmp_path)
     recorder.write(1, "train", group("a"), scores())
     (file,) = (tmp_path / "record").iterdir()
@@ -217,7 +217,7 @@ def test_cut_at_every_byte_of_its_last_entry(tmp_path: Path, caplog: pytest.LogC
         aside.unlink()
 
 
-def test_an_entry_with_a_changed_byte_is_no_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skips_an_entry_with_a_changed_byte(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(tmp_path)
     recorder.write(1, "train", group("a"), scores())
     (file,) = (tmp_path / "record").iterdir()
@@ -239,7 +239,7 @@ def test_files_are_gzip_with_one_line_of_json_an_entry(tmp_path: Path) -> None:
     assert (file.name, found) == ("000001-train.jsonl.gz", ["a", "b"])
 
 
-def test_sync_brings_what_was_written_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_flushes_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: dict[int, int] = {}
     real = os.fsync
 
@@ -274,7 +274,7 @@ def test_an_evaluation_is_found_by_its_name(tmp_path: Path) -> None:
     assert [entry.group.id for entry in read_record(tmp_path, label="../org/name:1.5")] == ["b"]
 
 
-def test_what_was_recorded_under_a_label_can_be_begun_anew(tmp_path: Path) -> None:
+def test_drop_removes_a_label(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     recorder.drop(3, "eval", "last")  # nothing is there yet
     for name, label in (("a", "last"), ("b", "other")):

@@ -1,4 +1,4 @@
-"""The first thing that differs between two records, in the order in which one thing leads to another."""
+"""The first difference between two records, in causal order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(
     judge: Callable[[Score], Score] = lambda given: given,
     **arrays: Any,
 ) -> Path:
-    """Twelve steps of one group of two attempts, the second of which is changed at step `at`; or scores, arrays."""
+    """Write twelve steps of one group of two attempts; at step `at` the second, or scores or arrays, are changed."""
     recorder = Recorder(run)
     for step in range(1, 13):
         here = step == at
@@ -85,12 +85,12 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "line"), CASES)
-def test_what_differs_first(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+def test_first_difference_in_order(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     found = first_difference(write(tmp_path / "a"), write(tmp_path / "b", **changes))
     assert str(found).startswith(f"step 3: {line}")
 
 
-def test_log_probabilities_before_the_tokens_they_lead_to(tmp_path: Path) -> None:
+def test_compares_log_probabilities_before_tokens(tmp_path: Path) -> None:
     def change(trajectory: Trajectory) -> Trajectory:
         given = trajectory.turns[1].completion
         tokens, logprobs = given.token_ids.copy(), given.logprobs.copy()
@@ -104,7 +104,7 @@ def test_log_probabilities_before_the_tokens_they_lead_to(tmp_path: Path) -> Non
     )
 
 
-def test_what_only_clocks_say_is_no_difference(tmp_path: Path) -> None:
+def test_ignores_times(tmp_path: Path) -> None:
     def later(trajectory: Trajectory) -> Trajectory:
         slow = turned(0, seconds=9.0)(completed(0, seconds=9.0)(trajectory))
         return replace(slow, times={"generate": 9.0})
@@ -112,7 +112,7 @@ def test_what_only_clocks_say_is_no_difference(tmp_path: Path) -> None:
     assert first_difference(write(tmp_path / "a"), write(tmp_path / "b", change=later)) == 12
 
 
-def test_a_run_that_goes_on_longer(tmp_path: Path) -> None:
+def test_compares_the_steps_of_both_runs(tmp_path: Path) -> None:
     one, other = write(tmp_path / "a"), write(tmp_path / "b")
     for step in (11, 12):
         (other / "record" / f"{step:06d}-train.jsonl.gz").unlink()

@@ -1,4 +1,4 @@
-"""Episodes played ahead of training, in a real process of their own."""
+"""Episodes played ahead of training, in a real worker process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from turnstile.types import Task
 
 
 def in_turn(inputs: Path, steps: int, demos: int = 0, **rollout: Any) -> Recipe:
-    """The run of `guess_run` without what comes before and after its steps."""
+    """Return the recipe of `guess_run` without evaluations before and after its steps."""
     recipe = guess_run.recipe(inputs, steps=steps)
     changed = {"sft": {"demos": demos}, "eval": {"before": False, "every": 0}, "rollout": rollout}
     changed["engine"] = {"deterministic": not rollout}
@@ -68,7 +68,7 @@ def versions(run: Path, step: int) -> list[int]:
     return sorted(set(np.concatenate([turn.completion.versions for turn in turns]).tolist()))
 
 
-def test_tokens_are_as_old_as_allowed_and_no_older(run: Path) -> None:
+def test_tokens_are_at_most_max_staleness_old(run: Path) -> None:
     found = [versions(run, step) for step in (1, 2, 3, 4)]
     assert found[0] == [0]
     assert 0 in found[1]  # asked for with the first weights
@@ -83,7 +83,7 @@ def test_tokens_are_as_old_as_allowed_and_no_older(run: Path) -> None:
     assert all("loss/correction" in entry for entry in trained)  # tis, as the recipe names no factor
 
 
-def test_steps_have_the_tasks_that_they_have_in_turn(run: Path, inputs: Path, tmp_path: Path) -> None:
+def test_steps_have_the_same_tasks_as_in_sync_mode(run: Path, inputs: Path, tmp_path: Path) -> None:
     train(in_turn(inputs, 2, demos=30), run=tmp_path / "run")
     for step in (1, 2):
         names = [
@@ -95,7 +95,7 @@ def test_steps_have_the_tasks_that_they_have_in_turn(run: Path, inputs: Path, tm
 
 
 def workers(parent: int) -> list[int]:
-    """The living processes that play ahead for that one."""
+    """Return the living worker processes of a training process."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -112,7 +112,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_nothing_is_left_behind(run: Path) -> None:
+def test_leaves_no_process_and_no_weights(run: Path) -> None:
     assert not (run / "weights").exists()
     assert workers(os.getpid()) == []
 
@@ -126,7 +126,7 @@ def in_a_process(script: Path, inputs: Path, run: Path) -> subprocess.CompletedP
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path) -> None:
+def test_killed_run_leaves_no_process_and_resumes(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     script = f"from test_async_source import *; train(ahead(Path({str(inputs)!r}), 4), run=Path({str(run)!r}))"
     folders = os.pathsep.join((str(Path(__file__).parent), str(Path(guess_run.__file__).parent), *sys.path))
@@ -152,13 +152,13 @@ def test_a_killed_run_leaves_no_process_and_goes_on(inputs: Path, tmp_path: Path
 
 @pytest.fixture
 def first_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happens once has not happened yet."""
+    """Reset the mark of environments that fail once."""
     monkeypatch.setenv(played_ahead.ONCE, str(tmp_path / "mark"))
 
 
 @pytest.mark.usefixtures("first_time")
 @pytest.mark.slow
-def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
+def test_replaces_a_worker_that_died(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(ahead(inputs, 2), run=run, env=played_ahead.Deadly)["step"] == 2
     (line,) = [line for line in said(run) if "SIGKILL" in line]
@@ -173,10 +173,10 @@ def test_another_goes_on_where_one_died(inputs: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("first_time")
 @pytest.mark.parametrize("env", [played_ahead.ToldToEnd, played_ahead.Interrupted])
 @pytest.mark.slow
-def test_one_that_is_told_to_end_ends_in_order_and_is_replaced(
+def test_replaces_a_worker_that_was_stopped_by_a_signal(
     env: type[played_ahead.ToldToEnd], inputs: Path, tmp_path: Path
 ) -> None:
-    """What it printed is in the run's folder, and said with whose it is."""
+    """Its output is in the run's folder, and reported with its process id."""
     run = tmp_path / "run"
     assert train(ahead(inputs, 2), run=run, env=env)["step"] == 2
     lines = said(run)
@@ -188,8 +188,8 @@ def test_one_that_is_told_to_end_ends_in_order_and_is_replaced(
 
 
 @pytest.mark.slow
-def test_what_is_played_while_training_computes_is_written_down(inputs: Path, tmp_path: Path) -> None:
-    """The update of step 1 computes until the ledger says that all of step 2 has finished, and is killed in it."""
+def test_records_episodes_played_while_training_computes(inputs: Path, tmp_path: Path) -> None:
+    """The update of step 1 waits until all of step 2 has finished, and is killed."""
     script = tmp_path / "computes.py"
     script.write_text(
         "import os, sqlite3, sys, time\nfrom pathlib import Path\nimport turnstile.trainer.loop as loop\n"
@@ -213,7 +213,7 @@ def test_what_is_played_while_training_computes_is_written_down(inputs: Path, tm
 
 @pytest.mark.usefixtures("first_time")
 @pytest.mark.slow
-def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> None:
+def test_gives_up_when_workers_keep_dying(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"was killed .SIGKILL.*and so did 3 in a row"):
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.AlwaysDeadly)
 
@@ -221,7 +221,7 @@ def test_where_one_after_another_dies_it_ends(inputs: Path, tmp_path: Path) -> N
 @pytest.mark.usefixtures("first_time")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.slow
-def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path, strict: bool) -> None:
+def test_raises_an_episodes_error_in_training(inputs: Path, tmp_path: Path, strict: bool) -> None:
     with pytest.raises(KeyError, match="no such tool") as raised:
         train(ahead(inputs, 2), run=tmp_path / "run", env=played_ahead.Faulty, strict=strict)
     assert any("10 attempts had failed before it" in note for note in raised.value.__notes__) is not strict
@@ -230,8 +230,8 @@ def test_a_fault_is_raised_where_training_is(inputs: Path, tmp_path: Path, stric
 
 
 @pytest.mark.slow
-async def test_a_fault_that_comes_while_training_computes_is_not_lost(inputs: Path, tmp_path: Path) -> None:
-    """It is not among what is booked then, and is raised when training waits again."""
+async def test_raises_an_error_that_arrived_while_training_computed(inputs: Path, tmp_path: Path) -> None:
+    """It is raised when training waits again."""
     worker = Worker(Setup(recipe=ahead(inputs, 2), env=played_ahead.no_env), log=tmp_path / LOG)
     try:
         worker.send(PlayJobs([(Task(id="guess-1-0", env="guess"), Attempt(group="g", number=0, seed=0))]))
@@ -249,15 +249,15 @@ async def to_the_end(worker: Worker) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_sent_is_said(inputs: Path, tmp_path: Path) -> None:
+def test_refuses_a_setup_that_cannot_be_pickled(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be sent to another process .*rollout.max_staleness = 0"):
         train(ahead(inputs, 2), run=tmp_path / "run", env=lambda: GuessEnv())
 
 
 @pytest.mark.usefixtures("first_time")
 @pytest.mark.slow
-def test_what_only_the_script_knows_is_said_too(inputs: Path, tmp_path: Path) -> None:
-    """It can be sent, and not be read there."""
+def test_refuses_a_setup_that_cannot_be_unpickled(inputs: Path, tmp_path: Path) -> None:
+    """It can be pickled, but not unpickled in the worker."""
     script = tmp_path / "own.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\nfrom test_async_source import ahead, train\n"
@@ -271,7 +271,7 @@ def test_what_only_the_script_knows_is_said_too(inputs: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_training_may_be_faster_than_the_other_process_starts(inputs: Path, tmp_path: Path) -> None:
+def test_training_may_be_faster_than_the_worker_starts(inputs: Path, tmp_path: Path) -> None:
     """It was killed in step 4 and has no checkpoint since the first: three steps are in the journal, and the weights
     that are to be sampled with first are gone when they are looked for."""
     script = tmp_path / "killed.py"
@@ -290,7 +290,7 @@ def test_training_may_be_faster_than_the_other_process_starts(inputs: Path, tmp_
     assert command(["audit", str(run)]) == 0
 
 
-def test_how_processes_end() -> None:
+def test_describe_exit() -> None:
     assert describe_exit(3) == "ended with code 3"
     assert describe_exit(-signal.SIGTERM) == "was killed (SIGTERM)"
     assert describe_exit(128 + signal.SIGTERM) == "was stopped (SIGTERM)"

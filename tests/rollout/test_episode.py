@@ -1,4 +1,4 @@
-"""The one loop: every way an episode ends, and what of it is kept."""
+"""The episode loop: every stop reason, and the trajectory that is kept."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ async def test_the_environment_is_measured_once_and_not_closed() -> None:
         ({"step": SandboxError("it died")}, Limits(turns=9), ("look",), Stop.ERROR, 1),
     ],
 )
-async def test_every_end(env: dict[str, Any], limits: Limits, lines: tuple[str, ...], stop: Stop, turns: int) -> None:
+async def test_every_stop_reason(
+    env: dict[str, Any], limits: Limits, lines: tuple[str, ...], stop: Stop, turns: int
+) -> None:
     fake = FakeEnv(env)
     found = await played(fake, *lines, limits=limits)
     assert (found.stop, len(found.turns)) == (stop, turns)
@@ -118,8 +120,8 @@ async def test_every_end(env: dict[str, Any], limits: Limits, lines: tuple[str, 
     assert (found.signals == {}) is (stop is Stop.ERROR)
 
 
-def test_every_stop_is_reached() -> None:
-    (marks,) = [mark for mark in test_every_end.pytestmark if mark.name == "parametrize"]
+def test_every_stop_reason_is_tested() -> None:
+    (marks,) = [mark for mark in test_every_stop_reason.pytestmark if mark.name == "parametrize"]
     assert {case[3] for case in marks.args[1]} == set(Stop)
 
 
@@ -129,13 +131,13 @@ async def test_no_limits() -> None:
     assert (found.stop, len(found.turns)) == (Stop.SUBMITTED, 31)
 
 
-async def test_an_unreadable_turn_counts_until_one_is_read() -> None:
+async def test_readable_turn_resets_the_count_of_unreadable_ones() -> None:
     found = await played(FakeEnv(), "what?", "look", "what?", "submit", limits=Limits(turns=9, unparsed=2))
     assert found.stop is Stop.SUBMITTED
 
 
-async def test_what_is_sampled_fits_the_budget() -> None:
-    """Of 12 tokens for the episode, 5 and 5 leave 2; of the context, whatever is not held."""
+async def test_max_tokens_fits_the_budget() -> None:
+    """Of 12 tokens for the episode, 5 and 5 leave 2; the context leaves what it does not hold."""
     found = await played(FakeEnv(), limits=Limits(turns=9, tokens=12))
     assert [turn.completion.sampling.max_tokens for turn in found.turns] == [12, 7, 2]
     assert [turn.completion.finish for turn in found.turns] == ["stop", "stop", "length"]
@@ -147,7 +149,7 @@ async def test_what_is_sampled_fits_the_budget() -> None:
     assert held == 40
 
 
-async def test_requests_carry_what_was_asked_for() -> None:
+async def test_requests_have_the_given_sampling() -> None:
     sampling = Sampling(temperature=0.6, top_k=5, max_tokens=9, seed=1, stop=("never",))
     found = await played(FakeEnv(), sampling=sampling)
     asked = [turn.completion.sampling for turn in found.turns]
@@ -159,14 +161,14 @@ IDS = np.array([3, 1, 2**31 - 1], np.int32)
 
 
 def seed(attempt: Attempt = ATTEMPT, task: Task = TASK, ids: I32 = IDS, before: Sequence[I32] = ()) -> int:
-    """Of a request with that prompt, after those with others."""
+    """Return the seed of a request with these ids, after requests with the prompts of `before`."""
     seeds = Seeds(task, attempt)
     for each in before:
         seeds.draw(each)
     return seeds.draw(ids)
 
 
-def test_seeds_depend_on_run_task_attempt_and_what_is_asked() -> None:
+def test_seeds_depend_on_run_task_attempt_and_prompt() -> None:
     others = [replace(ATTEMPT, group="train/2/0/t"), replace(ATTEMPT, number=3), replace(ATTEMPT, seed=8)]
     found = [seed(), *(seed(other) for other in others), seed(task=replace(TASK, id="u"))]
     found += [seed(ids=IDS[:2]), seed(ids=IDS[::-1]), seed(before=[IDS]), seed(before=[IDS, IDS])]
@@ -179,14 +181,14 @@ def test_seeds_depend_on_run_task_attempt_and_what_is_asked() -> None:
 
 
 def test_seeds_do_not_depend_on_the_order_of_other_requests() -> None:
-    """As of parallel requests and of branches: another prompt in between changes nothing."""
+    """Parallel requests and branches: another prompt in between changes nothing."""
     other = np.array([9], np.int32)
     assert seed(before=[other, other]) == seed()
     assert seed(before=[IDS, other]) == seed(before=[other, IDS]) == seed(before=[IDS])
 
 
-def test_seeds_are_the_same_bits_on_every_platform() -> None:
-    """The digest is of little-endian 32-bit numbers, whatever the machine has them in."""
+def test_seeds_are_equal_on_every_platform() -> None:
+    """The digest is of little-endian 32-bit numbers on every machine."""
     ids = struct.pack("<3i", 3, 1, 2**31 - 1)
     prompt = hashlib.blake2b(ids, digest_size=16).hexdigest()
     wanted = hashlib.blake2b(f"7/t/train/1/0/t/2/{prompt}/0".encode(), digest_size=7).hexdigest()
@@ -194,8 +196,8 @@ def test_seeds_are_the_same_bits_on_every_platform() -> None:
     assert seed(ids=IDS.astype(">i4")) == seed(ids=IDS.astype(np.int64)) == seed(ids=np.repeat(IDS, 2)[::2]) == seed()
 
 
-async def test_an_episode_that_asks_the_same_again_has_another_seed() -> None:
-    """The context is rewritten to what it was in the first turn."""
+async def test_repeated_prompt_has_another_seed() -> None:
+    """The context is rewritten to that of the first turn."""
 
     class Forgets(LinesRenderer):
         def observation(self, history: Any, new: Any, tools: Any, sampled: I32) -> Context:
@@ -221,7 +223,7 @@ async def test_infrastructure_failures_keep_the_turns_so_far(broken: dict[str, A
     assert (found.stop, found.error, len(found.turns)) == (Stop.ERROR, text, turns)
 
 
-async def test_a_grader_that_hangs_is_an_infrastructure_failure() -> None:
+async def test_hung_measurement_is_an_infrastructure_failure() -> None:
     found = await played(FakeEnv({"measure": hang}), limits=Limits(turns=3, measure_seconds=0.05))
     assert (found.stop, len(found.turns), found.signals) == (Stop.ERROR, 3, {})
     assert found.error is not None
@@ -230,7 +232,7 @@ async def test_a_grader_that_hangs_is_an_infrastructure_failure() -> None:
     assert "measure" in found.times  # so that it is no part of what the turns took
 
 
-async def test_measuring_has_no_part_in_the_clock_of_the_turns() -> None:
+async def test_measuring_does_not_count_towards_the_time_limit() -> None:
     async def slow(_: FakeEnv) -> None:
         await asyncio.sleep(0.2)
 
@@ -252,8 +254,8 @@ async def test_a_failure_after_two_turns() -> None:
     assert [turn.stage for turn in found.turns] == [Stage.COMPLETED, Stage.COMPLETED, Stage.DELIVERED]
 
 
-async def test_the_action_that_meets_the_deadline_is_in_the_trajectory() -> None:
-    """Its tokens stand at the end of the row, and get the credit that they are given."""
+async def test_trajectory_has_the_action_at_the_time_limit() -> None:
+    """Its tokens are at the end of the row, and get their advantages."""
     steps = 0
 
     async def stuck(env: FakeEnv) -> None:
@@ -274,7 +276,7 @@ async def test_the_action_that_meets_the_deadline_is_in_the_trajectory() -> None
     assert row.advantages[-7:].tolist() == [-2.0] * 7
 
 
-async def test_each_stage_of_a_turn_is_told_when_it_is_reached() -> None:
+async def test_on_turn_is_called_at_each_stage() -> None:
     env, heard = FakeEnv(), []
 
     def on_turn(number: int, turn: Turn) -> None:
@@ -318,13 +320,13 @@ async def test_an_engine_that_fails() -> None:
 
 @pytest.mark.parametrize("place", ["reset", "step", "measure"])
 @pytest.mark.parametrize("fault", [ZeroDivisionError("a bug"), TimeoutError("its own")])
-async def test_faults_of_the_program_are_not_hidden(place: str, fault: Exception) -> None:
+async def test_program_errors_propagate(place: str, fault: Exception) -> None:
     with pytest.raises(type(fault), match=str(fault)):
         await played(FakeEnv({place: once_then(fault)}))
 
 
-async def test_a_slow_agent_is_measured() -> None:
-    """Time that runs out while the model samples is the agent's, with what it had done."""
+async def test_slow_agent_times_out_and_is_measured() -> None:
+    """A time limit reached while the model samples is the agent's: its work so far is measured."""
 
     class Slow:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Many episodes at once: their order, their retries, and that none waits for another."""
+"""Many episodes at once: their order and retries, and that none waits for another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from turnstile.types import Group, Stop, Trajectory, Turn
 
 
 class Remembers(Stateless):
-    """A grader that counts the training steps it has seen, and does `then` with it."""
+    """A grader that remembers its training steps and awaits `then`."""
 
     def __init__(self, then: Callable[[], Awaitable[None]] | None = None) -> None:
         self.steps: list[int] = []
@@ -48,8 +48,8 @@ class Remembers(Stateless):
         self.steps = list(state["steps"])
 
 
-async def test_an_examination_that_is_cut_short_is_forgotten() -> None:
-    """The step is examined again when the run goes on, and must not count twice."""
+async def test_restores_grader_state_when_grading_is_cancelled() -> None:
+    """The step is graded again when the run resumes, and must not count twice."""
     begun = asyncio.Event()
 
     async def hangs() -> None:
@@ -70,7 +70,7 @@ async def test_an_examination_that_is_cut_short_is_forgotten() -> None:
     assert not any(some.board.counts().values())
 
 
-async def test_a_board_shows_where_the_episodes_are() -> None:
+async def test_board_shows_episode_status() -> None:
     board, both, go = StatusBoard(), asyncio.Barrier(3), asyncio.Event()
 
     async def wait(_: FakeEnv) -> None:
@@ -92,14 +92,14 @@ async def test_a_board_shows_where_the_episodes_are() -> None:
     assert board.tokens >= turns > 0
 
 
-async def test_a_board_is_empty_again_when_a_fault_stops_the_episodes() -> None:
+async def test_board_is_empty_after_an_error_stops_the_episodes() -> None:
     some = player(lambda: FakeEnv({"step": KeyError("a fault")}), concurrent=1)
     with pytest.raises(KeyError):
         await some.groups(tasks(3), 2, label="x", seed=0)
     assert not any(some.board.counts().values())
 
 
-async def test_an_environment_that_does_not_close_stops_nobody(
+async def test_environment_that_does_not_close_stops_no_episode(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rollout, "CLOSE_TIMEOUT", 0.05)
@@ -112,7 +112,7 @@ DETERMINISTIC = pytest.mark.parametrize("deterministic", [False, True])
 
 
 class Counting:
-    """An engine that knows which sessions are open, and how many there ever were at once."""
+    """An engine that tracks its open sessions and their maximum."""
 
     def __init__(self, speak: Any = LOOKS) -> None:
         self.inner = scripted(speak)
@@ -153,7 +153,7 @@ async def test_groups_come_in_the_order_of_their_tasks(deterministic: bool) -> N
 
 
 @DETERMINISTIC
-async def test_each_episode_has_an_environment_of_its_own_that_is_closed(deterministic: bool) -> None:
+async def test_each_episode_closes_its_own_environment(deterministic: bool) -> None:
     made: list[FakeEnv] = []
 
     def make() -> FakeEnv:
@@ -165,7 +165,7 @@ async def test_each_episode_has_an_environment_of_its_own_that_is_closed(determi
     assert all(env.did == ["reset", "step", "step", "step", "measure", "close"] for env in made)
 
 
-async def test_infrastructure_failures_are_tried_again_from_the_start() -> None:
+async def test_retries_infrastructure_failures_from_the_start() -> None:
     made: list[FakeEnv] = []
     breaks = once_then(SandboxError("gone"))
 
@@ -180,7 +180,7 @@ async def test_infrastructure_failures_are_tried_again_from_the_start() -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-async def test_retries_end(retries: int) -> None:
+async def test_retries_are_limited(retries: int) -> None:
     made: list[FakeEnv] = []
 
     def make() -> FakeEnv:
@@ -207,7 +207,7 @@ async def test_a_retry_draws_the_same_tokens(bytes_: Any) -> None:
 
 
 @DETERMINISTIC
-async def test_one_failed_episode_harms_no_other(deterministic: bool) -> None:
+async def test_failed_episode_leaves_the_others_alone(deterministic: bool) -> None:
     made: list[FakeEnv] = []
 
     def make() -> FakeEnv:
@@ -220,7 +220,7 @@ async def test_one_failed_episode_harms_no_other(deterministic: bool) -> None:
 
 
 @DETERMINISTIC
-async def test_faults_of_the_program_are_raised_as_they_are(deterministic: bool) -> None:
+async def test_raises_program_errors_unchanged(deterministic: bool) -> None:
     """One line for the user, and no session left open."""
     engine = Counting()
     some = player(
@@ -232,8 +232,8 @@ async def test_faults_of_the_program_are_raised_as_they_are(deterministic: bool)
 
 
 @DETERMINISTIC
-async def test_a_fault_says_where_it_was(deterministic: bool) -> None:
-    """A mistake in an environment is raised as it is, with its traceback and the episode it was met in."""
+async def test_error_notes_its_episode(deterministic: bool) -> None:
+    """The error keeps its traceback, and a note names the episode."""
     made: list[FakeEnv] = []
 
     def make() -> FakeEnv:
@@ -248,7 +248,7 @@ async def test_a_fault_says_where_it_was(deterministic: bool) -> None:
 
 
 class Faults:
-    """Makes environments; the first `bad` of them have a fault where `what` is done."""
+    """Makes environments; the first `bad` of them raise `fault` in `what`."""
 
     def __init__(self, bad: int, what: str = "step", fault: Exception | None = None) -> None:
         self.bad, self.what, self.fault = bad, what, fault or ZeroDivisionError("a mistake")
@@ -261,10 +261,10 @@ class Faults:
 
 @DETERMINISTIC
 @pytest.mark.parametrize("what", ["reset", "step", "measure"])
-async def test_faults_are_counted_told_and_passed_over_up_to_a_limit(
+async def test_tolerates_and_logs_errors_up_to_a_limit(
     deterministic: bool, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The attempt is given up and not played again, the others go on, and the log has the fault's traceback."""
+    """The attempt is not retried, the others continue, and the log has the error's traceback."""
     make, failures, board, engine = Faults(2, what), Failures(2), StatusBoard(), Counting()
     some = player(make, engine=engine, failures=failures, board=board, deterministic=deterministic, concurrent=2)
     found = await some.groups(tasks(3), 2, label="x", seed=0)
@@ -283,8 +283,8 @@ async def test_faults_are_counted_told_and_passed_over_up_to_a_limit(
 
 
 @DETERMINISTIC
-async def test_one_fault_more_than_the_limit_is_raised(deterministic: bool) -> None:
-    """Counted over all calls of the player, and of players that are made from it."""
+async def test_raises_the_error_after_the_limit(deterministic: bool) -> None:
+    """Errors are counted over all calls of the player, and of copies of it."""
     failures, engine = Failures(2), Counting()
     some = player(Faults(3), engine=engine, failures=failures, deterministic=deterministic, concurrent=1)
     await some.groups(tasks(2), 1, label="x", seed=0)
@@ -296,7 +296,7 @@ async def test_one_fault_more_than_the_limit_is_raised(deterministic: bool) -> N
     assert engine.open_now == set()
 
 
-async def test_an_environment_that_closes_with_a_fault_keeps_what_it_came_to() -> None:
+async def test_error_in_close_keeps_the_result() -> None:
     failures = Failures(1)
     (found,) = await player(Faults(1, "close"), failures=failures).groups(tasks(1), 1, label="x", seed=0)
     assert (found.trajectories[0].stop, failures.count) == (Stop.TURNS, 1)
@@ -304,14 +304,14 @@ async def test_an_environment_that_closes_with_a_fault_keeps_what_it_came_to() -
         await player(Faults(1, "close"), failures=failures).groups(tasks(1), 1, label="x", seed=0)
 
 
-async def test_an_environment_that_fails_with_infrastructure_is_no_fault() -> None:
+async def test_infrastructure_failure_is_not_a_program_error() -> None:
     failures = Failures(1)
     make = Faults(2, "step", SandboxError("gone"))
     (found,) = await player(make, failures=failures).groups(tasks(1), 1, label="x", seed=0)
     assert (found.trajectories[0].stop, make.made, failures.count) == (Stop.TURNS, 3, 0)
 
 
-async def test_errors_raised_on_purpose_and_faults_of_the_engine_are_never_passed_over() -> None:
+async def test_never_tolerates_turnstile_errors_and_engine_errors() -> None:
     class Broken(Counting):
         async def generate(self, *arguments: Any) -> Any:
             raise IndexError("out of range")
@@ -325,7 +325,7 @@ async def test_errors_raised_on_purpose_and_faults_of_the_engine_are_never_passe
     assert failures.count == 0
 
 
-async def test_books_that_cannot_be_written_are_no_fault_of_an_environment() -> None:
+async def test_never_tolerates_errors_in_callbacks() -> None:
     class Full(EpisodeCallback):
         def on_turn(self, attempt: Attempt, number: int, turn: Turn) -> None:
             raise OSError(28, "No space left on device")
@@ -336,7 +336,7 @@ async def test_books_that_cannot_be_written_are_no_fault_of_an_environment() -> 
     assert failures.count == 0
 
 
-async def test_a_fault_that_many_episodes_share_is_of_none_of_them(bytes_: Any) -> None:
+async def test_shared_engine_error_names_no_episode(bytes_: Any) -> None:
     def misshapen(*_: Any) -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
 
@@ -348,7 +348,7 @@ async def test_a_fault_that_many_episodes_share_is_of_none_of_them(bytes_: Any) 
     assert caught.value.__notes__ == ["in the engine, while 6 requests were sampled together"]
 
 
-async def test_an_environment_that_cannot_be_closed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_warns_of_an_environment_that_cannot_be_closed(caplog: pytest.LogCaptureFixture) -> None:
     some = player(lambda: FakeEnv({"close": SandboxError("stuck")}))
     with caplog.at_level(logging.WARNING):
         (group,) = await some.groups(tasks(1), 1, label="x", seed=0)
@@ -357,7 +357,7 @@ async def test_an_environment_that_cannot_be_closed_is_told(caplog: pytest.LogCa
 
 
 async def test_one_slow_environment_does_not_hold_up_the_others() -> None:
-    """The slow one waits for something that happens only when all others have played to their end."""
+    """The slow one waits until all others have ended."""
     others_done = asyncio.Event()
     ended: list[tuple[str, int]] = []
 
@@ -406,8 +406,8 @@ async def test_a_slow_environment_does_not_hold_up_sampling(bytes_: Any) -> None
     assert [t.stop for t in group.trajectories] == [Stop.TURNS] * 4
 
 
-async def test_places_are_handed_on_as_soon_as_they_are_free() -> None:
-    """With two places, three episodes pass through one of them while the fourth keeps the other."""
+async def test_free_slots_are_reused_at_once() -> None:
+    """With two slots, three episodes use one of them while the fourth keeps the other."""
     others_done = asyncio.Event()
     ended: list[int] = []
 
@@ -431,7 +431,7 @@ async def test_places_are_handed_on_as_soon_as_they_are_free() -> None:
     assert engine.most == 2
 
 
-async def test_a_hung_environment_ends_at_its_own_time() -> None:
+async def test_hung_environment_ends_at_its_own_time_limit() -> None:
     made: list[FakeEnv] = []
 
     def make() -> FakeEnv:
@@ -444,7 +444,7 @@ async def test_a_hung_environment_ends_at_its_own_time() -> None:
     assert all(env.did[-1] == "close" for env in made)
 
 
-async def test_an_engine_that_cannot_open_sessions_is_no_episode() -> None:
+async def test_error_in_opening_a_session_is_raised() -> None:
     class Full(Counting):
         def open(self, share: str) -> str:
             raise EngineError("no room")
@@ -454,7 +454,7 @@ async def test_an_engine_that_cannot_open_sessions_is_no_episode() -> None:
 
 
 @DETERMINISTIC
-async def test_the_same_seed_plays_the_same(deterministic: bool, bytes_: Any) -> None:
+async def test_same_seed_samples_the_same_tokens(deterministic: bool, bytes_: Any) -> None:
     def ids(groups: list[Group]) -> list[list[int]]:
         return [turn.completion.token_ids.tolist() for g in groups for t in g.trajectories for turn in t.turns]
 
@@ -468,8 +468,8 @@ async def test_the_same_seed_plays_the_same(deterministic: bool, bytes_: Any) ->
     assert first != await play(2)
 
 
-async def test_a_straggler_gets_what_its_task_has_taken() -> None:
-    """Ten times the longest of the first four; and those that were stopped count for the next."""
+async def test_deadline_is_a_multiple_of_the_longest_episode() -> None:
+    """Ten times the longest of the first four; timed-out episodes count for the next deadline."""
     deadlines = Deadlines(10)
     task, other = tasks(2)
     known = player(FakeEnv, deadlines=deadlines)
@@ -484,7 +484,7 @@ async def test_a_straggler_gets_what_its_task_has_taken() -> None:
     assert deadlines.seconds(task) >= 100 * longest
 
 
-async def test_what_failed_says_nothing_of_how_long_it_takes() -> None:
+async def test_failed_episodes_set_no_deadline() -> None:
     deadlines = Deadlines(10)
     broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), deadlines=deadlines, retries=0)
     await broken.groups(tasks(1), 4, label="a", seed=0)

@@ -1,4 +1,4 @@
-"""What prompts of training show besides the task."""
+"""Hints in the prompts of training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_attempts_of_a_group_are_shown_different_amounts() -> None:
     assert [hint().share(0, 1, 1), hint(within="none").share(4, 5, 1)] == pytest.approx([1.0, 1.0])
 
 
-def test_it_is_shown_less_and_less() -> None:
+def test_hint_fades_out() -> None:
     # a fifth of training is done at step 3 of 11: there the sigmoid is 1/2
     sigmoid = [hint().share(0, 2, step) for step in (1, 2, 3, 4, 11)]
     far = 1 / (1 + math.exp(12.5))
@@ -52,7 +52,7 @@ def test_it_is_shown_less_and_less() -> None:
     assert hint(steepness=1e6).share(0, 2, 11) == 0.0
 
 
-def test_what_is_drawn_depends_on_seed_task_attempt_and_step_alone() -> None:
+def test_criteria_depend_on_seed_task_attempt_and_step_alone() -> None:
     half = {"within": "none", "decay": "linear", "steps": 3}
     first = hint(**half)(RUBRIC, 0, 4, 2)
     assert first == hint(**half)(RUBRIC, 0, 4, 2)
@@ -86,12 +86,12 @@ def test_the_tasks_criteria_come_before_the_recipes() -> None:
         (lambda: hint(decay="quick"), "decay sigmoid, linear or none; got 'linear' and 'quick'"),
     ],
 )
-def test_bad_words(make: Any, message: str) -> None:
+def test_refuses_bad_knobs_and_tasks(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
 
 
-def test_a_hint_stands_at_the_end_of_what_the_user_said() -> None:
+def test_hint_is_at_the_end_of_the_users_message() -> None:
     system, user = Message(role="system", content="Be good."), Message(role="user", content="Go.")
     assert with_hint([system, user], "Mind.") == (system, replace(user, content="Go.\n\nMind."))
     assert with_hint([system], "Mind.") == (system, Message(role="user", content="Mind."))
@@ -103,7 +103,7 @@ def prompt(trajectory: Trajectory) -> str:
     return str(tokenizer.tokenizer.decode(trajectory.turns[0].context_ids.tolist()))
 
 
-async def test_training_shows_it_and_evaluations_do_not() -> None:
+async def test_hint_is_shown_in_training_only() -> None:
     plays = player(FakeEnv, hint=hint(criteria={"x": "Be quick."}))
     (group,) = await plays.groups(tasks(1), 2, label="train/1", seed=0, step=1)
     first, last = group.trajectories
@@ -121,7 +121,7 @@ class Hinting(FakeEnv):
         return {"hint": "It was 5."}
 
 
-async def test_an_environment_may_call_a_signal_hint() -> None:
+async def test_environment_may_have_a_signal_named_hint() -> None:
     (group,) = await player(Hinting, hint=hint(criteria={"x": "Be quick."})).groups(
         tasks(1), 2, label="train/1", seed=0, step=1
     )
@@ -159,7 +159,7 @@ def test_episodes_played_ahead_are_shown_the_same(tmp_path: Path) -> None:
     records.close()
 
 
-def test_a_recipe_names_one() -> None:
+def test_recipe_names_a_hint() -> None:
     recipe = make_recipe(
         {
             "seed": 3,
@@ -178,7 +178,7 @@ def own(*, steps: int) -> Any:
     return lambda task, attempt, attempts, step: f"{steps - step} steps left"
 
 
-def test_one_of_ones_own() -> None:
+def test_recipe_names_a_hint_of_ones_own() -> None:
     made = make_hint(make_recipe({"hint": f"{__name__}:own", "train": {"steps": 4}}))
     assert made is not None
     assert made(Task(id="t", env="e"), 0, 1, 3) == "1 steps left"

@@ -1,4 +1,4 @@
-"""A line between two processes, both ends of it in this one."""
+"""A pipe between two processes, with both ends in this one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnstile.rollout.workers import MAX_BYTES, MAX_LINES, _LogTail
 LARGE = bytes(32 << 20)  # far more than a socket takes by itself
 
 
-async def test_messages_come_in_their_order_and_then_the_end() -> None:
+async def test_receives_messages_in_order_and_then_none() -> None:
     ours, theirs = socket.socketpair()
     one, other = Pipe(ours), Pipe(theirs)
     for number in range(100):
@@ -27,8 +27,8 @@ async def test_messages_come_in_their_order_and_then_the_end() -> None:
     other.close()
 
 
-async def test_nobody_waits_for_a_reader_who_has_not_begun() -> None:
-    """The other process imports for seconds before it reads, and training goes on."""
+async def test_send_does_not_wait_for_the_reader() -> None:
+    """The worker imports for seconds before it reads, and training continues."""
     ours, theirs = socket.socketpair()
     one = Pipe(ours)
     one.send(LARGE)
@@ -40,7 +40,7 @@ async def test_nobody_waits_for_a_reader_who_has_not_begun() -> None:
     other.close()
 
 
-async def test_what_was_sent_is_written_when_it_is_finished() -> None:
+async def test_finish_sending_waits_until_messages_are_written() -> None:
     ours, theirs = socket.socketpair()
     one, other = Pipe(ours), Pipe(theirs)
     one.send(LARGE)
@@ -50,7 +50,7 @@ async def test_what_was_sent_is_written_when_it_is_finished() -> None:
     other.close()
 
 
-async def test_messages_are_heard_while_the_loop_is_held_up() -> None:
+async def test_on_message_runs_while_the_loop_is_blocked() -> None:
     heard: list[Any] = []
 
     def on_message(message: Any) -> Any:
@@ -72,7 +72,7 @@ async def test_messages_are_heard_while_the_loop_is_held_up() -> None:
     other.close()
 
 
-def test_what_a_process_prints_is_read_line_by_line(tmp_path: Path) -> None:
+def test_log_tail_reads_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "worker.log"
     path.write_text("of an earlier process\n")
     log = _LogTail(path)

@@ -1,4 +1,4 @@
-"""Attempts that are trained on again: which are kept, which are taken, and how they come back from a checkpoint."""
+"""The replay buffer: what it keeps, what it draws, and its restoration from a checkpoint."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def all_of(groups: Sequence[Group]) -> list[tuple[str, int]]:
 
 
 def kept(found: ReplayBuffer) -> list[tuple[int, int, int]]:
-    """(step, attempt, how often it was taken)"""
+    """Return (step, attempt, how often it was drawn) of each attempt."""
     return [(step, number, used) for step, _, number, used in found.state()["kept"]]
 
 
 def fed(run: Path, steps: int = 1, **knobs: int) -> ReplayBuffer:
-    """A buffer after `steps` in each of which attempts 0 and 2 were good."""
+    """Return a buffer after `steps` in each of which attempts 0 and 2 had a positive advantage."""
     found, recorder = buffer(run, **knobs), Recorder(run)
     for step in range(1, steps + 1):
         group = played(step)
@@ -53,19 +53,19 @@ def fed(run: Path, steps: int = 1, **knobs: int) -> ReplayBuffer:
     return found
 
 
-def test_what_earned_and_was_trained_on_is_kept(tmp_path: Path) -> None:
+def test_keeps_trained_attempts_with_positive_advantage(tmp_path: Path) -> None:
     found, group = buffer(tmp_path), played(1, 4)
     trained = [key for key in all_of([group]) if key[1] != 3]
     found.keep(1, [group], credit(0.5, -1.0, 1.0, 9.0), [trained, trained[:1]])
     assert kept(found) == [(1, 0, 0), (1, 2, 0)]
 
 
-def test_the_oldest_go_for_new_ones(tmp_path: Path) -> None:
+def test_new_attempts_replace_the_oldest(tmp_path: Path) -> None:
     assert kept(fed(tmp_path, 3, size=3, batch=0)) == [(2, 2, 0), (3, 0, 0), (3, 2, 0)]
     assert kept(fed(tmp_path, 3, size=0)) == []
 
 
-def test_a_step_takes_some_the_same_whenever_it_is_asked(tmp_path: Path) -> None:
+def test_draw_depends_on_seed_and_step_alone(tmp_path: Path) -> None:
     first = fed(tmp_path, 4, size=8, batch=0)
     several = [buffer(tmp_path, size=8, batch=2, seed=seed) for seed in (0, 0, 1, 2, 3)]
     for one in several:
@@ -76,13 +76,13 @@ def test_a_step_takes_some_the_same_whenever_it_is_asked(tmp_path: Path) -> None
     assert len({tuple(keys) for keys in drawn}) > 1
 
 
-def test_attempts_of_one_group_are_taken_together(tmp_path: Path) -> None:
+def test_draws_attempts_of_one_group_as_one_group(tmp_path: Path) -> None:
     (group,) = fed(tmp_path).draw(2)
     assert all_of([group]) == [("train/1/0/t", 0), ("train/1/0/t", 2)]
     assert group.task.id == "t"
 
 
-def test_an_attempt_goes_after_its_uses_or_when_it_earns_nothing_more(tmp_path: Path) -> None:
+def test_drops_attempts_after_their_uses_or_without_advantage(tmp_path: Path) -> None:
     found = fed(tmp_path)
     again = found.draw(2)
     taken = all_of(again)
@@ -97,14 +97,14 @@ def test_an_attempt_goes_after_its_uses_or_when_it_earns_nothing_more(tmp_path: 
     assert buffer(tmp_path, size=0).metrics(1) == {}
 
 
-def test_one_whose_advantage_is_gone_goes_though_its_mate_is_good(tmp_path: Path) -> None:
+def test_drops_one_attempt_and_keeps_another_of_its_group(tmp_path: Path) -> None:
     found = fed(tmp_path, uses=5)
     again = found.draw(2)
     found.keep(2, again, credit(0.5, 0.0), [all_of(again)])  # their group is not flat: both are trained on
     assert kept(found) == [(1, 0, 1)]
 
 
-def test_it_comes_back_from_a_checkpoint_and_the_record(tmp_path: Path) -> None:
+def test_restores_buffer_from_checkpoint_and_record(tmp_path: Path) -> None:
     found = fed(tmp_path, 3)
     state = json.loads(json.dumps(found.state()))
     back = buffer(tmp_path)
@@ -118,13 +118,13 @@ def test_it_comes_back_from_a_checkpoint_and_the_record(tmp_path: Path) -> None:
                 assert turn.completion.logprobs.tolist() == same.completion.logprobs.tolist()
 
 
-def test_an_attempt_that_the_record_lacks_is_one_clear_error(tmp_path: Path) -> None:
+def test_restore_names_an_attempt_missing_in_the_record(tmp_path: Path) -> None:
     fed(tmp_path)
     with pytest.raises(CheckpointError, match=r"holds attempt 7 of 'train/1/0/t', but the record of step 1 in"):
         buffer(tmp_path).restore({"kept": [[1, "train/1/0/t", 7, 0]]})
 
 
-def test_what_is_taken_again_is_part_of_no_baseline() -> None:
+def test_replayed_attempts_are_in_no_baseline() -> None:
     own = [score(1.0), replace(score(0.5), in_gradient=False)]
     (found,) = without_baseline([own])
     assert [one.in_baseline for one in found] == [False, False]

@@ -1,4 +1,4 @@
-"""A step that broke off is gone on with: what had finished is taken, everything else is played."""
+"""Resuming an interrupted step: finished attempts are restored, all others are played."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows(run: Path, *columns: str) -> list[tuple[Any, ...]]:
 
 
 class Counted:
-    """Makes environments and knows how many; the last of `bad` of them breaks as a fault of the program does."""
+    """Makes and counts environments; number `bad` raises a program error."""
 
     def __init__(self, bad: int = 0) -> None:
         self.bad = bad
@@ -39,7 +39,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-async def test_only_what_had_not_finished_is_played(tmp_path: Path, deterministic: bool) -> None:
+async def test_plays_only_unfinished_episodes(tmp_path: Path, deterministic: bool) -> None:
     records = RunRecords(tmp_path)
     how = {"speak": says("look", "submit"), "concurrent": 2, "deterministic": deterministic}
     with pytest.raises(ValueError, match="a fault"):
@@ -66,7 +66,7 @@ async def test_only_what_had_not_finished_is_played(tmp_path: Path, deterministi
     records.close()
 
 
-async def test_failures_are_booked_and_what_was_given_up_is_played_again(tmp_path: Path) -> None:
+async def test_records_failures_and_plays_given_up_attempts_again(tmp_path: Path) -> None:
     records, seen = RunRecords(tmp_path), []
     breaks = once_then(SandboxError("gone"))
 
@@ -90,8 +90,8 @@ async def test_failures_are_booked_and_what_was_given_up_is_played_again(tmp_pat
     records.close()
 
 
-async def test_the_action_that_meets_the_deadline_is_booked_and_read_back(tmp_path: Path) -> None:
-    """Its 5 tokens count, and the attempt is not played again when the run goes on."""
+async def test_records_the_action_at_the_time_limit(tmp_path: Path) -> None:
+    """Its 5 tokens count, and the attempt is not played again when the run resumes."""
     records = RunRecords(tmp_path)
     slow = player(lambda: FakeEnv({"step": hang}), says("look"), limits=Limits(turns=3, seconds=0.05))
     (group,) = await slow.groups(tasks(1), 1, label="train/1", seed=0, callback=records.callback(1))
@@ -108,7 +108,7 @@ async def test_the_action_that_meets_the_deadline_is_booked_and_read_back(tmp_pa
     records.close()
 
 
-async def test_the_action_in_which_infrastructure_failed_is_booked(tmp_path: Path) -> None:
+async def test_records_the_action_in_which_infrastructure_failed(tmp_path: Path) -> None:
     records = RunRecords(tmp_path)
     broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), says("look"), retries=0)
     await broken.groups(tasks(1), 1, label="train/1", seed=0, callback=records.callback(1))
@@ -118,7 +118,7 @@ async def test_the_action_in_which_infrastructure_failed_is_booked(tmp_path: Pat
     records.close()
 
 
-async def test_why_attempts_were_kept_out(tmp_path: Path) -> None:
+async def test_reasons_for_leaving_attempts_out(tmp_path: Path) -> None:
     records = RunRecords(tmp_path)
     some = player(FakeEnv, says("look"))
     played = await some.groups(tasks(2), 3, label="train/1", seed=0, callback=records.callback(1))
@@ -138,8 +138,8 @@ async def test_why_attempts_were_kept_out(tmp_path: Path) -> None:
     records.close()
 
 
-def test_several_threads_book_at_once(tmp_path: Path) -> None:
-    """As when another process plays while training settles and commits: nothing is mixed up, nothing is missing."""
+def test_several_threads_record_at_once(tmp_path: Path) -> None:
+    """Another process plays while training finalizes and commits: no record is lost or mixed up."""
     records = RunRecords(tmp_path)
     callbacks = [records.callback(step) for step in (1, 2, 3)]
     faults: list[BaseException] = []

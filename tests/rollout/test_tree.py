@@ -1,4 +1,4 @@
-"""The tokens of a group that there was to compute."""
+"""The minimum of tokens to compute for a group."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from turnstile.errors import TaskError
 from turnstile.tasks import jsonl_log
 
 
-def test_a_torn_end_is_left_out_and_goes_when_more_is_written(tmp_path: Path) -> None:
+def test_skips_a_torn_end_and_removes_it_on_append(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "j.jsonl"
     assert list(jsonl_log.read(path)) == []
     jsonl_log.append(path, '{"n": 1}')
@@ -36,7 +36,7 @@ def test_several_processes_may_write(tmp_path: Path) -> None:
     assert sorted(n for n, _ in jsonl_log.read(path)) == sorted([*range(100)] * 2)
 
 
-def test_what_is_damaged_or_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_names_damaged_lines_and_failed_writes(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_text("[1]\nno\n[2]\n")
     with pytest.raises(TaskError, match=r"j\.jsonl:2: the line is damaged \(.*\); remove it, or the file"):

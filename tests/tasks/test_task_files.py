@@ -48,7 +48,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for name, says in (("missing", "cannot be read"), ("empty", "holds no task"), ("binary", "not UTF-8")):
+    for name, says in (("missing", "cannot be read"), ("empty", "has no task"), ("binary", "not UTF-8")):
         with pytest.raises(TaskError, match=says):
             load_tasks(tmp_path / name)
 
@@ -83,7 +83,7 @@ def test_a_restored_sampler_goes_on_where_the_state_was_taken(before: int) -> No
     assert other.next(20) == rest
 
 
-def test_a_sampler_refuses_what_it_cannot_use() -> None:
+def test_sampler_refuses_states_of_other_runs() -> None:
     with pytest.raises(TaskError, match="at least one task"):
         TaskSampler([])
     with pytest.raises(TaskError, match="tasks 7:"):
@@ -92,7 +92,7 @@ def test_a_sampler_refuses_what_it_cannot_use() -> None:
         TaskSampler(TASKS).restore(TaskSampler(TASKS, seed=1).state())
 
 
-def test_a_sampler_refuses_as_many_other_tasks() -> None:
+def test_sampler_refuses_other_tasks_of_equal_number() -> None:
     others = [dataclasses.replace(task, id=f"{task.id}-other") for task in TASKS]
     with pytest.raises(TaskError, match="use the same tasks"):
         TaskSampler(others).restore(TaskSampler(TASKS).state())

@@ -46,7 +46,7 @@ def test_slope_by_hand() -> None:
     assert error == pytest.approx(math.sqrt(0.02))
 
 
-def test_collapse_speaks_once_and_names_the_term_that_drives_it() -> None:
+def test_collapse_reports_once_and_names_the_driving_term() -> None:
     alarm = CollapseAlarm(window=8)
     said = [alarm.update(step, collapsing(step)) for step in range(12)]
     assert [line is not None for line in said] == [False] * 7 + [True] + [False] * 4
@@ -57,7 +57,7 @@ def test_collapse_speaks_once_and_names_the_term_that_drives_it() -> None:
     assert "\n" not in line
 
 
-def test_collapse_speaks_again_after_it_has_ended() -> None:
+def test_collapse_reports_again_after_it_ended() -> None:
     alarm = CollapseAlarm(window=8)
     series = [collapsing(step) for step in range(10)]
     series += [{"reward/total": 1.0, "reward/outcome": 1.0 + 0.1 * step} for step in range(8)]
@@ -93,7 +93,7 @@ def test_entropy() -> None:
     assert alarm.update(11, {}) is None
 
 
-def test_steps_that_learn_nothing() -> None:
+def test_zero_advantage() -> None:
     alarm = ZeroAdvantageAlarm(limit=3)
     series = [(4, 4), (4, 4), (3, 4), (4, 4), (4, 4), (4, 4), (4, 4), (0, 4)]
     said = [
@@ -158,7 +158,7 @@ def test_gradients_that_are_not_finite_are_counted_and_stop_the_run() -> None:
         alarm.update(5, {"optim/grad_norm": nan})
 
 
-def test_sampler_and_trainer_that_part_are_said_once_and_older_weights_are_not() -> None:
+def test_gap_is_reported_once_and_not_for_older_weights() -> None:
     alarm = GapAlarm()
     said = [
         alarm.update(step, {"policy/logprob_gap": gap, "staleness/max": behind})
@@ -172,7 +172,7 @@ def test_sampler_and_trainer_that_part_are_said_once_and_older_weights_are_not()
     assert alarm.update(9, {}) is None
 
 
-def test_alarms_go_on_after_a_resume() -> None:
+def test_alarms_resume_from_their_state() -> None:
     def feed(alarms: dict[str, Alarm], begin: int, end: int) -> list[tuple[str, int, str]]:
         said = []
         for step in range(begin, end):
@@ -205,7 +205,7 @@ def test_alarms_go_on_after_a_resume() -> None:
         lambda: GradientAlarm(limit=0),
     ],
 )
-def test_knobs_that_make_no_sense(make: Callable[[], Alarm]) -> None:
+def test_refuses_bad_knobs(make: Callable[[], Alarm]) -> None:
     with pytest.raises(ConfigError, match="alarm"):
         make()
 
@@ -242,7 +242,7 @@ def simulate(kind: str, correlation: float, runs: int, steps: int) -> tuple[F64,
 
 
 def alarmed(outcome: F64, total: F64, window: int, z: float) -> NDArray[np.bool_]:
-    """In which runs the rule holds at some step: `slope` over all windows at once."""
+    """Return in which runs the rule holds at some step: `slope` over all windows at once."""
 
     def in_errors(series: F64) -> F64:
         views = sliding_window_view(series, window, axis=1)

@@ -14,7 +14,7 @@ def counted(board: StatusBoard) -> dict[str, int]:
     return {place.value: count for place, count in board.counts().items() if count}
 
 
-def test_episodes_are_where_they_were_put_last() -> None:
+def test_episodes_have_the_status_set_last() -> None:
     board = StatusBoard()
     board.set_status(KEYS)
     board.set_status(KEYS[:2], EpisodeStatus.GENERATING)
@@ -24,7 +24,7 @@ def test_episodes_are_where_they_were_put_last() -> None:
     assert counted(board) == {}
 
 
-def test_ends_are_told_apart_and_failures_counted_by_kind() -> None:
+def test_counts_failures_by_kind() -> None:
     board = StatusBoard()
     played = attempt(0, [2, 3], group="g")
     failed = replace(played, attempt=1, stop=Stop.ERROR, error="SandboxError: it died")
@@ -41,7 +41,7 @@ def test_ends_are_told_apart_and_failures_counted_by_kind() -> None:
     assert board.tokens == 5
 
 
-def test_what_another_process_plays_is_counted_too() -> None:
+def test_counts_the_episodes_of_another_process() -> None:
     board, other = StatusBoard(), StatusBoard()
     other.set_status(KEYS, EpisodeStatus.GENERATING)
     other.on_end(attempt(3, [1], group="g"), will_retry=False)

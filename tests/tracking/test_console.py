@@ -89,7 +89,7 @@ def test_the_pace_of_a_resumed_phase_counts_from_where_it_began(clock: list[floa
     assert out.getvalue() == "training: 95/100, 10 s left\n"
 
 
-def test_without_a_pace_no_time_is_claimed(clock: list[float]) -> None:
+def test_time_left_is_unknown_without_a_pace(clock: list[float]) -> None:
     out = io.StringIO()
     tracker = ConsoleTracker(file=out, every=1)
     tracker.progress("evaluation", 0, 5)
@@ -98,7 +98,7 @@ def test_without_a_pace_no_time_is_claimed(clock: list[float]) -> None:
     assert out.getvalue() == "evaluation: 0/5, time left unknown yet\n"
 
 
-def test_short_phases_leave_no_line_behind(clock: list[float]) -> None:
+def test_short_phases_print_no_line(clock: list[float]) -> None:
     out = io.StringIO()
     tracker = ConsoleTracker(file=out, every=10)
     for done in range(3):
@@ -107,7 +107,7 @@ def test_short_phases_leave_no_line_behind(clock: list[float]) -> None:
     assert out.getvalue() == ""
 
 
-def test_a_screen_is_there_while_something_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_screen_is_on_while_a_phase_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     out = io.StringIO()
     tracker = ConsoleTracker(file=out, plain=False)
@@ -124,7 +124,7 @@ def test_a_screen_is_there_while_something_is_under_way(monkeypatch: pytest.Monk
     assert "reward +1.000" in out.getvalue()
 
 
-def test_no_screen_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where colours are asked for."""
+def test_no_screen_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if colours are forced."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert ConsoleTracker(file=io.StringIO())._screen is None

@@ -7,7 +7,7 @@ from turnstile.tracking.fanout import Trackers
 
 
 class Listener:
-    """A tracker that remembers what it was told."""
+    """A tracker that remembers its calls."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.heard: list[tuple[object, ...]] = []
@@ -55,7 +55,7 @@ def test_every_report_reaches_every_tracker() -> None:
     assert first.heard == second.heard == told
 
 
-def test_all_are_closed_also_when_one_fails() -> None:
+def test_closes_all_trackers_even_if_one_fails() -> None:
     broken, sound = Listener(fails=True), Listener()
     with pytest.raises(OSError, match="disk full"):
         Trackers([broken, sound]).close()

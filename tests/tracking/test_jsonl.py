@@ -67,7 +67,7 @@ def test_a_torn_last_line_is_moved_aside_on_opening(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [b'{"step": 3, "x"', b"\0" * 40, b'\0\0\0x": 3}\n', b"\xff\xfe\n", b"3\n"])
-def test_what_a_stopped_machine_left_is_dropped_and_said(
+def test_drops_and_reports_what_a_stopped_machine_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, end: bytes
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -102,7 +102,7 @@ def test_a_damaged_line_costs_no_later_one(tmp_path: Path, caplog: pytest.LogCap
     assert path.read_bytes() == b"".join([lines[0], *lines[2:]])
 
 
-def test_a_file_in_order_is_said_nothing_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_nothing_for_an_intact_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for step in (1, 2):
         tracker = JsonlTracker(tmp_path)
         tracker.log(step, {"word": "a\u2028b\x0b"})
@@ -111,9 +111,7 @@ def test_a_file_in_order_is_said_nothing_of(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.text == ""
 
 
-def test_what_was_logged_is_on_the_disk_after_a_sync(
-    tracker: JsonlTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_flushes_to_the_disk(tracker: JsonlTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, synced, real = tmp_path / "run", {}, os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -132,7 +130,7 @@ def test_what_was_logged_is_on_the_disk_after_a_sync(
     assert run.stat().st_ino in synced
 
 
-def test_messages_are_kept_apart_with_their_level(tracker: JsonlTracker, tmp_path: Path) -> None:
+def test_messages_have_their_own_file_and_level(tracker: JsonlTracker, tmp_path: Path) -> None:
     tracker.say("the reward collapsed", level="alarm")
     tracker.progress("training", 1, 2)
     (line,) = lines(tmp_path / "run", "messages.jsonl")

@@ -17,7 +17,7 @@ TITLES = {name.partition("/")[0] for table in METRICS.values() for name in table
 
 
 def named() -> set[str]:
-    """Strings of the code that look like a metric."""
+    """Return the strings in the code that look like a metric."""
     found = set()
     for path in (*SOURCE.glob("trainer/*.py"), *SOURCE.glob("rewards/*.py"), *SOURCE.glob("rollout/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -40,7 +40,7 @@ def own_meaning(name: str) -> bool:
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS["loss"]) - {"value"}))
 def test_every_metric_of_a_loss_has_a_meaning_of_its_own(kind: str) -> None:
-    """And not that of `loss/*`, which is for losses of one's own."""
+    """The meaning of `loss/*` is for losses of one's own."""
     declared = next(declared for declared in DECLARED if declared.kind == kind)
     logprobs, batch = sample_batch()[1], sample_batch()[0]
     _, found = resolve("loss", kind)(logprobs, batch, **dict(declared.knobs))

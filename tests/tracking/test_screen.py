@@ -1,4 +1,4 @@
-"""The screen on a real terminal: what is seen while a run goes, and what is left when it has ended, however that is."""
+"""The screen on a real terminal: during a run, and after it ended in any way."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ COMMAND = [sys.executable, drawn.__file__]
 
 
 def is_whole(written: str) -> bool:
-    """Whether the screen is drawn down to its lower edge, and not just being written."""
+    """Return whether the screen is drawn down to its lower edge."""
     return any(line.startswith("╰") for line in lines(written))
 
 
 def said(step: int) -> list[str]:
-    """What is printed of a step, which must be there in the end."""
+    """Return the lines printed in a step, which must be there in the end."""
     return [f"printed in step {step}", f"an error of step {step}", f"a warning of step {step}, {'long ' * 40}".rstrip()]
 
 
-def test_one_screen_shows_what_goes_on() -> None:
+def test_screen_shows_the_running_phases() -> None:
     frames: list[str] = []
     done = on_terminal(COMMAND, columns=80, when=lambda written, _: frames.append(written))
     (frame,) = [written for written in frames if "step 3, episodes" in written and is_whole(written)][:1]
@@ -49,7 +49,7 @@ def test_one_screen_shows_what_goes_on() -> None:
     assert_is_left_in_order(done)
 
 
-def test_every_line_stays_and_the_screen_goes() -> None:
+def test_printed_lines_stay_and_the_screen_goes() -> None:
     done = on_terminal(COMMAND)
     rest = [line for line in done.seen if line]
     steps = [line for line in rest if line.startswith("step ")]
@@ -57,7 +57,7 @@ def test_every_line_stays_and_the_screen_goes() -> None:
     assert [line for line in rest if line not in steps] == [*said(1), *said(2), *said(3), "begun,", "ended"]
 
 
-def test_no_line_is_lost_between_two_drawings() -> None:
+def test_loses_no_line_between_redraws() -> None:
     done = on_terminal([*COMMAND, "crowd"])
     assert done.code == 0
     for kind in ("said", "printed", "step"):
@@ -70,7 +70,7 @@ def test_no_line_is_lost_between_two_drawings() -> None:
 )
 @pytest.mark.parametrize(("columns", "rows"), [(100, 40), (40, 8)])
 @pytest.mark.slow
-def test_a_terminal_is_left_as_it_was(happens: str, code: int, columns: int, rows: int) -> None:
+def test_leaves_the_terminal_as_it_was(happens: str, code: int, columns: int, rows: int) -> None:
     done = on_terminal([*COMMAND, happens], columns=columns, rows=rows)
     assert done.code == code
     assert_is_left_in_order(done)
@@ -89,7 +89,7 @@ def assert_is_left_in_order(done: Ended) -> None:
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_plain_lines_whatever_is_forced() -> None:
+def test_pipe_gets_plain_lines_despite_force_color() -> None:
     done = subprocess.run(
         COMMAND, capture_output=True, text=True, check=True, env={**os.environ, "FORCE_COLOR": "", "TERM": "xterm"}
     )
@@ -102,7 +102,7 @@ def test_a_pipe_gets_plain_lines_whatever_is_forced() -> None:
     assert done.stdout.endswith("begun, ended\n")
 
 
-def test_what_a_step_was_spent_on() -> None:
+def test_time_shares() -> None:
     step = {"seconds/step": 10.0, "seconds/rollout": 6.0, "seconds/generate": 4.0, "seconds/update": 3.0}
     ahead = {"seconds/step": 10.0, "seconds/rollout": 0.0, "seconds/generate": 9.0, "seconds/update": 9.0}
     assert time_shares([step]) == pytest.approx({"generate": 0.4, "environment": 0.2, "train": 0.3, "other": 0.1})

@@ -72,7 +72,7 @@ def import_conversations(
     def lines() -> Iterator[str]:
         with bars(console) as shown:
             bar = shown.add_task("conversations", total=None)
-            for found in read_conversations(source, kind, split=split, bad=bad.append if skip_bad else None):
+            for found in read_conversations(source, kind, split=split, on_error=bad.append if skip_bad else None):
                 shown.update(bar, advance=1)
                 one = found if solved is None else with_report(found, solved)
                 one = one if one.tools or not tools else replace(one, tools=tools)

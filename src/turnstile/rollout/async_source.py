@@ -111,13 +111,8 @@ class AsyncSource:
     ) -> None:
         self._start, self._write, self._engine, self._sampler, self._say = start, write, engine, sampler, say
         self._records, self._graders, self._hint = records, graders, hint
-        self._groups, self._attempts, self._seed, self._max_staleness, self._last = (
-            groups,
-            attempts,
-            seed,
-            max_staleness,
-            last,
-        )
+        self._groups, self._attempts, self._seed = groups, attempts, seed
+        self._max_staleness, self._last = max_staleness, last
         self._worker: Worker | None = None
         self._weights: WeightUpdate | None = None
         self._steps: dict[int, _StepJobs] = {}
@@ -182,19 +177,11 @@ class AsyncSource:
             f"{group_prefix(step)}/{place}/{task.id}": task
             for place, task in enumerate(self._sampler.next(self._groups))
         }
-        jobs = {
-            (name, number): (
-                task,
-                Attempt(
-                    group=name,
-                    number=number,
-                    seed=self._seed,
-                    hint=hint_of(self._hint, task, number, self._attempts, step),
-                ),
-            )
-            for name, task in tasks.items()
-            for number in range(self._attempts)
-        }
+        jobs: dict[Key, Job] = {}
+        for name, task in tasks.items():
+            for number in range(self._attempts):
+                hint = hint_of(self._hint, task, number, self._attempts, step)
+                jobs[name, number] = task, Attempt(group=name, number=number, seed=self._seed, hint=hint)
         callback = self._records.callback(step)
         restored = dict(callback.on_issue(list(jobs.values())))
         if restored:

@@ -99,20 +99,11 @@ class Player:
         note).
         """
         ids = [f"{label}/{index}/{task.id}" for index, task in enumerate(tasks)]
-        jobs = [
-            (
-                task,
-                Attempt(
-                    group=group,
-                    number=number,
-                    seed=seed,
-                    stream=stream,
-                    hint=hint_of(self.hint, task, number, attempts, step),
-                ),
-            )
-            for task, group in zip(tasks, ids, strict=True)
-            for number in range(attempts)
-        ]
+        jobs: list[Job] = []
+        for task, group in zip(tasks, ids, strict=True):
+            for number in range(attempts):
+                hint = hint_of(self.hint, task, number, attempts, step)
+                jobs.append((task, Attempt(group=group, number=number, seed=seed, stream=stream, hint=hint)))
         trajectories = await self.play(jobs, done=done, callback=callback or EpisodeCallback())
         groups = [
             Group(id=group, task=task, trajectories=tuple(trajectories[group, number] for number in range(attempts)))
@@ -137,11 +128,8 @@ class Player:
             done(trajectory)
 
         try:
-            await (
-                self._play_in_waves(remaining, play_job)
-                if self.deterministic
-                else self._play_concurrently(remaining, play_job)
-            )
+            play_all = self._play_in_waves if self.deterministic else self._play_concurrently
+            await play_all(remaining, play_job)
         except BaseExceptionGroup as several:  # the first error stopped all episodes, and is the one to report
             raise several.exceptions[0] from several
         finally:

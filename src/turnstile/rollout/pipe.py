@@ -64,7 +64,7 @@ class Pipe:
         self._writer.join()
 
     async def receive(self) -> Any:
-        """Return the next message, or the exception that reading it raised; None once the pipe is closed."""
+        """Return the next message, or the exception that reading it raised; always None once the pipe is closed."""
         message = await self._incoming.get()
         if message is None:
             self._incoming.put_nowait(None)

@@ -35,12 +35,8 @@ class RunRecords:
         `passes` names the attempts that were trained on in each pass over the step's rows.
         """
         used = {key for keys in passes for key in keys}
-        dispositions = [
-            disposition
-            for group, group_scores in zip(groups, scores, strict=True)
-            for disposition in _dispositions(group, group_scores, used)
-        ]
-        self.ledger.finalize(step, dispositions, passes)
+        pairs = zip(groups, scores, strict=True)
+        self.ledger.finalize(step, [each for pair in pairs for each in _dispositions(*pair, used)], passes)
 
     def commit(self, step: int, digest: str, oldest: int) -> None:
         """Commit the checkpoint of `step`, and drop the journal up to step `oldest`.

@@ -64,7 +64,7 @@ def group_prefix(step: int) -> str:
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Return how many versions a step's sampled tokens are behind `version`, that of the step's first weights."""
+    """Return how many versions a step's sampled tokens are behind `version`, that of its first weights."""
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     if not turns:
         return {"staleness/mean": 0.0, "staleness/max": 0.0}

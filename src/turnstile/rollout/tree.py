@@ -29,7 +29,7 @@ TOKEN_BYTES = 4
 
 
 def _contexts(trajectory: Trajectory) -> Iterator[bytes]:
-    """Yield the contexts of one episode without their last tokens: one, and one more for each rewrite of it."""
+    """Yield the contexts of one episode without their last tokens: one, and one more for each rewrite."""
     pieces: list[np.ndarray] = []
     for turn in trajectory.turns:
         if turn.fresh:

@@ -1,4 +1,4 @@
-"""Tasks in and out of JSON lines files, and the deterministic order in which training sees them."""
+"""Task files (JSON lines), and the deterministic order in which training draws tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIELDS: Mapping[str, type] = {"id": str, "env": str, "prompt": str, "data": dic
 
 
 def task_to_json(task: Task) -> dict[str, JSON]:
-    """The task as a JSON object; fields that hold their default are left out."""
+    """Return the task as a JSON object; fields with their default are omitted."""
     record: dict[str, JSON] = {"id": task.id, "env": task.env}
     if task.prompt:
         record["prompt"] = task.prompt
@@ -31,7 +31,7 @@ def task_to_json(task: Task) -> dict[str, JSON]:
 
 
 def task_from_json(record: JSON, where: str = "task") -> Task:
-    """A task from a JSON object. Raises TaskError naming `where` and the field that is wrong."""
+    """Return the task of a JSON object. Raises TaskError naming `where` and the field that is wrong."""
     if not isinstance(record, dict):
         raise TaskError(f"{where}: a task is a JSON object, this is {type(record).__name__}")
     for key in record:
@@ -41,17 +41,17 @@ def task_from_json(record: JSON, where: str = "task") -> Task:
         if not record.get(key):
             raise TaskError(f"{where}: field {key!r} is missing or empty")
     for key, value in record.items():
-        wanted = _FIELDS[key]
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise TaskError(f"{where}: field {key!r} must be {wanted.__name__}, not {type(value).__name__}")
+        expected = _FIELDS[key]
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise TaskError(f"{where}: field {key!r} must be {expected.__name__}, not {type(value).__name__}")
     return Task(**record)
 
 
 def load_tasks(path: str | Path) -> list[Task]:
-    """The tasks of a JSON lines file, in file order; empty lines are skipped.
+    """Return the tasks of a JSON lines file, in file order; empty lines are skipped.
 
-    Raises TaskError with file and line for text that is not JSON, a field that is wrong or an id used
-    twice, and for a file that is missing or holds no task.
+    Raises TaskError with file and line for text that is not JSON, a field that is wrong or an id used twice, and for a
+    file that is missing or has no task.
     """
     path = Path(path)
     try:
@@ -69,33 +69,33 @@ def load_tasks(path: str | Path) -> list[Task]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise TaskError(f"{where}: not JSON ({error.msg}, column {error.colno}); one task a line") from error
+            raise TaskError(f"{where}: not JSON ({error.msg}, column {error.colno}); write one task a line") from error
         task = task_from_json(record, where)
         if task.id in seen:
             raise TaskError(f"{where}: id {task.id!r} is already used in line {seen[task.id]}; ids are unique")
         seen[task.id] = number
         tasks.append(task)
     if not tasks:
-        raise TaskError(f"{path}: the task file holds no task")
+        raise TaskError(f"{path}: the task file has no task; write one JSON object a line")
     return tasks
 
 
 def dump_task(task: Task) -> str:
-    """The task's line in a task file, without the line end."""
+    """Return the task's line in a task file, without the line end."""
     return json.dumps(task_to_json(task), ensure_ascii=False, separators=(",", ":"))
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
-    """Writes a task file in one step (a reader sees the old file or the new one); gives the number of tasks."""
+    """Write a task file atomically (a reader sees the old file or the new one); return the number of tasks."""
     return write_lines(path, map(dump_task, tasks))
 
 
 @dataclasses.dataclass(slots=True)
 class TaskSampler:
-    """Endless tasks: every epoch is one permutation of all tasks, drawn from (seed, epoch) alone.
+    """Draws tasks without end: every epoch is one permutation of all tasks, drawn from (seed, epoch) alone.
 
-    The position is `state()`, small JSON that belongs in a checkpoint; `restore` takes it back and refuses
-    the state of other tasks, since going on with those would silently repeat and skip problems.
+    The position is `state()`, small JSON for a checkpoint. `restore` refuses the state of other tasks, since continuing
+    with those would silently repeat and skip problems.
     """
 
     tasks: Sequence[Task]
@@ -112,11 +112,11 @@ class TaskSampler:
 
     @property
     def epoch(self) -> int:
-        """How many times all tasks have been given out."""
+        """How many times all tasks have been drawn."""
         return self._epoch
 
     def next(self, n: int) -> list[Task]:
-        """The next n tasks; no task comes twice before all others came once."""
+        """Draw the next n tasks; no task is drawn twice before all others were drawn once."""
         chosen: list[Task] = []
         for _ in range(n):
             if self._index == len(self._order):
@@ -127,22 +127,23 @@ class TaskSampler:
         return chosen
 
     def peek(self, n: int) -> list[Task]:
-        """The tasks that `next` will give; gives none of them out."""
+        """Return the tasks that `next` will draw, without drawing them."""
         return copy.copy(self).next(n)
 
     def state(self) -> dict[str, JSON]:
+        """Return the position, as small JSON."""
         return {"epoch": self._epoch, "index": self._index, "seed": self.seed, "tasks": self._digest()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken. Raises TaskError when it is of other tasks or another seed."""
-        for key, mine in (("seed", self.seed), ("tasks", self._digest())):
-            if state[key] != mine:
-                raise TaskError(f"the sampler's state has {key} {state[key]}, this run has {mine}; use the same tasks")
+        """Continue from a saved state. Raises TaskError if it is of other tasks or another seed."""
+        for key, own in (("seed", self.seed), ("tasks", self._digest())):
+            if state[key] != own:
+                raise TaskError(f"the sampler's state has {key} {state[key]}, this run has {own}; use the same tasks")
         self._epoch, self._index = int(state["epoch"]), int(state["index"])
         self._order = self._permutation()
 
     def _digest(self) -> str:
-        """The number of the tasks and a digest of their ids."""
+        """Return the number of tasks and a digest of their ids."""
         ids = "\n".join(task.id for task in self.tasks).encode()
         return f"{len(self.tasks)}:{hashlib.blake2b(ids, digest_size=8).hexdigest()}"
 

@@ -1,4 +1,4 @@
-"""What demonstrations are made of, and agents that are programs rather than models."""
+"""Demonstrations, and agents that are programs rather than models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Agent = Callable[[Sequence[Message]], Message]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoStep:
-    """One action of a demonstration; one that is not `trainable` is shown, never taught."""
+    """One action of a demonstration; one that is not `trainable` is shown, but not learned."""
 
     message: Message
     trainable: bool = True
 
 
 def call(name: str, **arguments: JSON) -> Message:
-    """An assistant's message with one tool call."""
+    """Return an assistant's message with one tool call."""
     return Message(role="assistant", tool_calls=(ToolCall(id=CALL_ID, name=name, arguments=arguments),))

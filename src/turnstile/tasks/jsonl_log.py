@@ -1,4 +1,4 @@
-"""Files of JSON lines that grow a line at a time, and that a killed process leaves whole."""
+"""Append-only files of JSON lines that survive a killed process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from turnstile.errors import TaskError
 
 
 def append(path: Path, line: str) -> None:
-    """Adds one line, which is on the disk when this returns; an end that a killed process left torn goes first.
+    """Append one line, flushed to the disk; an incomplete last line that a killed process left is removed first.
 
-    Several processes may append to one file. Raises TaskError where it cannot be written.
+    Several processes may append to one file. Raises TaskError if it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def append(path: Path, line: str) -> None:
 
 
 def repair(path: Path) -> None:
-    """Cuts off an end that a killed process left torn, in a file that is there."""
+    """Remove an incomplete last line that a killed process left, if the file exists."""
     if path.exists():
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -38,7 +38,7 @@ def repair(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[Any]:
-    """The whole lines of a file, none where it is not there; a torn end is left out.
+    """Yield the parsed complete lines of a file, none if it does not exist; an incomplete last line is skipped.
 
     Raises TaskError for a line that is not JSON.
     """
@@ -56,6 +56,6 @@ def _cut(path: Path) -> None:
         if file.seek(0, os.SEEK_END) == 0:
             return
         file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":  # only then is the whole of it looked at
+        if file.read(1) != b"\n":  # only then the whole file is read
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)

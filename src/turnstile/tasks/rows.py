@@ -1,4 +1,4 @@
-"""Rows of data sets, read from JSON, JSON lines and Parquet, in a file, a folder or on the hub, and lines written."""
+"""Rows of data sets (JSON, JSON lines, Parquet) in a file, a folder or on the hub; and atomic writes of lines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 def files_of(source: str | Path, split: str = "") -> list[Path]:
-    """The files of a source: itself, those below a folder, or those of a data set on the hub (OWNER/NAME), which are
-    downloaded or found in its cache. `split` chooses among several by name or folder.
+    """Return the files of a source: itself, those below a folder, or those of a data set on the hub (OWNER/NAME).
 
-    Raises TaskError where there is none.
+    The latter are downloaded, or found in the hub's cache. `split` selects among several files by name or folder.
+    Raises TaskError if there is none.
     """
     path = Path(source)
     if path.is_file():
@@ -29,14 +29,16 @@ def files_of(source: str | Path, split: str = "") -> list[Path]:
     chosen = [file for file in files if not split or file.name.startswith(split) or split in file.parent.parts]
     if not chosen:
         hint = f" of the split {split!r}" if split else ""
-        raise TaskError(f"{source}: there is no {', '.join(SUFFIXES)} file{hint} in it")
+        raise TaskError(f"{source}: it has no {', '.join(SUFFIXES)} file{hint}")
     return chosen
 
 
-def read_rows(file: Path, bad: Callable[[TaskError], None] | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a file one after the other, each with where it stands. A row that cannot be read is told to `bad`.
+def read_rows(
+    file: Path, on_error: Callable[[TaskError], None] | None = None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of a file, each with its position; `on_error` gets the error of a row that cannot be read.
 
-    Raises TaskError naming file and row for what cannot be read: for a row only where there is no `bad`.
+    Raises TaskError naming file and row for what cannot be read; for a row only without `on_error`. Raises
     MissingExtraError for a Parquet file without its extra.
     """
     rows = _parquet(file) if file.suffix == ".parquet" else _json(file)
@@ -46,24 +48,27 @@ def read_rows(file: Path, bad: Callable[[TaskError], None] | None = None) -> Ite
             row = next(rows)
         except StopIteration:
             return
-        except (OSError, ValueError) as error:  # ValueError: no UTF-8, no JSON, no Parquet
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, JSON or Parquet
             raise TaskError(f"{where}: it cannot be read ({error})") from error
         try:
-            found = _object(row, where)
+            fields = _object(row, where)
         except TaskError as error:
-            if bad is None:
+            if on_error is None:
                 raise
-            bad(error)
+            on_error(error)
             continue
-        yield where, found
+        yield where, fields
 
 
 def _object(row: Any, where: str) -> Mapping[str, Any]:
-    """A row as an object; one of JSON lines comes as its bytes, so that others can be read though it cannot."""
+    """Return a row as an object.
+
+    A row of JSON lines comes as bytes, so that the rows after a damaged one can still be read.
+    """
     if isinstance(row, bytes):
         try:
             row = json.loads(row)
-        except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+        except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
             raise TaskError(f"{where}: it cannot be read ({error})") from error
     if not isinstance(row, Mapping):
         raise TaskError(f"{where}: a row is an object with named fields, this is {type(row).__name__}")
@@ -71,8 +76,10 @@ def _object(row: Any, where: str) -> Mapping[str, Any]:
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> int:
-    """Writes a file of these lines in one step (a reader sees the old file or the new one, whatever goes wrong with the
-    lines meanwhile); gives their number."""
+    """Write a file of these lines atomically, and return their number.
+
+    A reader sees the old file or the new one, whatever goes wrong with the lines meanwhile.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -91,21 +98,21 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> int:
 
 
 def _downloaded(name: str) -> Path:
-    """A data set's files from the hub, or from its cache."""
+    """Return the folder of a data set's files from the hub, or from its cache."""
     if name.count("/") != 1 or name.startswith((".", "/")):
-        raise TaskError(f"{name}: there is no such file or folder, and a data set on the hub is OWNER/NAME")
+        raise TaskError(f"{name}: no such file or folder; give a path, or a data set on the hub as OWNER/NAME")
     hub = importlib.import_module("huggingface_hub")
     try:
         return Path(hub.snapshot_download(name, repo_type="dataset", allow_patterns=[f"*{end}" for end in SUFFIXES]))
     except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError, ValueError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise TaskError(f"{name}: no such file, and the data set cannot be had from the hub: {first}") from error
+        raise TaskError(f"{name}: no such file, and the hub does not give the data set: {first}") from error
 
 
 def _json(file: Path) -> Iterator[Any]:
     if file.suffix == ".json":
-        whole = json.loads(file.read_text(encoding="utf-8"))
-        yield from whole if isinstance(whole, list) else [whole]
+        content = json.loads(file.read_text(encoding="utf-8"))
+        yield from content if isinstance(content, list) else [content]
     else:
         with file.open("rb") as lines:
             yield from (line for line in lines if line.strip())

@@ -34,7 +34,7 @@ def bash(command: str, id: str) -> dict[str, Any]:
 
 
 def trajectory(version: str, messages: list[dict[str, Any]], **config: Any) -> dict[str, Any]:
-    """What mini-swe-agent writes of a run that submitted, with its notes on each message."""
+    """Return what mini-swe-agent writes for a run that submitted, with its notes on each message."""
     info = {
         "model_stats": {"instance_cost": 0.1, "api_calls": 2},
         "config": {"model": {"model_name": "openai/some-model"}, **config},
@@ -160,7 +160,7 @@ Rows = Callable[..., Path]
 
 @pytest.fixture
 def file(tmp_path: Path) -> Rows:
-    """Writes rows as a file: JSON lines, or what the name ends in."""
+    """Return a function that writes rows to a file: JSON lines, or the format of its suffix."""
 
     def write(*rows: Any, name: str = "x.jsonl") -> Path:
         path = tmp_path / name
@@ -180,7 +180,7 @@ def one(path: Path) -> Conversation:
 
 
 def roles(found: Conversation) -> str:
-    """The first letter of each role, capital where it is learned."""
+    """Return the first letter of each role, capital if the message is learned."""
     return "".join(
         message.role[0].upper() if flag else message.role[0]
         for message, flag in zip(found.messages, found.trainable, strict=True)
@@ -215,7 +215,7 @@ def test_mini_swe_agent_over_the_responses_interface(file: Rows) -> None:
     assert found.messages[2] == Message(role="tool", content="x.py", tool_call_id="call00000")
 
 
-def test_a_folder_of_runs_is_read_without_what_lies_beside_them(file: Rows, tmp_path: Path) -> None:
+def test_folder_of_trajectories_ignores_other_files(file: Rows, tmp_path: Path) -> None:
     file({"org__repo-1": {"model_patch": ""}}, name="runs/preds.json")
     failed = {**V2, "messages": V2["messages"][:2], "instance_id": None}
     for name, row in (("b", failed), ("a", V1)):
@@ -259,14 +259,14 @@ def test_tools_that_the_system_lists_are_not_offered_twice(file: Rows) -> None:
     assert found.messages[3].content == '{"found": 1}'
 
 
-def test_what_the_assistant_says_unasked_is_left_out(file: Rows) -> None:
+def test_omits_leading_assistant_messages(file: Rows) -> None:
     says = {"from": "gpt", "value": "Hello!"}
     assert roles(one(file({"conversations": [says, {"from": "human", "value": "Hi."}, says]}))) == "uA"
     assert one(file({"conversations": [says]})).messages == ()
 
 
 @pytest.mark.parametrize("row", [V1, V2, RESPONSES, SMITH, CHAT, FACTORY, HERMES])
-def test_what_is_written_is_read_again(file: Rows, row: Mapping[str, Any]) -> None:
+def test_write_and_read_are_inverse(file: Rows, row: Mapping[str, Any]) -> None:
     found = one(file(row))
     assert one(file(chat.write(found), name="again.jsonl")) == found
 
@@ -275,21 +275,21 @@ def test_what_is_written_is_read_again(file: Rows, row: Mapping[str, Any]) -> No
     ("row", "says"),
     [
         ({"text": "x"}, "row 1: it has neither messages nor conversations; known formats: chat, sharegpt"),
-        ({"messages": "[{"}, "row 1: messages is a text that is no JSON"),
-        ({"messages": {"role": "user"}}, "row 1: messages is no list"),
+        ({"messages": "[{"}, "row 1: messages is a text that is not JSON"),
+        ({"messages": {"role": "user"}}, "row 1: messages is not a list"),
         ({"messages": ["x"]}, "row 1, message 1: a message is an object"),
         ({"messages": [{"role": "usr"}]}, "row 1, message 1: the role 'usr' is unknown"),
         ({"messages": [{"role": "user", "content": 3}]}, "a content is a text or a list of parts, this is int"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part of type 'image_url'; only text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call has no function with a name"),
-        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "{")]}]}, "arguments of 'a' are no JSON"),
-        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "[]")]}]}, "arguments of 'a' are no object"),
+        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "{")]}]}, "arguments of 'a' are not JSON"),
+        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "[]")]}]}, "arguments of 'a' are not an object"),
         ({"messages": [{"role": "assistant", "weight": 0.5}]}, "weight is 0 or 1, or true or false, not 0.5"),
         ({"messages": [], "resolved": "yes"}, "resolved is true or false, not 'yes'"),
         ({"messages": [], "tools": [{}]}, "a tool has no name"),
-        ({"conversations": [{"from": "alien", "value": ""}]}, "nobody is known who speaks as 'alien'"),
-        ({"conversations": [{"from": "function_call", "value": "x"}]}, "the value of a function_call is no JSON"),
-        ({**V1, "info": {"config": {"agent": {"action_regex": "("}}}}, "its action_regex is no regular expression"),
+        ({"conversations": [{"from": "alien", "value": ""}]}, "the speaker 'alien' is unknown"),
+        ({"conversations": [{"from": "function_call", "value": "x"}]}, "the value of a function_call is not JSON"),
+        ({**V1, "info": {"config": {"agent": {"action_regex": "("}}}}, "its action_regex is not a regular expression"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_be_read_is_named(file: Rows, row: Any, says: str) -> None:
@@ -303,10 +303,10 @@ def test_a_row_that_cannot_be_read_is_named(file: Rows, row: Any, says: str) -> 
 def test_bad_rows_can_be_left_out(file: Rows, tmp_path: Path) -> None:
     bad: list[TaskError] = []
     path = file({"messages": ["x"]}, CHAT)
-    assert [talk.id for talk in conversations(path, bad=bad.append)] == ["one"]
+    assert [talk.id for talk in conversations(path, on_error=bad.append)] == ["one"]
     assert len(bad) == 1
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(TaskError, match="it holds no conversation"):
+    with pytest.raises(TaskError, match="it has no conversation"):
         read_conversations(tmp_path / "empty.jsonl")
     with pytest.raises(TaskError, match="did you mean 'sharegpt'"):
         list(conversations(path, "sharegp"))

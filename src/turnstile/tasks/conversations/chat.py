@@ -1,8 +1,8 @@
-"""Chat messages as OpenAI's interface has them, which is also how conversations are written here.
+"""Chat messages in OpenAI's format, in which conversations are also written here.
 
-Columns: messages (a list, or that as JSON in a text), tools (likewise; optional). Of a message: role, content (a text
+Columns: messages (a list, or that as JSON in a text), tools (likewise; optional). A message has role, content (a text
 or a list of text parts), tool_calls, tool_call_id, reasoning_content or reasoning, and weight or trainable, which say
-whether it is to be learned. Beside them, all optional: id, task_id, resolved, ended, model, patch.
+whether it is to be learned. Optional columns: id, task_id, resolved, ended, model, patch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from turnstile.types import JSON, Message, Role, ToolCall, ToolSpec
 _ROLES: Mapping[str, Role] = {**{role: role for role in get_args(Role)}, "developer": "system", "function": "tool"}
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.S)
 _TEXTS = ("text", "input_text", "output_text")
-_TAUGHT = ("weight", "trainable", "train", "training")
+_TRAIN_FLAGS = ("weight", "trainable", "train", "training")
 
 
 def read(row: Mapping[str, Any], where: str) -> Conversation:
-    """A row as a conversation. Raises TaskError naming what is wrong with it."""
+    """Return a row as a conversation. Raises TaskError naming what is wrong with it."""
     messages = as_list(row.get("messages"), "messages", where)
-    said = [message_of(item, f"{where}, message {number}") for number, item in enumerate(messages, start=1)]
-    found = assemble(said, tools_of(row.get("tools"), where))
+    flagged = [message_of(item, f"{where}, message {number}") for number, item in enumerate(messages, start=1)]
+    found = assemble(flagged, tools_of(row.get("tools"), where))
     return replace(found, **metadata_of(row, where))
 
 
 def write(conversation: Conversation) -> dict[str, JSON]:
-    """The conversation as a row; what is empty is left out."""
+    """Return the conversation as a row; empty fields are omitted."""
     texts = {name: getattr(conversation, name) for name in ("id", "task_id", "ended", "model", "patch")}
     return {
         **{name: text for name, text in texts.items() if text},
@@ -45,7 +45,7 @@ def write(conversation: Conversation) -> dict[str, JSON]:
 
 
 def message_of(item: Any, where: str) -> FlaggedMessage:
-    """One message, and whether it may be taught."""
+    """Return one message, and whether it may be learned."""
     if not isinstance(item, Mapping):
         raise TaskError(f"{where}: a message is an object with role and content, this is {type(item).__name__}")
     role = _ROLES.get(str(item.get("role")))
@@ -53,8 +53,8 @@ def message_of(item: Any, where: str) -> FlaggedMessage:
         raise TaskError(f"{where}: the role {item.get('role')!r} is unknown; known: {', '.join(_ROLES)}")
     content = text_of(item.get("content"), where)
     if role != "assistant":
-        several = item.get("tool_call_ids") or ()
-        answered = item.get("tool_call_id") or next(iter(several), None)
+        call_ids = item.get("tool_call_ids") or ()
+        answered = item.get("tool_call_id") or next(iter(call_ids), None)
         return Message(role=role, content=content, tool_call_id=answered if role == "tool" else None), False
     calls = item.get("tool_calls") or ([{"function": item["function_call"]}] if item.get("function_call") else [])
     reasoning = item.get("reasoning_content") or item.get("reasoning") or _thinking(item.get("content"))
@@ -63,8 +63,10 @@ def message_of(item: Any, where: str) -> FlaggedMessage:
 
 
 def assistant_message(content: str, reasoning: Any = None) -> Message:
-    """An assistant's message; its reasoning is `reasoning` if that is a text, else what stands in <think> tags at the
-    beginning of `content`."""
+    """Return an assistant's message.
+
+    Its reasoning is `reasoning` if that is a text, else the text in <think> tags at the beginning of `content`.
+    """
     if isinstance(reasoning, str) and reasoning:
         return Message(role="assistant", content=content, reasoning=reasoning)
     if found := _THOUGHT.match(content):
@@ -73,7 +75,7 @@ def assistant_message(content: str, reasoning: Any = None) -> Message:
 
 
 def text_of(content: Any, where: str) -> str:
-    """A content as text: a text, nothing, or a list of text parts. Raises TaskError for anything else."""
+    """Return a content as text: a text, nothing, or a list of text parts. Raises TaskError for anything else."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -91,13 +93,13 @@ def text_of(content: Any, where: str) -> str:
 
 
 def _thinking(content: Any) -> str:
-    """The reasoning in a content's parts, as Anthropic's interface has it."""
+    """Return the reasoning in a content's parts, as in Anthropic's format."""
     parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
     return "\n\n".join(str(part["thinking"]) for part in parts if part.get("thinking"))
 
 
 def calls_of(calls: Any, where: str) -> tuple[ToolCall, ...]:
-    """Tool calls, whose arguments are an object or that as JSON in a text. Raises TaskError for anything else."""
+    """Return tool calls, whose arguments are an object or JSON in a text. Raises TaskError for anything else."""
     found = []
     for call in as_list(calls, "tool_calls", where):
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -108,15 +110,15 @@ def calls_of(calls: Any, where: str) -> tuple[ToolCall, ...]:
             try:
                 arguments = json.loads(arguments or "{}")
             except json.JSONDecodeError as error:
-                raise TaskError(f"{where}: the arguments of {function['name']!r} are no JSON ({error.msg})") from error
+                raise TaskError(f"{where}: the arguments of {function['name']!r} are not JSON ({error.msg})") from error
         if arguments is not None and not isinstance(arguments, Mapping):
-            raise TaskError(f"{where}: the arguments of {function['name']!r} are no object")
+            raise TaskError(f"{where}: the arguments of {function['name']!r} are not an object")
         found.append(ToolCall(id=str(call.get("id") or ""), name=function["name"], arguments=dict(arguments or {})))
     return tuple(found)
 
 
 def tools_of(tools: Any, where: str) -> tuple[ToolSpec, ...]:
-    """Tools as OpenAI's interface has them, with or without the wrapping `function`. Raises TaskError for others."""
+    """Return tools in OpenAI's format, with or without the wrapping `function`. Raises TaskError for others."""
     found = []
     for tool in as_list(tools, "tools", where):
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
@@ -124,14 +126,14 @@ def tools_of(tools: Any, where: str) -> tuple[ToolSpec, ...]:
             raise TaskError(f"{where}: a tool has no name")
         schema = inner.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(schema, Mapping):
-            raise TaskError(f"{where}: the parameters of the tool {inner['name']!r} are no JSON schema")
+            raise TaskError(f"{where}: the parameters of the tool {inner['name']!r} are not a JSON schema")
         found.append(ToolSpec(name=inner["name"], description=str(inner.get("description") or ""), schema=schema))
     return tuple(found)
 
 
 def is_trainable(item: Mapping[str, Any], where: str) -> bool:
-    """Whether a message is to be learned, which it is unless it says otherwise."""
-    for name in _TAUGHT:
+    """Return whether a message is to be learned, which is the default."""
+    for name in _TRAIN_FLAGS:
         value = item.get(name)
         if value not in (None, 0, 1):
             raise TaskError(f"{where}: {name} is 0 or 1, or true or false, not {value!r}")
@@ -141,7 +143,7 @@ def is_trainable(item: Mapping[str, Any], where: str) -> bool:
 
 
 def metadata_of(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a row says about its conversation as a whole."""
+    """Return the fields of a row that describe the whole conversation."""
     resolved = row.get("resolved")
     if resolved not in (None, 0, 1):
         raise TaskError(f"{where}: resolved is true or false, not {resolved!r}")
@@ -150,16 +152,16 @@ def metadata_of(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def as_list(value: Any, name: str, where: str) -> list[Any]:
-    """A list, or one as JSON in a text; nothing is an empty one. Raises TaskError for anything else."""
+    """Return a list, or one given as JSON in a text; None is an empty one. Raises TaskError for anything else."""
     if isinstance(value, str):
         try:
             value = json.loads(value or "[]")
         except json.JSONDecodeError as error:
-            raise TaskError(f"{where}: {name} is a text that is no JSON ({error.msg})") from error
+            raise TaskError(f"{where}: {name} is a text that is not JSON ({error.msg})") from error
     if value is None:
         return []
     if not isinstance(value, list):
-        raise TaskError(f"{where}: {name} is no list")
+        raise TaskError(f"{where}: {name} is not a list")
     return value
 
 

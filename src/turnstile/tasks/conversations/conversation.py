@@ -1,4 +1,4 @@
-"""One typed conversation of an agent, whatever it was read from, to learn from."""
+"""A typed conversation of an agent to learn from, independent of its source format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from turnstile.types import Message, ToolSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """What was said, which of it is to be learned, and what the file says came of it.
+    """The messages, which of them are to be learned, and the result that the file gives.
 
-    It begins with what the assistant answers and ends with the assistant's last message; where the assistant says
-    nothing it is empty. `trainable` is one a message, true only for what the assistant said; what is not is shown,
-    never taught. `tools` are those that were offered, as
-    far as the file tells; calls are numbered in each message as a parser numbers them.
+    It begins with what the assistant answers and ends with the assistant's last message; it is empty if the assistant
+    has no message. `trainable` has one flag a message, true only for messages of the assistant; the others are shown,
+    but not learned. `tools` are those that were offered, as far as the file says; tool calls are numbered in each
+    message as a parser numbers them.
     """
 
     messages: tuple[Message, ...]
@@ -25,9 +25,9 @@ class Conversation:
     id: str = ""
     task_id: str = ""
     resolved: bool | None = None  # None: the file does not say
-    ended: str = ""  # in the file's words: Submitted, LimitsExceeded
-    model: str = ""  # who spoke
-    patch: str = ""  # what was handed in
+    ended: str = ""  # how it ended, in the file's words: Submitted, LimitsExceeded
+    model: str = ""  # name of the assistant's model
+    patch: str = ""  # the submitted patch
 
     def __post_init__(self) -> None:
         if len(self.messages) != len(self.trainable):
@@ -35,29 +35,34 @@ class Conversation:
 
 
 FlaggedMessage = tuple[Message, bool]
-"""A message, and whether it may be taught."""
+"""A message, and whether it may be learned."""
 
 
-def assemble(said: Iterable[FlaggedMessage], tools: Sequence[ToolSpec] = ()) -> Conversation:
-    """The messages of one conversation, in order. Left out are what the assistant says before there is anything to
-    answer, and what follows its last message; an empty message of the assistant is never taught."""
-    pairs = list(itertools.dropwhile(lambda pair: pair[0].role == "assistant", said))
+def assemble(flagged: Iterable[FlaggedMessage], tools: Sequence[ToolSpec] = ()) -> Conversation:
+    """Return the conversation of these messages, in order.
+
+    Messages of the assistant before there is anything to answer are omitted, and so are messages after its last one; an
+    empty message of the assistant is never learned.
+    """
+    pairs = list(itertools.dropwhile(lambda pair: pair[0].role == "assistant", flagged))
     while pairs and pairs[-1][0].role != "assistant":
         pairs.pop()
     return Conversation(
-        messages=tuple(_numbered([message for message, _ in pairs])),
-        trainable=tuple(flag and _speaks(message) for message, flag in pairs),
+        messages=tuple(_with_parser_ids([message for message, _ in pairs])),
+        trainable=tuple(flag and _has_content(message) for message, flag in pairs),
         tools=tuple(tools),
     )
 
 
-def _speaks(message: Message) -> bool:
+def _has_content(message: Message) -> bool:
     return message.role == "assistant" and bool(message.content.strip() or message.tool_calls)
 
 
-def _numbered(messages: Sequence[Message]) -> Iterator[Message]:
-    """The messages with the ids of calls as parsers give them, and those of results to match: by id where the calls of
-    a message have each their own, else in order."""
+def _with_parser_ids(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield the messages with tool call ids as parsers give them, and matching ids for results.
+
+    Results are matched by id if the calls of a message have distinct ids, else by order.
+    """
     names: dict[str, str] = {}
     waiting: list[str] = []
     for message in messages:
@@ -70,7 +75,7 @@ def _numbered(messages: Sequence[Message]) -> Iterator[Message]:
             yield replace(message, tool_calls=tuple(replace(call, id=name) for call, name in calls))
         elif message.role == "tool":
             name = names.get(message.tool_call_id or "") or next(iter(waiting), None)
-            waiting = [other for other in waiting if other != name]
+            waiting = [call_id for call_id in waiting if call_id != name]
             yield replace(message, tool_call_id=name)
         else:
             yield message

@@ -1,7 +1,7 @@
 """Trajectories of mini-swe-agent, `ID.traj.json`, one a file.
 
-`trajectory_format` is mini-swe-agent-1 (versions 1: the action is a bash block in the assistant's text, what came back
-a user's message) or mini-swe-agent-1.1 (versions 2: calls of the tool bash as chat messages or as items of OpenAI's
+`trajectory_format` is mini-swe-agent-1 (versions 1: the action is a bash block in the assistant's text, its result a
+user's message) or mini-swe-agent-1.1 (versions 2: calls of the tool bash as chat messages or as items of OpenAI's
 Responses interface; a block in the text with its text-based models). `info` holds exit_status, submission and the
 configuration; the benchmarks' runner adds instance_id.
 """
@@ -27,21 +27,21 @@ BASH = ToolSpec(
         "required": ["command"],
     },
 )
-"""The one tool that mini-swe-agent offers, as it tells the model of it."""
+"""The only tool of mini-swe-agent, as it describes it to the model."""
 
 
 def read(row: Mapping[str, Any], where: str) -> Conversation:
-    """A trajectory as a conversation. A text in which the agent found not exactly one action is not taught.
+    """Return a trajectory as a conversation.
 
-    Raises TaskError naming what is wrong with it.
+    A text in which the agent found more or fewer than one action is not learned. Raises TaskError naming what is wrong.
     """
     info = _object(row.get("info"))
     messages = chat.as_list(row.get("messages"), "messages", where)
-    said = list(_said(messages, _action(info, where), where))
-    tools = (BASH,) if any(message.tool_calls for message, _ in said) else ()
+    flagged = list(_flagged_messages(messages, _action(info, where), where))
+    tools = (BASH,) if any(message.tool_calls for message, _ in flagged) else ()
     name = str(row.get("instance_id") or "")
     return replace(
-        assemble(said, tools),
+        assemble(flagged, tools),
         id=name,
         task_id=name,
         ended=str(info.get("exit_status") or ""),
@@ -50,10 +50,10 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
     )
 
 
-def _said(messages: list[Any], action: re.Pattern[str] | None, where: str) -> Iterator[FlaggedMessage]:
+def _flagged_messages(messages: list[Any], action: re.Pattern[str] | None, where: str) -> Iterator[FlaggedMessage]:
     for number, item in enumerate(messages, start=1):
         here = f"{where}, message {number}"
-        if isinstance(item, Mapping) and item.get("role") == "exit":  # the agent's own note on how it ended
+        if isinstance(item, Mapping) and item.get("role") == "exit":  # the agent's note on how it ended
             continue
         message, is_trainable = _message(item, here)
         if action and is_trainable and not message.tool_calls:
@@ -71,7 +71,7 @@ def _message(item: Any, where: str) -> FlaggedMessage:
 
 
 def _response(output: list[Any], where: str) -> Message:
-    """The items of one answer of the Responses interface as one message."""
+    """Return the items of one answer of the Responses interface as one message."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -84,20 +84,23 @@ def _response(output: list[Any], where: str) -> Message:
             case "function_call":
                 calls.append({"id": item.get("call_id") or item.get("id"), "function": item})
             case kind:
-                raise TaskError(f"{where}: its output has an item of type {kind!r}, which is not known")
+                raise TaskError(f"{where}: its output has an item of unknown type {kind!r}")
     message = chat.assistant_message("".join(texts), "\n\n".join(filter(None, thoughts)))
     return replace(message, tool_calls=chat.calls_of(calls, where))
 
 
 def _action(info: Mapping[str, Any], where: str) -> re.Pattern[str] | None:
-    """What finds the actions in a text: with version 1 a knob of the agent, later one of the text-based models."""
+    """Return the pattern that finds actions in a text.
+
+    In version 1 it is a knob of the agent, later one of the text-based models.
+    """
     config = _object(info.get("config"))
     found = [_object(config.get(part)).get("action_regex") for part in ("agent", "model")]
     pattern = next(filter(None, found), "")
     try:
         return re.compile(str(pattern), re.S) if pattern else None
     except re.error as error:
-        raise TaskError(f"{where}: its action_regex is no regular expression ({error})") from error
+        raise TaskError(f"{where}: its action_regex is not a regular expression ({error})") from error
 
 
 def _object(value: Any) -> Mapping[str, Any]:

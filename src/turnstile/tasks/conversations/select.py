@@ -1,4 +1,4 @@
-"""Which conversations are worth learning from, and what others know about them."""
+"""Selection of conversations to learn from, and external facts about them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from turnstile.types import JSON, ToolSpec
 
 
 def refusal(conversation: Conversation, *, resolved: bool = False, ended: Collection[str] = ()) -> str:
-    """Why a conversation is not wanted; "" for one that is. `resolved` wants those whose task was solved, `ended` those
-    that ended in one of these ways."""
+    """Return why a conversation is not selected; "" if it is.
+
+    `resolved` selects those whose task was solved, `ended` those that ended in one of these ways.
+    """
     if not any(conversation.trainable):
         return "nothing in it to learn"
     if resolved and not conversation.resolved:
@@ -26,21 +28,21 @@ def refusal(conversation: Conversation, *, resolved: bool = False, ended: Collec
 
 
 def with_report(conversation: Conversation, resolved: Collection[str]) -> Conversation:
-    """The conversation with the verdict of a report that names the tasks which were resolved."""
+    """Return the conversation with the verdict of a report that names the resolved tasks."""
     return replace(conversation, resolved=(conversation.task_id or conversation.id) in resolved)
 
 
 def read_report(file: str | Path) -> frozenset[str]:
-    """The tasks that a report of SWE-bench's harness names as resolved. Raises TaskError for another file."""
+    """Return the tasks that a report of SWE-bench's harness names as resolved. Raises TaskError for another file."""
     report = _json(file)
     ids = report.get("resolved_ids") if isinstance(report, dict) else None
     if not isinstance(ids, list):
-        raise TaskError(f"{file}: a report has resolved_ids, a list of tasks, this has not")
+        raise TaskError(f"{file}: not a report of SWE-bench's harness; it needs resolved_ids, a list of tasks")
     return frozenset(map(str, ids))
 
 
 def read_tools(file: str | Path) -> tuple[ToolSpec, ...]:
-    """Tools as OpenAI's interface has them, from a JSON file with a list of them. Raises TaskError for another file."""
+    """Return tools in OpenAI's format, from a JSON file with a list of them. Raises TaskError for another file."""
     return chat.tools_of(_json(file), str(file))
 
 

@@ -1,9 +1,9 @@
-"""ShareGPT's layout, and what others have put into it.
+"""ShareGPT's format and its variants.
 
 Columns: conversations, a list of {from, value}; optional: system (a text), tools (a list, or that as JSON in a text).
-Calls are entries from `function_call`, whose value is {"name", "arguments"} or a list of such, as LLaMA-Factory has
-them, or stand in the assistant's text in <tool_call> tags, as the Hermes sets have them; results are entries from
-`observation`, `function_response` or `tool`.
+Calls are entries from `function_call`, whose value is {"name", "arguments"} or a list of such (LLaMA-Factory), or are
+in the assistant's text in <tool_call> tags (Hermes); results are entries from `observation`, `function_response` or
+`tool`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
         entries = [{"from": "system", "value": row["system"]}, *entries]
     as_list = any(_speaker(item) == "system" and "<tools>" in str(_value(item)) for item in entries)
     tools = () if as_list else chat.tools_of(row.get("tools"), where)
-    said = [_said(item, tools, f"{where}, message {number}") for number, item in enumerate(entries, start=1)]
-    return replace(assemble(said, tools), **chat.metadata_of(row, where))
+    flagged = [_flagged(item, tools, f"{where}, message {number}") for number, item in enumerate(entries, start=1)]
+    return replace(assemble(flagged, tools), **chat.metadata_of(row, where))
 
 
-def _said(item: Any, tools: tuple[ToolSpec, ...], where: str) -> FlaggedMessage:
+def _flagged(item: Any, tools: tuple[ToolSpec, ...], where: str) -> FlaggedMessage:
     if not isinstance(item, Mapping):
         raise TaskError(f"{where}: an entry is an object with from and value, this is {type(item).__name__}")
     speaker = _speaker(item)
     role = _ROLES.get(speaker)
     if role is None:
-        raise TaskError(f"{where}: nobody is known who speaks as {speaker!r}; known: {', '.join(_ROLES)}")
+        raise TaskError(f"{where}: the speaker {speaker!r} is unknown; known: {', '.join(_ROLES)}")
     text = chat.text_of(_value(item), where)
     if speaker == "function_call":
         calls = chat.calls_of(_functions(text, where), where)
@@ -71,9 +71,9 @@ def _value(item: Any) -> Any:
 
 
 def _functions(text: str, where: str) -> list[dict[str, Any]]:
-    """The calls in the text of a `function_call`, wrapped as in a chat message."""
+    """Return the calls in the text of a `function_call`, wrapped as in a chat message."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise TaskError(f"{where}: the value of a function_call is no JSON ({error.msg})") from error
-    return [{"function": one} for one in (value if isinstance(value, list) else [value])]
+        raise TaskError(f"{where}: the value of a function_call is not JSON ({error.msg})") from error
+    return [{"function": function} for function in (value if isinstance(value, list) else [value])]

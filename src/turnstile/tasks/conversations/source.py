@@ -1,4 +1,4 @@
-"""Conversations from the files of others: which format a row has, and all of a source one after the other."""
+"""Conversations from external files: the format of a row, and all conversations of a source."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ def conversations(
     format: str = "auto",
     *,
     split: str = "",
-    bad: Callable[[TaskError], None] | None = None,
+    on_error: Callable[[TaskError], None] | None = None,
 ) -> Iterator[Conversation]:
-    """The conversations of a file, of the files in a folder, or of a data set on the hub (OWNER/NAME), one by one.
+    """Yield the conversations of a file, of the files in a folder, or of a data set on the hub (OWNER/NAME).
 
-    `format` is one of FORMATS, by default told from the columns. `split` chooses among several files. In a folder that
-    holds `*.traj.json` files, those are read and no others. `bad` is given the error of each row that cannot be read,
-    which is then left out; without it the error is raised: TaskError naming file, row and message.
+    `format` is one of FORMATS, by default detected from the columns. `split` selects among several files. In a folder
+    with `*.traj.json` files only those are read. `on_error` gets the error of each row that cannot be read, and the row
+    is skipped; without it the error is raised: TaskError naming file, row and message.
     """
     if format != "auto" and format not in FORMATS:
         raise TaskError(f"unknown conversation format {format!r}; {nearest(format, (*FORMATS, 'auto'))}")
     for file in _files(Path(source), source, split):
-        for number, (where, row) in enumerate(read_rows(file, bad), start=1):
+        for number, (where, row) in enumerate(read_rows(file, on_error), start=1):
             try:
-                found = FORMATS[_detected_format(row, where) if format == "auto" else format](row, where)
+                conversation = FORMATS[_detected_format(row, where) if format == "auto" else format](row, where)
             except TaskError as error:
-                if bad is None:
+                if on_error is None:
                     raise
-                bad(error)
+                on_error(error)
                 continue
-            yield found if found.id else replace(found, id=_name(file, number))
+            yield conversation if conversation.id else replace(conversation, id=_default_id(file, number))
 
 
 def read_conversations(source: str | Path) -> list[Conversation]:
-    """All conversations of a source, whatever their formats. Raises TaskError as above, and where there is none."""
-    found = list(conversations(source))
-    if not found:
-        raise TaskError(f"{source}: it holds no conversation")
-    return found
+    """Return all conversations of a source, in any format. Raises TaskError as above, and if there is none."""
+    result = list(conversations(source))
+    if not result:
+        raise TaskError(f"{source}: it has no conversation")
+    return result
 
 
 def _files(path: Path, source: str | Path, split: str) -> list[Path]:
@@ -63,13 +63,13 @@ def _files(path: Path, source: str | Path, split: str) -> list[Path]:
     return trajectories or files_of(source, split)
 
 
-def _name(file: Path, number: int) -> str:
-    """What a conversation is called that has no name of its own."""
+def _default_id(file: Path, number: int) -> str:
+    """Return the id of a conversation that has none of its own."""
     return file.name.removesuffix(_TRAJECTORY) if file.name.endswith(_TRAJECTORY) else f"{file.name}:{number}"
 
 
 def _detected_format(row: Mapping[str, Any], where: str) -> str:
-    """The format of a row, told from its columns."""
+    """Return the format of a row, detected from its columns."""
     if "conversations" in row or "conversation" in row:
         return "sharegpt"
     if "messages" not in row:

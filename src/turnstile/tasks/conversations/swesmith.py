@@ -15,8 +15,8 @@ from turnstile.tasks.conversations.conversation import Conversation
 
 
 def read(row: Mapping[str, Any], where: str) -> Conversation:
-    """A row as a conversation; demonstrations that the prompt shows (`is_demo`) are not taught."""
+    """Return a row as a conversation; demonstrations that the prompt shows (`is_demo`) are not learned."""
     messages = chat.as_list(row.get("messages"), "messages", where)
-    shown = [{**item, "weight": 0} if isinstance(item, Mapping) and item.get("is_demo") else item for item in messages]
-    found = chat.read({**row, "messages": shown}, where)
-    return replace(found, id=str(row.get("traj_id") or found.id), task_id=str(row.get("instance_id") or found.task_id))
+    marked = [{**item, "weight": 0} if isinstance(item, Mapping) and item.get("is_demo") else item for item in messages]
+    base = chat.read({**row, "messages": marked}, where)
+    return replace(base, id=str(row.get("traj_id") or base.id), task_id=str(row.get("instance_id") or base.task_id))

@@ -1,4 +1,4 @@
-"""Conversations as the trajectories of an agent: its tokens, turn by turn, as if it had sampled them."""
+"""Conversations as an agent's trajectories: its tokens, turn by turn, as if it had sampled them."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from turnstile.types import I32, Completion, Message, Sampling, Stop, ToolSpec, 
 
 TOO_LONG = "longer than the context"
 NOTHING = "nothing in it to learn"
-FORGED = "a message that holds the model's control tokens, which would pass for the template's"
-UNREADABLE = "a message that the agent's parser would not read as it is meant"
-_WRITTEN = Sampling(temperature=1.0)  # what was written is taken as it is
+FORGED = "a message that contains the model's control tokens, which would pass for the template's"
+UNREADABLE = "a message that the agent's parser would not read as intended"
+_NOT_SAMPLED = Sampling(temperature=1.0)  # of tokens that were written, not sampled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedConversations:
-    """Conversations as trajectories, and what became of the others."""
+    """Conversations as trajectories, and counts of those left out."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)  # why -> how many
-    cut: int = 0  # trajectories that lack their last turns
+    cut: int = 0  # trajectories without their last turns
 
     def tokens(self) -> int:
-        """How many tokens the trajectories hold."""
+        """Return the number of tokens in the trajectories."""
         return sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in self._turns())
 
     def trained_tokens(self) -> int:
-        """How many of them are to be learned."""
+        """Return how many of them are to be learned."""
         return sum(len(turn.completion.token_ids) for turn in self._turns() if turn.trainable)
 
     def _turns(self) -> Iterable[Turn]:
-        return (turn for one in self.trajectories for turn in one.turns)
+        return (turn for trajectory in self.trajectories for turn in trajectory.turns)
 
     def summary(self) -> str:
-        """In one line."""
+        """Return a summary in one line."""
         parts = [f"{count} left out: {why}" for why, count in self.left_out.most_common()]
         if self.cut:
             parts.insert(0, f"{self.cut} of them cut to the context")
-        told = (
+        text = (
             f"{len(self.trajectories)} conversations, {self.tokens()} tokens, {self.trained_tokens()} of them to learn"
         )
-        return "; ".join([told, *parts])
+        return "; ".join([text, *parts])
 
 
 def to_trajectories(
@@ -61,12 +61,12 @@ def to_trajectories(
     controls: Collection[str] = (),
     done: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> TokenizedConversations:
-    """Each conversation as a trajectory of the agent, a group of its own.
+    """Return each conversation as a trajectory of the agent, in a group of its own.
 
-    One that `context` (tokens; 0: no limit) cannot hold is left out, or with `cut` ends with the last turn that fits.
-    Left out, too, are one with nothing to learn, one that holds one of the tokenizer's `controls`, one that the chat
-    template refuses, and one with a message to learn that the scaffold's parser would read as another. `done` is called
-    after each that is kept.
+    One that does not fit `context` (tokens; 0: no limit) is left out, or with `cut` ends with the last turn that fits.
+    Also left out are conversations with nothing to learn, with one of the tokenizer's `controls` in a text, those that
+    the chat template refuses, and those with a message to learn that the scaffold's parser would read differently.
+    `done` is called after each one that is kept.
     """
     kept: list[Trajectory] = []
     left_out: Counter[str] = Counter()
@@ -80,50 +80,50 @@ def to_trajectories(
             left_out[FORGED] += 1
             continue
         try:
-            whole = trajectory(conversation, scaffold, group=f"conversations/{number}/{conversation.id}")
+            full = trajectory(conversation, scaffold, group=f"conversations/{number}/{conversation.id}")
         except TemplateError as error:
             left_out[f"the chat template refuses it ({error})"] += 1
             continue
-        if not all(_reads(turn, scaffold, conversation.tools) for turn in whole.turns if turn.trainable):
+        if not all(_parses_back(turn, scaffold, conversation.tools) for turn in full.turns if turn.trainable):
             left_out[UNREADABLE] += 1
             continue
-        turns = whole.turns[: _fitting(whole.turns, context)]
-        if len(turns) < len(whole.turns):
+        turns = full.turns[: _count_fitting(full.turns, context)]
+        if len(turns) < len(full.turns):
             if not cut or not any(turn.trainable for turn in turns):
                 left_out[TOO_LONG] += 1
                 continue
             shortened += 1
-        kept.append(replace(whole, turns=turns))
+        kept.append(replace(full, turns=turns))
         done(kept[-1])
     return TokenizedConversations(trajectories=kept, left_out=left_out, cut=shortened)
 
 
 def trajectory(conversation: Conversation, scaffold: Scaffold, *, group: str) -> Trajectory:
-    """The conversation in the agent's tokens, one turn for each of the assistant's messages.
+    """Return the conversation in the agent's tokens, one turn for each of the assistant's messages.
 
-    What the assistant said are the sampled tokens, as `Renderer.said` gives them; everything else is context, as
-    `Renderer.prompt` and `Renderer.observation` give it, so a template that rewrites what came before begins a row of
-    its own. Log-probabilities are zeros: nothing was sampled. `signals` holds `resolved` where the file says it.
+    The assistant's messages are the sampled tokens, from `Renderer.assistant_turn`; everything else is context, from
+    `Renderer.prompt` and `Renderer.observation`, so a template that rewrites earlier text starts a new row.
+    Log-probabilities are zeros: nothing was sampled. `signals` holds `resolved` if the file gives it.
     """
     renderer, messages, tools = scaffold.renderer, conversation.messages, conversation.tools
-    places = [place for place, message in enumerate(messages) if message.role == "assistant"]
-    context = Context(ids=renderer.prompt(messages[: places[0]], tools))
+    indices = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    context = Context(ids=renderer.prompt(messages[: indices[0]], tools))
     turns: list[Turn] = []
-    for here, then in itertools.pairwise([*places, len(messages)]):
-        sampled = renderer.assistant_turn(messages[:here], messages[here], tools)
-        answers = messages[here + 1 : then]
+    for index, next_index in itertools.pairwise([*indices, len(messages)]):
+        sampled = renderer.assistant_turn(messages[:index], messages[index], tools)
+        answers = messages[index + 1 : next_index]
         turns.append(
             Turn(
                 context_ids=context.ids,
                 completion=_completion(sampled),
-                message=messages[here],
+                message=messages[index],
                 observation=answers,
                 fresh=context.fresh,
-                trainable=conversation.trainable[here],
+                trainable=conversation.trainable[index],
             )
         )
-        if then < len(messages):
-            context = renderer.observation(messages[: here + 1], answers, tools, sampled)
+        if next_index < len(messages):
+            context = renderer.observation(messages[: index + 1], answers, tools, sampled)
     return Trajectory(
         task_id=conversation.task_id or conversation.id,
         group=group,
@@ -135,7 +135,7 @@ def trajectory(conversation: Conversation, scaffold: Scaffold, *, group: str) ->
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """All that a template puts into the prompt as it stands."""
+    """Yield all texts that a template puts into the prompt unchanged."""
     yield message.content
     yield message.reasoning or ""
     for call in message.tool_calls:
@@ -147,24 +147,24 @@ def _completion(token_ids: I32) -> Completion:
         token_ids=token_ids,
         logprobs=np.zeros(len(token_ids), np.float32),
         versions=np.zeros(len(token_ids), np.int32),
-        sampling=_WRITTEN,
+        sampling=_NOT_SAMPLED,
         finish="stop",
         seconds=0.0,
     )
 
 
-def _fitting(turns: Sequence[Turn], context: int) -> int:
-    """How many of the turns, from the first, a context of that many tokens holds."""
+def _count_fitting(turns: Sequence[Turn], context: int) -> int:
+    """Return how many of the turns, from the first, fit a context of that many tokens."""
     held = 0
-    for place, turn in enumerate(turns):
+    for index, turn in enumerate(turns):
         held = (0 if turn.fresh else held) + len(turn.context_ids) + len(turn.completion.token_ids)
         if context and held > context:
-            return place
+            return index
     return len(turns)
 
 
-def _reads(turn: Turn, scaffold: Scaffold, tools: Sequence[ToolSpec]) -> bool:
-    """Whether the agent, had it sampled these tokens, would be taken to have said this message."""
+def _parses_back(turn: Turn, scaffold: Scaffold, tools: Sequence[ToolSpec]) -> bool:
+    """Return whether the agent's parser would read these tokens as this message."""
     text = scaffold.renderer.text(turn.completion.token_ids)
     if not turn.message.tool_calls:
         return turn.message.content.strip() in text
