@@ -213,7 +213,7 @@ def updating(model: PreTrainedModel, contestant: str, budget: int) -> Callable[[
     plan = LearnerConfig(lr=1e-5, schedule=constant, warmup=0, total=100, budget=budget, share=contestant == "shared")
     learner = Learner(model, list(model.parameters()), plan)
     if contestant in ("shared", "unshared"):
-        objective = Objective(loss=reinforce, weigh=token_weights)
+        objective = Objective(loss=reinforce, aggregation=token_weights)
         return lambda rows: ignore(learner.update(rows, objective))
     model.set_attn_implementation("sdpa")
 

@@ -158,7 +158,7 @@ def bandwidth(device: torch.device, tiny: bool) -> float:
 def training(model: PreTrainedModel, args: argparse.Namespace, budget: int, peak: float) -> dict[str, Any]:
     """An update with and without sharing."""
     rows = group_of(args.group, args.prompt, args.response, model.config.vocab_size)
-    objective = Objective(loss=reinforce, weigh=token_weights)
+    objective = Objective(loss=reinforce, aggregation=token_weights)
     found: dict[str, Any] = {}
     for name, share in (("shared", True), ("unshared", False)):
         if model.device.type == "cuda":  # nothing of what ran before is to count

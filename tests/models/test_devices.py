@@ -27,7 +27,7 @@ DEVICES = [
     "standin",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")),
 ]
-OBJECTIVE = Objective(loss=reinforce, weigh=token_weights)
+OBJECTIVE = Objective(loss=reinforce, aggregation=token_weights)
 
 
 def wide() -> PreTrainedModel:

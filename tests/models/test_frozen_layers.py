@@ -43,7 +43,7 @@ def test_every_family_learns_in_every_way(family: str, train: Literal["top", "lo
     learns = choose_trainable(model, train, top_layers=1, lora_rank=2)
     plan = LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=1)
     learner, before = Learner(model, learns, plan), [one.detach().clone() for one in learns]
-    report, _, _ = learner.update(random_rows(), Objective(loss=reinforce, weigh=token_weights))
+    report, _, _ = learner.update(random_rows(), Objective(loss=reinforce, aggregation=token_weights))
     assert report["optim/grad_norm"] > 0
     assert not all(torch.equal(one, other) for one, other in zip(learns, before, strict=True))
     if train == "top":
