@@ -20,7 +20,7 @@ from turnstile.cli.bars import bars
 from turnstile.swe.packages.source import fetch
 
 if TYPE_CHECKING:
-    from turnstile.sandboxes.containers.images import Images, Step
+    from turnstile.sandboxes.containers.images import Images, ImageStep
 
 DAEMON = click.option(
     "--daemon", help="The engine's socket, like unix:///run/podman/podman.sock; default: DOCKER_HOST."
@@ -144,7 +144,7 @@ class _View:
         self._bar = bars.add_task("looking", total=None)
         self._what = ""
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: ImageStep) -> None:
         if step.what != self._what:
             self._what = step.what
             self._bars.console.print(Text(step.what))

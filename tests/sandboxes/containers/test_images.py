@@ -16,7 +16,7 @@ import pytest
 from dockerd import BARE, IMAGE, Dockerd, write_root
 from turnstile.errors import ConfigError, DaemonError
 from turnstile.sandboxes.containers.daemon import Daemon
-from turnstile.sandboxes.containers.images import DEPENDENCIES, Images, Step, refused
+from turnstile.sandboxes.containers.images import DEPENDENCIES, Images, ImageStep, refused
 from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.sandboxes.containers.repository import git, past
 
@@ -29,12 +29,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def steps() -> list[Step]:
+def steps() -> list[ImageStep]:
     return []
 
 
 @pytest.fixture
-def images(engine: Dockerd, steps: list[Step]) -> Iterator[Images]:
+def images(engine: Dockerd, steps: list[ImageStep]) -> Iterator[Images]:
     """The images of the engine; those made are removed."""
     daemon = Daemon(engine.address)
     made = Images(daemon, steps.append)
@@ -73,7 +73,7 @@ async def test_a_repository_is_put_into_an_image(
     assert past(tmp_path / "seen" / "testbed") == []
 
 
-def test_what_is_there_is_not_made_again(images: Images, steps: list[Step], template: Path) -> None:
+def test_what_is_there_is_not_made_again(images: Images, steps: list[ImageStep], template: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda _: images.with_repository(IMAGE, template), range(4)))
     assert made == made[:1] * 4

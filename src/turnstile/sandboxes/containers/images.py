@@ -49,7 +49,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class ImageStep:
     """A progress report on an image; `done` of `total` bytes or steps, if known."""
 
     what: str
@@ -57,14 +57,14 @@ class Step:
     total: int | None = None
 
 
-Progress = Callable[[Step], None]
+Progress = Callable[[ImageStep], None]
 
 
 def announce() -> Progress:
     """Log once that an image takes long."""
     said: set[str] = set()
 
-    def say(step: Step) -> None:
+    def say(step: ImageStep) -> None:
         if step.what not in said:
             said.add(step.what)
             _log.warning("%s; this may take minutes", step.what)
@@ -73,7 +73,7 @@ def announce() -> Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class BuiltImage:
     """An image that was built here: its name, a description of its contents, its size in bytes, its time in seconds."""
 
     name: str
@@ -120,7 +120,7 @@ class Images:
         if self.present(name):
             return
         what = f"pulling the image {name}"
-        self._progress(Step(what=what))
+        self._progress(ImageStep(what=what))
         layers: dict[str, tuple[int, int]] = {}
         try:
             for event in self._client.pull(name, stream=True, decode=True):
@@ -130,7 +130,7 @@ class Images:
                 if event.get("status") == "Downloading" and now.get("total"):
                     layers[event["id"]] = now["current"], now["total"]
                     done, total = map(sum, zip(*layers.values(), strict=True))
-                    self._progress(Step(what=what, done=done, total=total))
+                    self._progress(ImageStep(what=what, done=done, total=total))
         except (docker.errors.DockerException, OSError) as error:
             raise refused(name, short(error)) from None
         if not self.present(name):
@@ -227,19 +227,19 @@ class Images:
 
         return Image(name=self._once(holds, digest, f"{holds} in {workdir} on {base}", make), root=workdir)
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[BuiltImage]:
         """Return the images that were built here, newest first."""
         with translated("a list of images"):
             found = self._client.images(filters={"label": DIGEST})
         kept = [
-            Kept(name=name, holds=image["Labels"].get(HOLDS, ""), size=image["Size"], created=image["Created"])
+            BuiltImage(name=name, holds=image["Labels"].get(HOLDS, ""), size=image["Size"], created=image["Created"])
             for image in found
             for name in image.get("RepoTags") or ()
             if name.startswith(OURS)
         ]
         return sorted(kept, key=lambda image: -image.created)
 
-    def remove(self, kept: Iterable[Kept]) -> list[Kept]:
+    def remove(self, kept: Iterable[BuiltImage]) -> list[BuiltImage]:
         """Remove images; return those that containers still use, which stay."""
         used = []
         with translated("an image's removal"):
@@ -283,7 +283,7 @@ class Images:
         with file_lock(cache_dir() / "images" / slug):
             if self.present(name):  # somebody else was quicker
                 return name
-            self._progress(Step(what=what))
+            self._progress(ImageStep(what=what))
             with translated(what):
                 self._follow(what, make(name, {DIGEST: digest, HOLDS: holds}))
         if not self.present(name):
@@ -319,7 +319,7 @@ class Images:
             text = str(event.get("stream") or event.get("status") or "").strip()
             said = text.splitlines()[-1][-300:] if text else said
             if match := re.match(r"step (\d+)/(\d+)", text, re.IGNORECASE):
-                self._progress(Step(what=what, done=int(match[1]) - 1, total=int(match[2])))
+                self._progress(ImageStep(what=what, done=int(match[1]) - 1, total=int(match[2])))
 
 
 def refused(name: str, why: str) -> ConfigError | DaemonError:

@@ -8,19 +8,19 @@ from typing import Any
 
 from turnstile import __version__
 from turnstile.errors import ConfigError, SandboxError
-from turnstile.sandboxes.http.line import Answer, Line
+from turnstile.sandboxes.http.connection import Answer, Connection
 from turnstile.sandboxes.http.wire import WIRE, GarbageError, part
 
 BEATS = 4  # in the time of a lease
 
 
 class Lease:
-    """A lease, used in the thread of `line`. `lost` says why it is over; a new one can then be had."""
+    """A lease, used in the thread of `connection`. `lost` says why it is over; a new one can then be had."""
 
-    def __init__(self, line: Line, name: str) -> None:
+    def __init__(self, connection: Connection, name: str) -> None:
         self.client = secrets.token_hex(16)
         self.lost: SandboxError | None = None
-        self._line = line
+        self._connection = connection
         self._name = name
         self._seconds = 0.0
         self._got: list[str] = []  # requests whose answers the server need not keep any more
@@ -28,7 +28,7 @@ class Lease:
 
     async def open(self) -> None:
         hello = {"client": self.client, "wire": WIRE, "turnstile": __version__, "run": self._name}
-        answer, _ = await self._line.post("open", hello)
+        answer, _ = await self._connection.post("open", hello)
         try:
             self._seconds = part(answer, "lease", float)
         except GarbageError as error:
@@ -48,7 +48,7 @@ class Lease:
             while "wait" in answer:
                 answer, found = await self._post("wait", {"id": identity})
         except asyncio.CancelledError:
-            if not self._line.ending:
+            if not self._connection.ending:
                 await self._cancel(identity)
             raise
         finally:
@@ -59,12 +59,14 @@ class Lease:
         """Close everything that this client has at the server."""
         if self._beating is not None and self.lost is None:
             self._beating.cancel()
-            await self._line.post("close", {"client": self.client}, tries=2)
+            await self._connection.post("close", {"client": self.client}, tries=2)
         self.lost = SandboxError("these sandboxes were closed")
 
     async def _post(self, path: str, told: dict[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
         got, self._got = self._got, []
-        answer, found = await self._line.post(path, {**told, "client": self.client, "got": got}, data, tries=tries)
+        answer, found = await self._connection.post(
+            path, {**told, "client": self.client, "got": got}, data, tries=tries
+        )
         if "gone" in answer:
             self.lost = SandboxError(
                 f"the sandbox server at {self._line.url} does not know us any more, and has closed what was ours: it "
@@ -76,7 +78,7 @@ class Lease:
     async def _cancel(self, identity: str) -> None:
         """Cancel a request at the server, if it can be reached; otherwise it ends with the lease."""
         try:
-            async with asyncio.timeout(self._line.silence):
+            async with asyncio.timeout(self._connection.silence):
                 while "wait" in (await self._post("cancel", {"id": identity}, tries=2))[0]:
                     pass
         except (SandboxError, ConfigError, TimeoutError):

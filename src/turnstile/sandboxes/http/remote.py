@@ -19,8 +19,8 @@ from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.archive import pack_tree
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Template
 from turnstile.sandboxes.folder import as_folder
+from turnstile.sandboxes.http.connection import Answer, Connection
 from turnstile.sandboxes.http.lease import Lease
-from turnstile.sandboxes.http.line import Answer, Line
 from turnstile.sandboxes.http.wire import TOKEN, part
 
 SENDINGS = 3  # of one template for one start, should the server need its room for others
@@ -36,8 +36,8 @@ class RemoteSnapshot(Image):
 class RemoteSandbox:
     """A sandbox at a server, with the semantics of the server's provider."""
 
-    def __init__(self, line: Line, lease: Lease, identity: str) -> None:
-        self._line = line
+    def __init__(self, connection: Connection, lease: Lease, identity: str) -> None:
+        self._connection = connection
         self._lease = lease
         self._identity = identity
         self._closed = False
@@ -95,7 +95,7 @@ class RemoteSandbox:
         if self._closed:
             raise SandboxError("the sandbox was closed")
         told["sandbox"] = self._identity
-        return await self._line.run(self._lease.ask(verb, told, data, identity=identity))
+        return await self._connection.run(self._lease.ask(verb, told, data, identity=identity))
 
 
 class RemoteSandboxes:
@@ -115,12 +115,12 @@ class RemoteSandboxes:
                 f"sandbox kind 'remote' needs the URL of a server, not {url!r}: sandbox = "
                 '{ kind = "remote", url = "http://127.0.0.1:8850" }; turnstile sandbox serve starts one'
             )
-        self._line = Line(url, token or read_token(token_file), patience=patience)
+        self._connection = Connection(url, token or read_token(token_file), patience=patience)
         self._run = run
         self._lease: Lease | None = None
         self._opening = asyncio.Lock()
         self._sending = asyncio.Lock()
-        self._finalizer = weakref.finalize(self, self._line.close)
+        self._finalizer = weakref.finalize(self, self._connection.close)
 
     async def start(self, template: Template, *, deps: Path | None = None) -> RemoteSandbox:
         """Start a sandbox with a copy of a folder, of an image of the server's provider, or of a snapshot.
@@ -131,14 +131,14 @@ class RemoteSandboxes:
         told: dict[str, Any] = {"deps": None if deps is None else str(deps)}
         if isinstance(template, RemoteSnapshot):
             told["template"] = {"snapshot": template.name, "root": template.root}
-            return await self._line.run(self._start(told, client=template.client), RemoteSandbox.leave)
+            return await self._connection.run(self._start(told, client=template.client), RemoteSandbox.leave)
         if isinstance(template, Image):
             told["template"] = {"image": template.name, "root": template.root}
-            return await self._line.run(self._start(told), RemoteSandbox.leave)
+            return await self._connection.run(self._start(told), RemoteSandbox.leave)
         archive, digest = await asyncio.to_thread(packed, template)
         with archive:
             told["template"] = {"tree": digest}
-            return await self._line.run(self._start(told, archive), RemoteSandbox.leave)
+            return await self._connection.run(self._start(told, archive), RemoteSandbox.leave)
 
     async def close(self) -> None:
         """End all commands and remove all files of this client at the server."""
@@ -159,7 +159,7 @@ class RemoteSandboxes:
                     raise
                 continue  # nothing has been started there, and we may be welcome again
             if "unknown" not in answer:
-                return RemoteSandbox(self._line, lease, identity)
+                return RemoteSandbox(self._connection, lease, identity)
             if archive is not None:
                 await self._send(told["template"]["tree"], archive)
         raise SandboxError(f"the sandbox server at {self._line.url} keeps no template; give it more --templates-mb")
@@ -167,17 +167,17 @@ class RemoteSandboxes:
     async def _leased(self) -> Lease:
         async with self._opening:
             if self._lease is None or self._lease.lost is not None:
-                lease = Lease(self._line, self._run)
+                lease = Lease(self._connection, self._run)
                 await lease.open()
-                self._line.farewell = lease.close
+                self._connection.farewell = lease.close
                 self._lease = lease
             return self._lease
 
     async def _send(self, digest: str, archive: IO[bytes]) -> None:
         async with self._sending:  # another start of the same template may have been quicker
-            answer, _ = await self._line.post("known", {"digest": digest})
+            answer, _ = await self._connection.post("known", {"digest": digest})
             if not answer.get("known"):
-                await self._line.put(f"templates/{digest}", archive)
+                await self._connection.put(f"templates/{digest}", archive)
 
 
 def packed(template: Template) -> tuple[IO[bytes], str]:

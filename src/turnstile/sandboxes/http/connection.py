@@ -33,7 +33,7 @@ BUSY = (502, 503, 504)  # what stands in front of a server says so while that is
 ENDING = 10.0  # seconds to tell the server that we go
 
 
-class Line:
+class Connection:
     """A connection to the server at `url` with `token`, given up after `patience` seconds of silence.
 
     `farewell` is awaited at the end.
