@@ -62,7 +62,7 @@ def learner(model: Any, train: Literal["all", "top", "lora"] = "top") -> Learner
 
 
 def left_by(engine: TransformersEngine, learner: Learner, *, keep: bool = False) -> ActivationCache | None:
-    return learner.trunks(lambda row: engine.trunk(row.origin[0], row.token_ids), keep=keep)
+    return learner.trunks(lambda row: engine.activations(row.origin[0], row.token_ids), keep=keep)
 
 
 Update = tuple[Learner, dict[str, float], list[F32]]
@@ -193,6 +193,6 @@ async def test_pools_wait_for_the_trainer_and_go_with_the_weights(words: Any) ->
     engine = TransformersEngine(model, words)
     engine.keep_activations(1)
     rows = await sampled_rows(engine, ["a"])
-    assert engine.trunk("a", rows[0].token_ids).shape == (14, 32)  # the last token was never fed
+    assert engine.activations("a", rows[0].token_ids).shape == (14, 32)  # the last token was never fed
     engine.keep_activations(0)
-    assert engine.trunk("a", rows[0].token_ids).shape == (0, 32)
+    assert engine.activations("a", rows[0].token_ids).shape == (0, 32)

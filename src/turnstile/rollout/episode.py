@@ -15,8 +15,8 @@ import numpy as np
 
 from turnstile.agents.base import Scaffold
 from turnstile.agents.history import hinted
-from turnstile.engines.base import Engine, Remote
-from turnstile.engines.remote.downtime import Away, hearing
+from turnstile.engines.base import Engine, RemoteEngine
+from turnstile.engines.remote.downtime import DowntimeTracker, report_downtime
 from turnstile.envs.base import Env, Step
 from turnstile.errors import EngineError, InfrastructureError, SandboxError, VerifierError
 from turnstile.tracking.board import EpisodeStatus
@@ -152,7 +152,7 @@ class _Episode:
         self.session, self.scaffold, self.sampling, self.limits = session, scaffold, sampling, limits
         self.seeds = Seeds(task, attempt)
         self.opened = False
-        self.away: Away | None = None  # of the request that is being made
+        self.away: DowntimeTracker | None = None  # of the request that is being made
         self.telling = False  # a turn is being written down
         self.cut = ""  # why the engine was away when the clock ended the episode
         self.opening: tuple[Message, ...] = ()
@@ -173,7 +173,7 @@ class _Episode:
             if isinstance(room, Stop):
                 return room
             sampling = replace(self.sampling, max_tokens=room, stop=renderer.stop, seed=self.seeds.draw(held))
-            with hearing(functools.partial(self._lost, clock)) as self.away:
+            with report_downtime(functools.partial(self._lost, clock)) as self.away:
                 completion = await self._timed("generate", self.engine.generate(held, sampling, self.session))
             self.away = None
             message = parser.parse(renderer.text(completion.token_ids), start.tools)
@@ -242,11 +242,11 @@ class _Episode:
         if (
             self.away is not None
             and not self.cut
-            and isinstance(self.engine, Remote)
-            and not await self.engine.answers(self.session)
+            and isinstance(self.engine, RemoteEngine)
+            and not await self.engine.is_reachable(self.session)
         ):
             self.cut = "the server does not say that it is there"
-            self.times["away"] = self.times.get("away", 0.0) + self.away.rest()
+            self.times["away"] = self.times.get("away", 0.0) + self.away.since_last()
         if self.cut:
             raise EngineError(f"episode.seconds were over while the model was away: {self.cut}")
 

@@ -19,8 +19,8 @@ from turnstile.batching.batch import Batch
 from turnstile.batching.forest import pack_prefix_trees
 from turnstile.losses.base import Metrics, Needs, TokenLoss, needs_of
 from turnstile.models.attention import ForestLayout, forward_forest, try_layouts
-from turnstile.models.checkpointing import checkpointed
-from turnstile.models.frozen_layers import forward_above, frozen_layers
+from turnstile.models.checkpointing import checkpoint_layers
+from turnstile.models.frozen_layers import count_frozen_layers, forward_above
 from turnstile.models.logprobs import token_logprobs
 from turnstile.trainer.activation_cache import ActivationCache, RolloutActivations, share_saved
 from turnstile.trainer.optim import Schedule, adamw, factor
@@ -102,7 +102,7 @@ class Learner:
         self.parameters = list(parameters)
         self.plan = plan
         self.optimizer = adamw(self.parameters, plan.lr, plan.betas, plan.weight_decay)
-        self.frozen = 0 if why else frozen_layers(model)
+        self.frozen = 0 if why else count_frozen_layers(model)
         self.step = 0  # optimiser steps taken or skipped
         self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
 
@@ -159,7 +159,7 @@ class Learner:
         """The rows as forests, and for how many of their tokens the frozen layers need not run again."""
         known, computed = trunks.of(rows) if trunks else (None, 0)
         budget, device = self.plan.budget, self.model.device
-        forests = pack_prefix_trees(rows, weights, budget=budget, device=device, share=self.shares, trunks=known)
+        forests = pack_prefix_trees(rows, weights, budget=budget, device=device, share=self.shares, activations=known)
         return forests, 0 if known is None else max(0, sum(batch.size for batch in forests) - computed)
 
     def _saved(self, forests: Sequence[Batch], known: int) -> float:
@@ -190,7 +190,7 @@ class Learner:
     def _accumulate(self, batch: Batch, measure: Measure, evaluate: Evaluate) -> tuple[dict[str, float], Tensor]:
         """Adds the gradient of one forest to what is there. Returns its metrics, weighted and summed, and the trainer's
         log-probabilities [N]; nothing else is left of it when the next one begins."""
-        with checkpointed(self.model, wanted=self.plan.checkpointing):
+        with checkpoint_layers(self.model, enabled=self.plan.checkpointing):
             logprobs, entropy = measure(batch)
             loss, metrics = evaluate(logprobs, entropy, batch)
             total = (loss * batch.weights).sum()
@@ -227,10 +227,10 @@ class Learner:
 
 def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int) -> tuple[Tensor, Tensor]:
     """The policy's log-probabilities [N] and entropies [N] at a forest's trained tokens."""
-    if batch.trunk is None:
+    if batch.activations is None:
         hidden = forward_forest(model, batch)
     else:
-        hidden = forward_above(model, frozen, batch.trunk, batch.positions, ForestLayout(batch))
+        hidden = forward_above(model, frozen, batch.activations, batch.positions, ForestLayout(batch))
     return token_logprobs(
         model,
         hidden.index_select(0, batch.source),
