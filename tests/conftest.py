@@ -18,7 +18,7 @@ import standin  # noqa: F401  (before any gradient is computed: torch counts its
 from dockerd import Dockerd, dockerd, make_containers, why_not
 from helpers import byte_tokenizer, tiny_tokenizer
 from instances import instance_image
-from turnstile.engines.local.cpu.thread_pool import leave_torch_threads
+from turnstile.engines.local.cpu.thread_pool import release_torch_threads
 from turnstile.models.load import load_tokenizer
 from turnstile.sandboxes.base import Limits
 from turnstile.sandboxes.containers.provider import ContainerSandboxes
@@ -114,4 +114,4 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
-    leave_torch_threads()
+    release_torch_threads()

@@ -24,7 +24,7 @@ from benchmarks.speed.forest import group_of
 from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.models.allocator import keep_freed_memory
-from turnstile.models.forest_attention import by_nodes, by_runs, nodes_of, runs_of
+from turnstile.models.forest_attention import attend_by_nodes, attend_by_runs, nodes_of, runs_of
 
 Way = Callable[[], Tensor]
 """Attends once, forward."""
@@ -80,8 +80,8 @@ def made(group: int, prompt: int, answer: int, heads: int, kv_heads: int) -> tup
         return torch.cat(list(each), dim=2)
 
     return [query, key, value], {
-        OURS: lambda: by_nodes(query, key, value, nodes, None),
-        "by runs": lambda: by_runs(query, key, value, runs, None),
+        OURS: lambda: attend_by_nodes(query, key, value, nodes, None),
+        "by runs": lambda: attend_by_runs(query, key, value, runs, None),
         "one mask": lambda: scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True),
         "row by row": by_rows,
     }

@@ -21,7 +21,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from benchmarks.page import Body, Kept, spread, table, write
 from benchmarks.speed.decode import bandwidth, peak
-from turnstile.engines.local.cpu.compiled import Attention, available
+from turnstile.engines.local.cpu.compiled import KernelAttention, is_available
 from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 
 Way = Callable[[], None]
@@ -44,7 +44,7 @@ def main() -> None:
     args = parser.parse_args()
     kept = Kept("compiled")
     if not args.tables:
-        if not available():
+        if not is_available():
             parser.exit(2, "error: kernels cannot be compiled here: pip install 'turnstile-rl[cpu]', on Linux\n")
         about: Body = {"threads": torch.get_num_threads(), "torch": torch.__version__}
         about |= {"peak": peak(), "bandwidth": bandwidth()}
@@ -96,7 +96,7 @@ class Products:
 def attending(count: int, length: int) -> dict[str, Way]:
     kept = torch.randn(LAYERS, 2, count, KV_HEADS, length, WIDTH)
     query = torch.randn(count, HEADS, 1, WIDTH)
-    attention = Attention([[(kept, row, length)] for row in range(count)])
+    attention = KernelAttention([[(kept, row, length)] for row in range(count)])
     across = query[:, :, 0].transpose(0, 1)[None]
 
     def ours() -> None:

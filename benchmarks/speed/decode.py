@@ -28,9 +28,9 @@ from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_
 from transformers import PreTrainedModel
 
 from benchmarks.page import Body, Kept, spread, table, write
-from turnstile.engines.local.cpu.compiled import available
+from turnstile.engines.local.cpu.compiled import is_available
 from turnstile.engines.local.cpu.packed_weights import PackedWeight
-from turnstile.engines.local.kv_cache import shape_of
+from turnstile.engines.local.kv_cache import cache_shape_of
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.models.load import load_model, load_tokenizer
 from turnstile.types import Sampling
@@ -78,7 +78,7 @@ def main() -> None:
         draw = torch.Generator().manual_seed(batch)
         prompts = torch.randint(100, 10_000, (batch // sharing, prompt), generator=draw).repeat_interleave(sharing, 0)
         rates = measure(contestants, prompts, args.tokens, args.repeats)
-        about = {"threads": torch.get_num_threads(), "torch": torch.__version__, "numba": available()}
+        about = {"threads": torch.get_num_threads(), "torch": torch.__version__, "numba": is_available()}
         about |= {"load": os.getloadavg()[0]}
         limits = {"peak": peak(), "bandwidth": bandwidth(), **work(model, batch, prompt + args.tokens // 2)}
         kept.put(f"{args.model} {case}", {**about, "tokens": args.tokens, "rates": rates, **limits})
@@ -112,7 +112,7 @@ def bandwidth() -> float:
 def work(model: PreTrainedModel, batch: int, length: int) -> dict[str, float]:
     """What a decoded token takes: GFLOPs in the matrices, and MB read, its share of the weights and the keys and values
     of its own sequence."""
-    shape = shape_of(model)
+    shape = cache_shape_of(model)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     kept = 2 * shape.layers * shape.kv_heads * shape.head_dim * length
     return {"gflop": 2 * numbers / 1e9, "mb": shape.dtype.itemsize * (numbers / batch + kept) / 1e6}
@@ -120,7 +120,7 @@ def work(model: PreTrainedModel, batch: int, length: int) -> dict[str, float]:
 
 def parts(results: Mapping[str, Body]) -> list[str]:
     rows = []
-    order = {case: place for place, case in enumerate(CASES)}
+    order = {case: slot for slot, case in enumerate(CASES)}
     for name, body in sorted(results.items(), key=lambda item: (order.get(item[0].split()[1], 99), item[0])):
         batch, prompt, sharing = name.split()[1].split("x")
         what = f"{batch}, prompts of {prompt}" + (f", groups of {sharing}" if sharing != "1" else "")

@@ -25,7 +25,7 @@ from benchmarks.page import KEPT, Body, Kept, spread, table, write
 from turnstile.agents.base import Scaffold
 from turnstile.agents.parsing.lines import LineParser
 from turnstile.agents.renderer import LinesRenderer
-from turnstile.engines.local.layout import RowsLayout
+from turnstile.engines.local.layout import CacheLayout
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.envs.base import Start, Step
 from turnstile.models.load import load_model, load_tokenizer
@@ -70,20 +70,20 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._attend = RowsLayout.attend
+        self._attend = CacheLayout.attend
 
     def __enter__(self) -> Clock:
-        def timed(layout: RowsLayout, *arguments: Any) -> Tensor:
+        def timed(layout: CacheLayout, *arguments: Any) -> Tensor:
             began = time.perf_counter()
             out = self._attend(layout, *arguments)
             self.seconds += time.perf_counter() - began
             return out
 
-        RowsLayout.attend = timed  # type: ignore[method-assign, assignment]
+        CacheLayout.attend = timed  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
-        RowsLayout.attend = self._attend  # type: ignore[method-assign]
+        CacheLayout.attend = self._attend  # type: ignore[method-assign]
 
 
 class Unstopped(LinesRenderer):

@@ -1,4 +1,4 @@
-"""Forests: their layout, and that log-probabilities and gradients are those of plain rows in a stock model."""
+"""Forests: their layout, and log-probabilities and gradients equal to those of plain rows in a stock model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def forest_logprobs(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def by_row(rows: Sequence[Row], forests: Sequence[Batch], values: Sequence[Tensor]) -> list[Tensor]:
-    """Per-token values of several forests, sorted back to the rows."""
+    """Return per-token values of several forests, sorted back to the rows."""
     found = [torch.empty(0)] * len(rows)
     for batch, each in zip(forests, values, strict=True):
         for r in batch.row.unique().tolist():
@@ -47,7 +47,7 @@ def prefixes(rows: Sequence[Row]) -> set[tuple[int, ...]]:
 
 
 def test_layout_by_hand() -> None:
-    """abcd, abce and af in one tree, and another that begins with g; rows are given out of order."""
+    """abcd, abce and af form one tree, and a row that begins with g another; rows are given out of order."""
     a, b, c, d, e, f, g = range(10, 17)
     rows = [all_trained(tokens) for tokens in ([g, a], [a, b, c, e], [a, f], [a, b, c, d])]
     weights = [np.arange(len(row.token_ids), dtype=np.float32) + 10 * i for i, row in enumerate(rows)]
@@ -91,7 +91,7 @@ def test_rows_of_one_trajectory_are_one_trajectory() -> None:
     assert batch.size == 4
 
 
-def test_extras_that_some_rows_lack_are_left_out() -> None:
+def test_extras_that_not_all_rows_have_are_dropped() -> None:
     rows = [all_trained([5, 6, 7]), replace(all_trained([5, 8]), extras={})]
     (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=100)
     assert dict(batch.extras) == {}
@@ -104,7 +104,7 @@ def test_extras_that_some_rows_lack_are_left_out() -> None:
     share=st.booleans(),
 )
 def test_layout_of_any_rows(tokens: list[list[int]], budget: int, share: bool) -> None:
-    """What a slot may see, in the order of slots, is the row's own beginning, with depths for positions."""
+    """The slots that a slot sees are, in order, the row's own prefix, with depths as positions."""
     rows = [all_trained(each) for each in tokens]
     forests = pack_prefix_trees(rows, token_weights(rows), budget=budget, share=share)
     seen: list[tuple[int, int]] = []
@@ -133,7 +133,7 @@ def test_layout_of_any_rows(tokens: list[list[int]], budget: int, share: bool) -
     tokens=st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=7), min_size=1, max_size=9),
     budget=st.integers(1, 40),
 )
-def test_every_prefix_lies_in_a_forest_once_and_budgets_hold(tokens: list[list[int]], budget: int) -> None:
+def test_every_prefix_is_stored_once_within_the_budget(tokens: list[list[int]], budget: int) -> None:
     rows = [all_trained(each) for each in tokens]
     for batch in pack_prefix_trees(rows, token_weights(rows), budget=budget):
         members = [rows[r] for r in batch.row.unique().tolist()]
@@ -145,8 +145,8 @@ def test_every_prefix_lies_in_a_forest_once_and_budgets_hold(tokens: list[list[i
     assert apart.size == sum(map(len, tokens))
 
 
-def test_trees_are_cut_where_the_least_is_repeated() -> None:
-    """Filling up the first forest would cut the second tree behind its long trunk."""
+def test_trees_are_split_where_the_least_is_repeated() -> None:
+    """Filling the first forest would split the second tree after its long shared prefix."""
     short = [all_trained([1, 2, 3]), all_trained([1, 4, 5])]
     long = [all_trained([9, *range(10, 18), end]) for end in (20, 21, 22)]
     forests = pack_prefix_trees([*short, *long], token_weights([*short, *long]), budget=16)
@@ -160,7 +160,7 @@ def test_trees_are_cut_where_the_least_is_repeated() -> None:
 
 
 def plain_gradient(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
-    """d/dtheta of sum(w * -A * log pi), one row at a time."""
+    """Return d/dtheta of sum(w * -A * log pi), computed one row at a time."""
     for row, weights in zip(rows, token_weights(rows), strict=True):
         loss = -trained(row, row.advantages) * plain_logprobs(model, row)
         (loss * trained(row, weights)).sum().backward()
@@ -176,7 +176,7 @@ def forest_gradient(model: PreTrainedModel, rows: Sequence[Row], budget: int, sh
 
 @pytest.mark.parametrize(("seed", "budget"), [(1, 10_000), (2, 60)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_and_gradients_are_those_of_plain_rows(family: str, seed: int, budget: int) -> None:
+def test_logprobs_and_gradients_match_plain_rows(family: str, seed: int, budget: int) -> None:
     model = network(family, dtype=torch.float64)
     plain = stock(model)
     use_layouts(model)
@@ -239,7 +239,7 @@ def test_gradients_of_adapters(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma"])
 def test_gradients_through_a_value_head(family: str, dtype: torch.dtype) -> None:
-    """A critic reads the same hidden states as the policy: where each trained token is about to be sampled."""
+    """A critic reads the same hidden states as the policy: those that each trained token is sampled from."""
     model = network(family, dtype=dtype)
     plain = stock(model)
     use_layouts(model)
@@ -268,8 +268,8 @@ def gradient_of(head: torch.nn.Linear) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "gpt2"])
-def test_no_row_teaches_another(family: str, share: bool) -> None:
-    """The gradient of one row's loss is that of the row by itself, whatever else lies in its forest."""
+def test_rows_do_not_train_each_other(family: str, share: bool) -> None:
+    """The gradient of one row's loss equals that of the row alone, whatever else its forest holds."""
     model = network(family, dtype=torch.float64)
     use_layouts(model)
     rows = random_rows(8, seed=8)
@@ -282,8 +282,8 @@ def test_no_row_teaches_another(family: str, share: bool) -> None:
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_no_row_sees_another(share: bool) -> None:
-    """Other tokens behind a branch, and other trees, change nothing, to the last bit."""
+def test_rows_do_not_see_each_other(share: bool) -> None:
+    """Other tokens after a branch, and other trees, change nothing, to the last bit."""
     model = network()
     use_layouts(model)
     trunk = [5, 6, 7]

@@ -29,14 +29,14 @@ def test_one_row() -> None:
     assert dtypes == [np.int32, np.bool_, np.float32, np.float32, np.int32]
 
 
-def test_a_rewritten_context_begins_a_row() -> None:
+def test_rewritten_context_starts_a_row() -> None:
     rows = rows_of(trajectory(FIRST, THIRD, SECOND), [f32(1, 1), f32(2, 2), f32(3)])
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 11, 12], [7, 8, 14, 15, 4, 13]]
     assert [row.turn_ids.tolist() for row in rows] == [[-1, -1, -1, 0, 0], [-1, -1, 1, 1, -1, 2]]
     assert [row.origin for row in rows] == [("g", 0)] * 2
 
 
-def test_a_first_turn_is_a_row_whether_fresh_or_not() -> None:
+def test_first_turn_starts_a_row() -> None:
     assert len(rows_of(trajectory(THIRD, SECOND), [f32(0, 0), f32(0)])) == 1
 
 
@@ -46,7 +46,7 @@ def test_turns_that_are_not_trainable_are_masked() -> None:
     assert row.turn_ids.tolist() == [-1, -1, -1, 0, 0, -1, 1]
 
 
-def test_tokens_that_nobody_chose_are_masked() -> None:
+def test_forced_tokens_are_masked() -> None:
     forced = replace(FIRST, completion=replace(FIRST.completion, forced=np.array([True, False])))
     (row,) = rows_of(trajectory(forced, SECOND), [f32(9, 8), f32(1)])
     assert row.loss_mask.tolist() == [False] * 4 + [True, False, True]
@@ -54,11 +54,11 @@ def test_tokens_that_nobody_chose_are_masked() -> None:
     assert row.loss_mask.tolist() == [False] * 6 + [True]
 
 
-def test_an_episode_that_ended_before_its_first_turn_has_no_row() -> None:
+def test_no_turns_no_rows() -> None:
     assert rows_of(trajectory(), []) == []
 
 
-def test_refuses_what_does_not_fit() -> None:
+def test_rejects_mismatched_arrays() -> None:
     with pytest.raises(ValueError, match="2 turns but advantages for 1"):
         rows_of(trajectory(FIRST, SECOND), [f32(1, 1)])
     with pytest.raises(ValueError, match="row of 7 tokens has 6 advantages"):
@@ -67,7 +67,7 @@ def test_refuses_what_does_not_fit() -> None:
         rows_of(trajectory(FIRST, turn(i32(4), i32(13), temperature=1.0)), [f32(1, 1), f32(1)])
 
 
-def test_back_to_turns() -> None:
+def test_by_turn_inverts_rows_of() -> None:
     played = trajectory(FIRST, THIRD, SECOND)
     advantages = [f32(1, 2), f32(3, 4), f32(5)]
     rows = rows_of(played, advantages)

@@ -1,4 +1,4 @@
-"""Token weights by hand, and that no packing changes the gradient they give."""
+"""Token weights by hand; packing does not change the gradient that they give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turnstile.types import F32, Row
 
 
 def row(turn_ids: Sequence[int], origin: tuple[str, int], masked: Sequence[int] = (), ids: Sequence[int] = ()) -> Row:
-    """A row whose tokens belong to these turns; -1 is context, and the places in `masked` are not trained."""
+    """Return a row whose tokens belong to these turns; -1 is context, and the positions in `masked` are not trained."""
     turns = np.array(turn_ids, dtype=np.int32)
     length = len(turns)
     mask = (turns >= 0) & ~np.isin(np.arange(length), list(masked))
@@ -84,7 +84,7 @@ def test_masked_tokens_weigh_nothing_and_the_rest_sums_to_one(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS["loss_aggregation"]))
-def test_nothing_trained_weighs_nothing(kind: str) -> None:
+def test_rows_without_trained_tokens_have_no_weight(kind: str) -> None:
     knobs = KNOBS.get(kind, {})
     assert resolve("loss_aggregation", kind)([], **knobs) == []
     assert lists(resolve("loss_aggregation", kind)([row([-1, 0], ("g", 0), masked=[1])], **knobs)) == [[0, 0]]

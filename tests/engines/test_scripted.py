@@ -1,4 +1,4 @@
-"""The engine that follows a script, and the checker of engines."""
+"""The scripted engine, and the checker of engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sample(n: int = 64) -> Sampling:
     return Sampling(max_tokens=n)
 
 
-async def test_yields_the_policys_texts_with_certainty(engine, bytes_):
+async def test_returns_the_policys_texts_with_logprob_zero(engine, bytes_):
     assert isinstance(engine, Engine)
     session = engine.open("g")
     found = await engine.generate(ids(1), sample(), session)
@@ -52,7 +52,7 @@ async def test_turns_count_by_session(engine):
     assert texts == ["view", "fix a -> b", "view", "submit", "fix a -> b"]
 
 
-async def test_an_attempt_played_again_begins_at_turn_0(engine):
+async def test_replayed_attempt_starts_at_turn_0(engine):
     session = engine.open("g")
     for prompt in (ids(1), ids(1, 2)):
         await engine.generate(prompt, sample(), session)
@@ -60,7 +60,7 @@ async def test_an_attempt_played_again_begins_at_turn_0(engine):
     assert engine._writer.text(again.token_ids) == "view"
 
 
-async def test_the_token_limit_cuts(engine):
+async def test_token_limit_cuts_the_text(engine):
     found = await engine.generate(ids(1), sample(3), engine.open("g"))
     assert engine._writer.text(found.token_ids) == "vie"
     assert found.finish == "length"
@@ -75,7 +75,7 @@ async def test_refuses_closed_sessions_and_empty_prompts(engine):
         await engine.generate(ids(1), sample(), session)
 
 
-async def test_keeps_the_promises_of_an_engine(bytes_):
+async def test_passes_check_engine(bytes_):
     engine = ScriptedEngine(LinesRenderer(bytes_), lambda session, turn, prompt: f"guess {int(prompt.sum()) % 7}")
     assert await check_engine(engine, [ids(1, 2), ids(3)], max_tokens=9) == []
 
@@ -92,7 +92,7 @@ PROMPTS = [ids(5, 6, 7), ids(5, 6), ids(9, 9, 9, 9, 4), ids(12)]
 
 
 class Around:
-    """An engine round another one, to break in one place."""
+    """An engine around another one, broken in one place."""
 
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
@@ -150,7 +150,7 @@ class Undying(Around):
         pass
 
 
-async def test_the_checker_finds_nothing_in_a_sound_engine(sampler, words):
+async def test_checker_accepts_a_correct_engine(sampler, words):
     decode = lambda tokens: words.decode(tokens.tolist())  # noqa: E731
     assert await check_engine(sampler, PROMPTS, decode=decode) == []
 
@@ -168,6 +168,6 @@ async def test_the_checker_finds_nothing_in_a_sound_engine(sampler, words):
         (Undying, "generate in a closed session must raise EngineError"),
     ],
 )
-async def test_the_checker_finds(sampler, words, broken, finding):
+async def test_checker_finds_problems(sampler, words, broken, finding):
     problems = await check_engine(broken(sampler), PROMPTS, decode=lambda tokens: words.decode(tokens.tolist()))
     assert any(finding in problem for problem in problems), problems

@@ -1,4 +1,4 @@
-"""A server whose weights change: over a real socket, with real networks."""
+"""A server whose weights change, over a real socket with real networks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from modelserver import changing_server, given, tiny_engine, tiny_network, tiny_server
 from turnstile.engines.remote.openai import OpenAIEngine
 from turnstile.errors import ConfigError, EngineError, WeightsLostError
-from turnstile.gateway.reload import Reload
+from turnstile.gateway.reload import WeightReloader
 from turnstile.types import Completion, Sampling
 
 PROMPT = np.array([7, 8, 9], np.int32)
@@ -26,7 +26,7 @@ HOW = Sampling(max_tokens=12, seed=3)
 async def engine(tmp_path: Path) -> AsyncIterator[OpenAIEngine]:
     async with changing_server(tmp_path).listening("127.0.0.1", 0) as url:
         made = OpenAIEngine(url, retries=0, key="", training=True)
-        await made.meet(PROMPT)
+        await made.connect(PROMPT)
         yield made
         await made.disconnect()
 
@@ -40,9 +40,7 @@ async def asked(engine: Any, how: Sampling = HOW) -> Completion:
         engine.close(session)
 
 
-async def test_what_is_sampled_is_of_the_weights_that_it_was_given(
-    engine: OpenAIEngine, tmp_path: Path, bytes_: Any
-) -> None:
+async def test_samples_use_the_loaded_weights(engine: OpenAIEngine, tmp_path: Path, bytes_: Any) -> None:
     for version in (3, 4):
         await engine.load(given(tmp_path, version))
         far = await asked(engine)
@@ -55,7 +53,7 @@ async def test_what_is_sampled_is_of_the_weights_that_it_was_given(
         assert far.versions.tolist() == [version] * len(far.token_ids)
 
 
-async def test_a_turn_may_be_of_two_versions(engine: OpenAIEngine, tmp_path: Path) -> None:
+async def test_turn_may_span_two_versions(engine: OpenAIEngine, tmp_path: Path) -> None:
     await engine.load(given(tmp_path, 1))
     long = asyncio.ensure_future(asked(engine, Sampling(max_tokens=600, regex="[ab]{600}")))
     others = [await asked(engine) for _ in range(3)]
@@ -66,7 +64,7 @@ async def test_a_turn_may_be_of_two_versions(engine: OpenAIEngine, tmp_path: Pat
     assert [set(other.versions.tolist()) for other in others] == [{1}] * 3
 
 
-async def test_a_folder_that_cannot_be_loaded_leaves_nobodys_weights(engine: OpenAIEngine, tmp_path: Path) -> None:
+async def test_failed_load_leaves_unlabelled_weights(engine: OpenAIEngine, tmp_path: Path) -> None:
     good = given(tmp_path, 1)
     await engine.load(good)
     torn = given(tmp_path, 2)
@@ -81,15 +79,15 @@ async def test_a_folder_that_cannot_be_loaded_leaves_nobodys_weights(engine: Ope
     assert set((await asked(engine)).versions.tolist()) == {1}
 
 
-async def test_only_folders_that_it_was_told_of_are_loaded(
+async def test_only_folders_below_the_root_are_loaded(
     engine: OpenAIEngine, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     elsewhere = given(tmp_path_factory.mktemp("elsewhere"), 1)
-    with pytest.raises(ConfigError, match=r"weights are taken from below .* alone"):
+    with pytest.raises(ConfigError, match=r"is not below .*, the only place that weights are loaded from"):
         await engine.load(elsewhere)
     link = tmp_path / "link"
     link.symlink_to(elsewhere.folder)
-    with pytest.raises(ConfigError, match=r"weights are taken from below .* alone"):
+    with pytest.raises(ConfigError, match=r"is not below .*, the only place that weights are loaded from"):
         await engine.load(type(elsewhere)(version=1, folder=link, owner="me", serial=1))
 
 
@@ -101,14 +99,14 @@ async def test_only_folders_that_it_was_told_of_are_loaded(
             {"Content-Type": "application/json", "Origin": "http://127.0.0.1"},
             "",
             403,
-            "web pages are not served without a key",
+            "web pages need a key",
         ),
         ({"Content-Type": "application/json"}, "a\0b", 400, "is no folder"),
         ({"Content-Type": "application/json"}, "\ud800", 400, "is no folder"),
         ({"Content-Type": "application/json"}, "", 200, ""),
     ],
 )
-async def test_a_web_page_gives_no_weights_and_a_folder_has_a_name(
+async def test_rejects_web_pages_and_unnamed_folders(
     tmp_path: Path, headers: dict[str, str], folder: str, status: int, line: str
 ) -> None:
     weights = given(tmp_path, 1)
@@ -121,32 +119,30 @@ async def test_a_web_page_gives_no_weights_and_a_folder_has_a_name(
         assert (answer.status, line in await answer.text()) == (status, True)
 
 
-async def test_labels_of_versions_long_gone_are_forgotten(
-    bytes_: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("turnstile.gateway.reload.KEPT", 2)
-    reload = Reload(tiny_engine(bytes_), lambda folder: None, tmp_path)
+async def test_old_labels_are_dropped(bytes_: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnstile.gateway.reload.MAX_LABELS", 2)
+    reload = WeightReloader(tiny_engine(bytes_), lambda folder: None, tmp_path)
     for number in range(5):
-        await reload.take(str(tmp_path), f"w{number}")
+        await reload.load_folder(str(tmp_path), f"w{number}")
     assert reload.labels == {4: "w3", 5: "w4"}
 
 
-async def test_a_server_that_keeps_its_weights_is_refused(tmp_path: Path) -> None:
+async def test_server_without_reload_is_rejected(tmp_path: Path) -> None:
     async with tiny_server().listening("127.0.0.1", 0) as url:
         engine = OpenAIEngine(url, retries=0, key="", training=True)
-        await engine.meet(PROMPT)
-        with pytest.raises(ConfigError, match=r"turnstile serve takes with --weights-from"):
+        await engine.connect(PROMPT)
+        with pytest.raises(ConfigError, match=r"start turnstile serve with --weights-from"):
             await engine.load(given(tmp_path, 1))
         await engine.disconnect()
 
 
-async def test_what_a_session_has_computed_is_kept_between_its_turns(bytes_: Any) -> None:
+async def test_session_cache_is_kept_between_turns(bytes_: Any) -> None:
     inner = tiny_engine(bytes_)
     async with tiny_server(inner).listening("127.0.0.1", 0) as url:
         engine = OpenAIEngine(url, retries=0, key="")
         session = engine.open("g")
         prompt = np.arange(5, 105, dtype=np.int32)
-        await engine.meet(prompt[:3])
+        await engine.connect(prompt[:3])
         first = await engine.generate(prompt, Sampling(max_tokens=4, seed=1), session)
         inner.take_stats()
         longer = np.concatenate([prompt, first.token_ids, np.array([7, 8], np.int32)])

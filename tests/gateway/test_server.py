@@ -1,4 +1,4 @@
-"""The model server as other clients see it: over a real socket, with requests good and bad."""
+"""The model server as clients see it: over a real socket, with good and bad requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from modelserver import tiny_engine, tiny_server
-from turnstile.engines.remote.endpoint import SESSION
+from turnstile.engines.remote.endpoint import SESSION_HEADER
 from turnstile.errors import ConfigError
 from turnstile.gateway import server
 
@@ -27,7 +27,7 @@ async def client(bytes_: Any) -> AsyncIterator[Any]:
         yield ask
 
 
-async def test_a_text_and_its_ids_are_one_prompt(client: Any, bytes_: Any) -> None:
+async def test_text_and_ids_are_the_same_prompt(client: Any, bytes_: Any) -> None:
     asked = {"model": "tiny", "max_tokens": 5, "seed": 4, "logprobs": 1, "return_token_ids": True}
     status, by_text = await client("/completions", prompt="Hello", **asked)
     _, by_ids = await client("/completions", prompt=bytes_.encode("Hello"), **asked)
@@ -54,7 +54,7 @@ async def test_a_conversation(client: Any) -> None:
     assert found["usage"]["completion_tokens"] <= 4
 
 
-async def test_what_is_there(client: Any) -> None:
+async def test_models_and_health(client: Any) -> None:
     _, found = await client("/models")
     assert [(item["id"], item["max_model_len"]) for item in found["data"]] == [("tiny", 4096)]
 
@@ -63,31 +63,35 @@ async def test_what_is_there(client: Any) -> None:
     ("path", "body", "line"),
     [
         ("/completions", {"prompt": [[1], [2]]}, "one text, or a list of token ids"),
-        ("/completions", {"prompt": [1, 99999]}, "tokens, and 99999 is none of them"),
+        ("/completions", {"prompt": [1, 99999]}, "token 99999 is not in the model's vocabulary"),
         ("/completions", {"prompt": [2**40]}, "one text, or a list of token ids"),
-        ("/completions", {"prompt": "x", "model": "huge"}, "the model 'huge' is not served here, 'tiny' is"),
-        ("/completions", {"prompt": "x", "temperature": -1}, "temperature = -1 is no number from 0 to 100"),
-        ("/completions", {"prompt": "x", "max_tokens": "many"}, "max_tokens = 'many' is no number"),
+        ("/completions", {"prompt": "x", "model": "huge"}, "model 'huge' is not served here; use 'tiny'"),
+        ("/completions", {"prompt": "x", "temperature": -1}, "temperature = -1 is not a number from 0 to 100"),
+        ("/completions", {"prompt": "x", "max_tokens": "many"}, "max_tokens = 'many' is not a number"),
         ("/completions", {"prompt": "x", "stop": [""]}, "a stop string must not be empty"),
-        ("/completions", {"prompt": "x", "n": 2}, "n = 2 is not served"),
-        ("/completions", {"prompt": "x", "stream": True}, "stream is not served"),
-        ("/completions", {"prompt": "x" * 4096}, "the prompt has 4096 tokens, and the model's context is 4096"),
+        ("/completions", {"prompt": "x", "n": 2}, "n = 2 is not supported"),
+        ("/completions", {"prompt": "x", "stream": True}, "stream is not supported"),
+        ("/completions", {"prompt": "x" * 4096}, "the prompt has 4096 tokens, more than the model's context of 4096"),
         ("/completions", {"prompt": "xx", "max_tokens": 4095}, "which has room for 4094"),
         ("/completions", {"prompt": "x", "structured_outputs": {"regex": "("}}, "sampling.regex cannot be read"),
         ("/chat/completions", {"messages": []}, "messages must be a list"),
         ("/chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "a role (system, user or assistant)"),
         ("/chat/completions", {"messages": [{"role": "user", "content": 1}]}, "content must be text"),
-        ("/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools are not served"),
+        (
+            "/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "tools": [1]},
+            "tools are not supported",
+        ),
     ],
 )
-async def test_a_bad_request_is_one_clear_line(client: Any, path: str, body: Any, line: str) -> None:
+async def test_bad_request_is_one_clear_line(client: Any, path: str, body: Any, line: str) -> None:
     status, found = await client(path, **{"model": "tiny", **body})
     assert status == 400
     assert line in found["error"]["message"]
     assert "\n" not in found["error"]["message"]
 
 
-async def test_a_client_that_goes_away_leaves_nothing_running(bytes_: Any) -> None:
+async def test_disconnected_client_leaves_nothing_running(bytes_: Any) -> None:
     inner = tiny_engine(bytes_)
     async with tiny_server(inner).listening("127.0.0.1", 0) as url, aiohttp.ClientSession() as http:
         body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4000, "structured_outputs": {"regex": "a{4000}"}}
@@ -99,7 +103,7 @@ async def test_a_client_that_goes_away_leaves_nothing_running(bytes_: Any) -> No
             await asyncio.sleep(0.01)
 
 
-async def test_an_address_that_is_taken() -> None:
+async def test_address_in_use() -> None:
     async with tiny_server().listening("127.0.0.1", 0) as url:
         port = int(url.split(":")[-1].partition("/")[0])
         with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port}"):
@@ -107,7 +111,7 @@ async def test_an_address_that_is_taken() -> None:
                 pass
 
 
-async def test_requests_without_a_seed_draw_one_each(client: Any) -> None:
+async def test_requests_without_a_seed_draw_their_own(client: Any) -> None:
     asked = {"model": "tiny", "prompt": "Hello", "max_tokens": 12}
     texts = {(await client("/completions", **asked))[1]["choices"][0]["text"] for _ in range(4)}
     assert len(texts) == 4
@@ -122,11 +126,11 @@ PATHS = ["/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/weights",
 @pytest.mark.parametrize(
     ("headers", "line"),
     [
-        ({"Origin": "http://evil.example"}, "web pages are not served without a key"),
-        ({"Origin": "null"}, "web pages are not served without a key"),
-        ({"Sec-Fetch-Site": "cross-site"}, "web pages are not served without a key"),
-        ({"Host": "evil.example:8000"}, "nothing is served by the name 'evil.example'"),
-        ({"Host": "127.0.0.1.evil.example"}, "nothing is served by the name '127.0.0.1.evil.example'"),
+        ({"Origin": "http://evil.example"}, "web pages need a key"),
+        ({"Origin": "null"}, "web pages need a key"),
+        ({"Sec-Fetch-Site": "cross-site"}, "web pages need a key"),
+        ({"Host": "evil.example:8000"}, "host name 'evil.example' needs a key"),
+        ({"Host": "127.0.0.1.evil.example"}, "host name '127.0.0.1.evil.example' needs a key"),
     ],
 )
 async def test_web_pages_are_refused_everywhere(path: str, headers: dict[str, str], line: str) -> None:
@@ -137,7 +141,7 @@ async def test_web_pages_are_refused_everywhere(path: str, headers: dict[str, st
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8000", "10.1.2.3", socket.gethostname()])
-async def test_the_machines_own_names_are_served(host: str) -> None:
+async def test_own_host_names_are_served(host: str) -> None:
     sent = {"Host": host, "Sec-Fetch-Site": "none"}
     async with (
         tiny_server().listening("127.0.0.1", 0) as url,
@@ -147,7 +151,7 @@ async def test_the_machines_own_names_are_served(host: str) -> None:
         assert answer.status == 200
 
 
-async def test_with_a_key_it_matters_no_more_where_a_request_comes_from() -> None:
+async def test_key_admits_requests_from_anywhere() -> None:
     sent = {"Host": "gpu.example", "Origin": "http://a.example", "Authorization": "Bearer k"}
     async with (
         tiny_server(token="k").listening("127.0.0.1", 0) as url,
@@ -157,15 +161,15 @@ async def test_with_a_key_it_matters_no_more_where_a_request_comes_from() -> Non
         assert answer.status == 200
 
 
-async def test_few_sessions_are_remembered_and_none_for_long(bytes_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "GROUPS", 3)
-    monkeypatch.setattr(server, "KEPT", 0.2)
+async def test_sessions_expire_and_are_limited(bytes_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_SHARES", 3)
+    monkeypatch.setattr(server, "SHARE_SECONDS", 0.2)
     inner = tiny_engine(bytes_)
     body = {"model": "tiny", "prompt": "Hello", "max_tokens": 2, "seed": 1}
     async with tiny_server(inner).listening("127.0.0.1", 0) as url, aiohttp.ClientSession() as http:
 
         async def ask(session: str) -> str:
-            async with http.post(f"{url}/completions", json=body, headers={SESSION: session}) as answer:
+            async with http.post(f"{url}/completions", json=body, headers={SESSION_HEADER: session}) as answer:
                 return str((await answer.json())["choices"][0]["text"])
 
         texts = [await ask(f"s{number}") for number in [*range(8), 0]]

@@ -1,4 +1,4 @@
-"""What may learn is what was said, and nothing else."""
+"""Exactly the chosen parameters are trainable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_top(layers: int) -> None:
 
 
 @pytest.mark.parametrize(("train", "layers"), [("top", 0), ("top", 3), ("lora", 3)])
-def test_the_last_layers_must_be_some_of_the_layers(train: Literal["top", "lora"], layers: int) -> None:
+def test_rejects_a_wrong_number_of_layers(train: Literal["top", "lora"], layers: int) -> None:
     advice = "take 0 for all, or 1 to that" if train == "lora" else "take 1 to that"
     with pytest.raises(ConfigError, match=f"model.top_layers = {layers}: this model has 2 layers; {advice}"):
         choose_trainable(network(), train, top_layers=layers)
@@ -61,7 +61,7 @@ def test_lora() -> None:
 
 
 def test_adapters_on_bfloat16_weights_are_in_float32_and_learn() -> None:
-    """A step of 1e-6 is lost in bfloat16 weights of 0.01; what adapters give is near what they give on float32."""
+    """A step of 1e-6 is lost in bfloat16 weights of 0.01; the adapters' output is close to that on float32."""
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         model = network(dtype=dtype)
@@ -89,8 +89,8 @@ def test_adapters_on_bfloat16_weights_are_in_float32_and_learn() -> None:
         assert torch.cosine_similarity(low.flatten(), full.flatten(), dim=0) > 0.9
 
 
-def test_adapters_give_what_peft_gives_and_its_gradients() -> None:
-    """In float64, to rounding: logits, and the gradients of adapters and of what they are given."""
+def test_adapters_match_peft_and_its_gradients() -> None:
+    """In float64, to rounding: logits, and the gradients of adapters and of their inputs."""
     given = torch.randn(2, 9, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     found = []
     for ours in (True, False):
@@ -110,7 +110,7 @@ def test_adapters_give_what_peft_gives_and_its_gradients() -> None:
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
-def test_merged_adapters_are_plain_weights() -> None:
+def test_merging_adapters_into_plain_weights() -> None:
     model = network()
     plain = stock(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Freed memory is kept, in a process that asked for it and in no other; what nobody wrote takes none."""
+"""Freed memory is kept, only in a process that asked for it; unwritten memory takes no pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(min(taken))  # the first rounds still settle where the heap ends
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="it takes glibc")
-def test_memory_is_not_taken_anew() -> None:
+def test_freed_memory_is_reused() -> None:
     taken = {
         how: int(subprocess.run([sys.executable, "-c", COUNTS, how], check=True, capture_output=True).stdout)
         for how in ("as it is", "kept")
@@ -51,8 +51,8 @@ def test_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert bool((found == 1).all())
 
 
-def test_more_than_there_is() -> None:
-    with pytest.raises(MemoryError, match="no room for a tensor of 134217728 MB: Cannot allocate memory"):
+def test_too_large_a_tensor_raises() -> None:
+    with pytest.raises(MemoryError, match="not enough memory for a tensor of 134217728 MB: Cannot allocate memory"):
         zeros((2**47,), torch.uint8, torch.device("cpu"))
 
 
@@ -82,8 +82,8 @@ print(*[(after - taken[0]) / (rows * page) for after in taken[1:]])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
-def test_only_what_is_written_takes_memory() -> None:
-    """Also where the system has pages of 2 MB for who asks; and none when nobody holds it any more."""
+def test_only_written_pages_take_memory() -> None:
+    """Also where the system offers pages of 2 MB; and none once the tensor is freed."""
     found = subprocess.run([sys.executable, "-c", RESIDENT], check=True, capture_output=True).stdout
     written, left = map(float, found.split())
     assert 0.9 < written < 2
@@ -91,7 +91,7 @@ def test_only_what_is_written_takes_memory() -> None:
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="there are no large pages")
-def test_memory_is_of_small_pages() -> None:
+def test_uses_small_pages() -> None:
     room = zeros((2**24,), torch.uint8, torch.device("cpu"))
     with open("/proc/self/smaps") as file:
         parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", file.read(), flags=re.MULTILINE)

@@ -16,7 +16,7 @@ from turnstile.models.attention import NAME, forward_forest, try_layouts, use_la
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("family", "knobs", "why"), UNSHARED)
-def test_refuses_what_a_layout_cannot_say(family: str, knobs: dict[str, Any], why: str) -> None:
+def test_rejects_families_beyond_plain_attention(family: str, knobs: dict[str, Any], why: str) -> None:
     model = network(family, **knobs)
     before = model.config._attn_implementation
     with pytest.raises(ConfigError, match=f"model family '{family}' .*{why}.*; take one with full attention"):
@@ -25,17 +25,15 @@ def test_refuses_what_a_layout_cannot_say(family: str, knobs: dict[str, Any], wh
     assert model.config._attn_implementation == before
 
 
-def test_refuses_rotations_by_the_longest_row_of_any_kind_of_layer() -> None:
+def test_rejects_length_dependent_rope() -> None:
     model = network()
     model.config.rope_parameters = {"full_attention": {"rope_type": "longrope", "rope_theta": 1e4}}
     assert "rope_type 'longrope'" in try_layouts(model)
 
 
 @pytest.mark.parametrize("argument", ["softcap", "s_aux", "sliding_window"])
-def test_refuses_layers_that_ask_for_more_than_their_configuration_says(
-    argument: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A family of tomorrow: what reaches attention is looked at, not only what is written."""
+def test_rejects_undeclared_attention_arguments(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For future families: the arguments that reach attention are checked, not only the configuration."""
     model = network()
     attend = type(model.get_decoder().layers[0].self_attn).forward
 
@@ -48,15 +46,15 @@ def test_refuses_layers_that_ask_for_more_than_their_configuration_says(
     assert model.config._attn_implementation != NAME
 
 
-def test_rows_that_share_do_not_go_through_a_stock_model() -> None:
+def test_stock_model_rejects_shared_rows() -> None:
     model, rows = network(), random_rows(5)
     (shared,) = pack_prefix_trees(rows, token_weights(rows), budget=1000)
-    with pytest.raises(ValueError, match="rows that share tokens cannot go through"):
+    with pytest.raises(ValueError, match="cannot take rows that share tokens"):
         forward_forest(model, shared)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_plain_call_is_as_before(family: str) -> None:
+def test_plain_call_is_unchanged(family: str) -> None:
     model = network(family, dtype=torch.float64)
     plain = stock(model)
     use_layouts(model)
@@ -67,9 +65,9 @@ def test_a_plain_call_is_as_before(family: str) -> None:
         torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, rtol=0, atol=1e-10)
 
 
-def test_a_padded_batch_is_refused() -> None:
+def test_rejects_a_padded_batch() -> None:
     model = network()
     use_layouts(model)
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
-    with pytest.raises(ValueError, match="takes no attention mask"):
+    with pytest.raises(ValueError, match="does not take an attention mask"):
         model.get_decoder()(torch.tensor([[0, 5, 6], [5, 6, 7]]), attention_mask=mask[:, None, None].bool())

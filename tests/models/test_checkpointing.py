@@ -1,4 +1,4 @@
-"""Activation checkpointing keeps less and changes nothing."""
+"""Activation checkpointing keeps less memory and changes no gradient."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from turnstile.batching.forest import pack_prefix_trees
 from turnstile.batching.weights import token as token_weights
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.attention import forward_forest, use_layouts
-from turnstile.models.checkpointing import checkpointed, decoder_layers
+from turnstile.models.checkpointing import checkpoint_layers, decoder_layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_are_found_whatever_they_are_called(family: str) -> None:
+def test_finds_decoder_layers_of_every_family(family: str) -> None:
     assert len(decoder_layers(network(family))) == 2
 
 
 @pytest.mark.parametrize(("train", "layers"), [("all", 0), ("top", 2), ("lora", 0), ("lora", 2)])
-def test_less_is_kept_and_gradients_are_the_same(train: Literal["all", "top", "lora"], layers: int) -> None:
+def test_keeps_less_memory_and_the_same_gradients(train: Literal["all", "top", "lora"], layers: int) -> None:
     model = network(num_hidden_layers=4)
     use_layouts(model)
     choose_trainable(model, train, top_layers=layers)
@@ -36,7 +36,10 @@ def test_less_is_kept_and_gradients_are_the_same(train: Literal["all", "top", "l
             kept[tensor.data_ptr()] = tensor.numel()
             return tensor
 
-        with checkpointed(model, wanted=wanted), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with (
+            checkpoint_layers(model, enabled=wanted),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
             hidden = forward_forest(model, batch)
         amount = sum(kept.values())
         hidden.square().sum().backward()

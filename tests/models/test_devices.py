@@ -1,5 +1,7 @@
-"""An accelerator computes what a plain pass in double precision on the CPU gives. Where there is none, the CPU is held
-to it, and so is a device that refuses what a GPU refuses."""
+"""An accelerator computes what a plain pass in double precision on the CPU gives.
+
+Without one, the tests run on the CPU, and on a device that refuses what a GPU refuses.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ OBJECTIVE = Objective(loss=reinforce, aggregation=token_weights)
 
 
 def wide() -> PreTrainedModel:
-    """FlexAttention's kernels want heads of 16 numbers or more."""
+    """Heads of 16 numbers or more, as FlexAttention's kernels need."""
     return network(hidden_size=64, max_position_embeddings=512)
 
 
@@ -45,8 +47,8 @@ def exact(model: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("share", [True, False])
-def test_an_update_is_that_of_rows_one_by_one(device: str, share: bool) -> None:
-    """Some 300 tokens, more than a block of FlexAttention has."""
+def test_update_matches_rows_one_by_one(device: str, share: bool) -> None:
+    """With about 300 tokens, more than a block of FlexAttention has."""
     plain = exact(wide())
     rows = random_rows(24, trunk=40, private=20)
     weights = token_weights(rows)
@@ -68,7 +70,7 @@ def test_an_update_is_that_of_rows_one_by_one(device: str, share: bool) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-async def test_sampled_tokens_are_as_likely_as_they_are(device: str, bytes_: Any) -> None:
+async def test_sampled_logprobs_match_the_trainer(device: str, bytes_: Any) -> None:
     model = wide()
     plain, engine = exact(model), TransformersEngine(put(model, device), bytes_)
     prompt = np.arange(3, 30, dtype=np.int32)
@@ -83,8 +85,8 @@ async def test_sampled_tokens_are_as_likely_as_they_are(device: str, bytes_: Any
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_update_changes_what_is_sampled_next(device: str, bytes_: Any) -> None:
-    """The engine samples from the very weights that learn, once they are published."""
+def test_update_changes_the_next_samples(device: str, bytes_: Any) -> None:
+    """The engine samples from the trained weights themselves, once they are published."""
     model = put(wide(), device)
     engine = TransformersEngine(model, bytes_)
     prompt, how = np.arange(3, 30, dtype=np.int32), Sampling(max_tokens=8, temperature=0.0)

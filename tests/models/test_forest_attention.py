@@ -1,4 +1,4 @@
-"""Every way to compute a forest's attention gives what a dense mask gives, forward and backward."""
+"""Every way to compute a forest's attention matches a dense mask, forward and backward."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from turnstile.models import attention, forest_attention
 from turnstile.models.attention import ForestLayout
 from turnstile.models.forest_attention import (
     Node,
+    attend_by_nodes,
+    attend_by_runs,
     attend_with_sums,
     block_mask,
-    by_nodes,
-    by_runs,
-    can_flex,
-    can_go_by_nodes,
+    can_attend_by_flex,
+    can_attend_by_nodes,
     nodes_of,
     runs_of,
 )
@@ -37,7 +37,7 @@ def forest(seed: int = 0, *, share: bool = True) -> Batch:
 
 
 def tensors(length: int, dtype: torch.dtype, *, heads: tuple[int, int] = (4, 2), value: int = 8) -> list[Tensor]:
-    """query, key, value of a model: heads are laid out behind tokens."""
+    """Return query, key and value as a model returns them, with heads strided behind tokens."""
     draw = torch.Generator().manual_seed(length)
     shapes = [(heads[0], 8), (heads[1], 8), (heads[1], value)]
     made = [torch.randn(1, length, h, d, dtype=torch.float64, generator=draw).to(dtype) for h, d in shapes]
@@ -45,7 +45,7 @@ def tensors(length: int, dtype: torch.dtype, *, heads: tuple[int, int] = (4, 2),
 
 
 def seen(ends: Tensor) -> Tensor:
-    """Who sees whom, bool[T, T], in the words of the layout."""
+    """Return which tokens see which, bool[T, T], by the layout's definition."""
     index = torch.arange(len(ends))
     return (index[None] <= index[:, None]) & (index[:, None] < ends[None])
 
@@ -55,7 +55,7 @@ def dense(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float 
 
 
 def assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
-    """Forward, and backward to the inputs."""
+    """Compare the outputs, and the gradients of the inputs."""
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     slope = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(
@@ -66,13 +66,13 @@ def assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
 
 
 WAYS: dict[str, Callable[..., Tensor]] = {
-    "nodes": lambda q, k, v, ends, scale: by_nodes(q, k, v, nodes_of(ends), scale),
-    "runs": lambda q, k, v, ends, scale: by_runs(q, k, v, runs_of(ends), scale),
+    "nodes": lambda q, k, v, ends, scale: attend_by_nodes(q, k, v, nodes_of(ends), scale),
+    "runs": lambda q, k, v, ends, scale: attend_by_runs(q, k, v, runs_of(ends), scale),
 }
 
 
 def test_nodes_by_hand() -> None:
-    """a with b under it, on which c and d (with e) grow; then a tree of its own."""
+    """a with b below it, then c and d (with e) below b; then another tree."""
     assert nodes_of(torch.tensor([5, 5, 3, 5, 5, 7, 7])) == [
         Node(0, 2, 5), Node(2, 3, 3), Node(3, 5, 5), Node(5, 7, 7),
     ]  # fmt: skip
@@ -83,14 +83,14 @@ def test_nodes_by_hand() -> None:
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_it_is_that_of_a_dense_mask(way: str, share: bool, scale: float | None, seed: int) -> None:
+def test_matches_a_dense_mask(way: str, share: bool, scale: float | None, seed: int) -> None:
     batch = forest(seed, share=share)
     inputs = tensors(batch.size, torch.float64)
     found, expected = (f(*inputs, batch.subtree_end, scale) for f in (WAYS[way], dense))
     assert_same(found, expected, inputs)
 
 
-def test_sums_merge_parts_seen_apart() -> None:
+def test_sums_merge_separate_parts() -> None:
     """With and without a kernel (single precision has one here; values of another width have none)."""
     draw = torch.Generator().manual_seed(0)
     bf16 = torch.bfloat16
@@ -112,7 +112,7 @@ def test_sums_merge_parts_seen_apart() -> None:
 
 
 def test_large_scores_in_half_precision_keep_their_differences() -> None:
-    """Some families have keys far from zero: all scores are large, and only how they differ counts."""
+    """Some families have keys far from zero: all scores are large, and only their differences count."""
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 2, n, d, generator=draw) for n, d in ((4, 64), (9, 64), (9, 5)))
     query, key, value = (x.to(torch.bfloat16) for x in (query + 4, key + 4, value))
@@ -126,26 +126,29 @@ def test_large_scores_in_half_precision_keep_their_differences() -> None:
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1), (9, 3)])
 @pytest.mark.parametrize("share", [True, False])
 def test_groups_of_heads(heads: tuple[int, int], share: bool, threads: int) -> None:
-    """Which heads are taken together on the way back depends on the threads."""
+    """The number of threads decides which heads are batched in the backward pass."""
     batch = forest(share=share)
     inputs = tensors(batch.size, torch.float64, heads=heads)
-    found, expected = by_nodes(*inputs, nodes_of(batch.subtree_end), None), dense(*inputs, batch.subtree_end, None)
+    found, expected = (
+        attend_by_nodes(*inputs, nodes_of(batch.subtree_end), None),
+        dense(*inputs, batch.subtree_end, None),
+    )
     assert_same(found, expected, inputs)
 
 
 def test_parts_are_merged_in_single_precision() -> None:
-    """In bfloat16 the result is as near as one call's own rounding, however many parts a token's sum has."""
+    """In bfloat16 the result is as exact as a single call's rounding, however many parts a token merges."""
     batch = forest()
     inputs = tensors(batch.size, torch.bfloat16)
-    found = by_nodes(*inputs, nodes_of(batch.subtree_end), None)
+    found = attend_by_nodes(*inputs, nodes_of(batch.subtree_end), None)
     exact = dense(*(each.double() for each in inputs), batch.subtree_end, None)
     assert found.dtype == torch.bfloat16
     assert (found - exact).abs().max() < 2 * (exact.bfloat16() - exact).abs().max()
     assert all(each.isfinite().all() for each in torch.autograd.grad(found.float().sum(), inputs))
 
 
-def test_what_flex_attention_is_told_is_the_same() -> None:
-    """Its kernels are for CUDA; its mask, and what it computes of it without a kernel, can be had here."""
+def test_flex_attention_mask_matches() -> None:
+    """Its kernels need CUDA; its mask, and its computation without a kernel, run anywhere."""
     batch = forest()
     mask = block_mask(batch.subtree_end)
     inputs = [each.detach() for each in tensors(batch.size, torch.float32)]
@@ -157,14 +160,14 @@ def test_what_flex_attention_is_told_is_the_same() -> None:
         found = flex_attention(*inputs, block_mask=mask, scale=0.7, enable_gqa=True)
     assert isinstance(found, Tensor)
     torch.testing.assert_close(found, dense(*inputs, batch.subtree_end, 0.7), rtol=0, atol=1e-5)
-    assert not can_flex(inputs[0], inputs[2])
+    assert not can_attend_by_flex(inputs[0], inputs[2])
 
 
 @pytest.mark.parametrize(
     ("trunk", "private", "share"), [(400, 300, True), (300, 200, False), (2, 3, True), (600, 20, True)]
 )
-def test_blocks_are_those_of_the_whole_mask(trunk: int, private: int, share: bool) -> None:
-    """The blocks that hold something, and those that hold everything, as torch finds them in the mask of all pairs."""
+def test_block_mask_matches_the_dense_mask(trunk: int, private: int, share: bool) -> None:
+    """Partial and full blocks equal those that torch finds in the dense mask."""
     rows = random_rows(5, seed=trunk, trunk=trunk, private=private)
     (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=10_000, share=share)
     mask, length = block_mask(batch.subtree_end), batch.size
@@ -177,23 +180,25 @@ def test_blocks_are_those_of_the_whole_mask(trunk: int, private: int, share: boo
 
 
 @pytest.mark.parametrize("width", [8, 4])
-def test_the_layout_takes_what_is_there(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a kernel for it (values of another width, here), runs with masks do."""
+def test_layout_uses_the_available_kernel(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kernel (for values of another width, here), masked runs are used."""
     batch = forest()
     inputs = tensors(batch.size, torch.float64, value=width)
     taken = []
-    for name in ("by_nodes", "by_runs", "by_flex"):
+    for name in ("attend_by_nodes", "attend_by_runs", "attend_by_flex"):
         way = getattr(attention, name)
         monkeypatch.setattr(attention, name, lambda *a, way=way, name=name: (taken.append(name), way(*a))[1])
     found = ForestLayout(batch).attend(0, *inputs, None)
     torch.testing.assert_close(found, dense(*inputs, batch.subtree_end, None), rtol=0, atol=1e-12)
-    assert can_go_by_nodes(inputs[0], inputs[2]) == (width == 8)
-    assert taken == ["by_nodes" if width == 8 else "by_runs"]
+    assert can_attend_by_nodes(inputs[0], inputs[2]) == (width == 8)
+    assert taken == ["attend_by_nodes" if width == 8 else "attend_by_runs"]
 
 
 class Efficient:
-    """Torch's memory-efficient kernel as it is documented, computed plainly: rows of the bias must begin at multiples
-    of sixteen numbers, and sums come with room for a multiple of 32 queries."""
+    """Torch's memory-efficient kernel as documented, computed plainly.
+
+    Rows of the bias must begin at multiples of sixteen numbers, and sums are padded to a multiple of 32 queries.
+    """
 
     def _scaled_dot_product_efficient_attention(
         self, query: Any, key: Any, value: Any, bias: Any, with_sums: bool, *, scale: float
@@ -212,21 +217,21 @@ class Efficient:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_on_cuda_keys_in_half_precision_are_read_where_they_are(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_keys_are_read_in_place_on_cuda(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value = (torch.randn(2, 3, n, 16).bfloat16() for n in (5, 37, 37))
     bias = torch.zeros(2, 1, 5, 37).bfloat16() if masked else None
     if bias is not None:
         bias[..., 11:] = float("-inf")
-    wanted = forest_attention._plainly(query, key, value, bias, 0.25)
+    wanted = forest_attention._attend_by_matmul(query, key, value, bias, 0.25)
     monkeypatch.setattr(forest_attention, "_ATEN", Efficient())
-    found = forest_attention._in_half(query, key, value, bias, 0.25)
+    found = forest_attention._attend_efficiently(query, key, value, bias, 0.25)
     assert [each.shape for each in found] == [each.shape for each in wanted]
     torch.testing.assert_close(found[0].float(), wanted[0].float(), rtol=0, atol=2e-2)
     torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=1e-5)
-    assert not forest_attention.goes_in_half("cpu", torch.bfloat16, 16)
+    assert not forest_attention.has_efficient_kernel("cpu", torch.bfloat16, 16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("width", [64, 128])
-def test_cuda_has_the_kernel(width: int) -> None:
-    assert forest_attention.goes_in_half("cuda", torch.bfloat16, width)
+def test_cuda_has_the_efficient_kernel(width: int) -> None:
+    assert forest_attention.has_efficient_kernel("cuda", torch.bfloat16, width)

@@ -1,4 +1,4 @@
-"""Beginning above the frozen layers gives what the whole pass gives, where the family allows it."""
+"""A pass that begins above the frozen layers matches the whole pass, where the family allows it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from turnstile.batching.weights import token as token_weights
 from turnstile.losses.reinforce import reinforce
 from turnstile.models.adapt import adapter_state, choose_trainable
 from turnstile.models.attention import CausalLayout, ForestLayout, forward_hidden, use_layouts
-from turnstile.models.frozen_layers import captured, forward_above, forward_below, frozen_layers
+from turnstile.models.frozen_layers import capture_activations, count_frozen_layers, forward_above, forward_below
 from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.optim import constant
 
 
 @pytest.mark.parametrize(("top", "frozen"), [(1, 2), (2, 1), (3, 0)])
-def test_frozen_layers_are_those_below_the_first_that_learns(top: int, frozen: int) -> None:
+def test_counts_layers_below_the_first_trainable_one(top: int, frozen: int) -> None:
     model = network("qwen3", num_hidden_layers=3)
     use_layouts(model)
     choose_trainable(model, "top", top_layers=top)
-    assert frozen_layers(model) == frozen
+    assert count_frozen_layers(model) == frozen
 
 
 @pytest.mark.parametrize(("top", "frozen"), [(1, 2), (3, 0), (0, 0)])
-def test_adapters_may_be_on_the_last_layers_alone(top: int, frozen: int) -> None:
+def test_counts_layers_below_the_adapters(top: int, frozen: int) -> None:
     model = network("qwen3", num_hidden_layers=3)
     use_layouts(model)
     learns = choose_trainable(model, "lora", top_layers=top, lora_rank=2)
-    assert frozen_layers(model) == frozen
+    assert count_frozen_layers(model) == frozen
     assert len(learns) == 2 * 7 * (top or 3)  # two matrices for each of a layer's seven
     assert all(".layers." in name and int(name.split(".layers.")[1][0]) >= frozen for name in adapter_state(model))
 
 
 @pytest.mark.parametrize("train", ["top", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_learns_in_every_way(family: str, train: Literal["top", "lora"]) -> None:
+def test_every_family_trains_in_every_mode(family: str, train: Literal["top", "lora"]) -> None:
     model = network(family)
     learns = choose_trainable(model, train, top_layers=1, lora_rank=2)
     plan = LearnerConfig(lr=1e-2, schedule=constant, warmup=0, total=1)
@@ -51,33 +51,33 @@ def test_every_family_learns_in_every_way(family: str, train: Literal["top", "lo
         assert any("norm" in name or "ln_f" in name for name in norms)
 
 
-def test_nothing_is_skipped_where_all_learns() -> None:
+def test_nothing_is_skipped_if_all_layers_train() -> None:
     model = network()
     use_layouts(model)
     choose_trainable(model, "all")
-    assert frozen_layers(model) == 0
+    assert count_frozen_layers(model) == 0
     adapted = network()
     use_layouts(adapted)
     choose_trainable(adapted, "lora")
-    assert frozen_layers(adapted) == 0
+    assert count_frozen_layers(adapted) == 0
 
 
-def test_a_family_that_scales_what_it_takes_for_embeddings_skips_nothing() -> None:
+def test_nothing_is_skipped_if_embeddings_are_scaled() -> None:
     model = network("granite")
     use_layouts(model)
     choose_trainable(model, "top", top_layers=1)
-    assert frozen_layers(model) == 0
+    assert count_frozen_layers(model) == 0
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_above_the_trunk(layers: int) -> None:
+def test_forward_above_matches_the_whole_pass(layers: int) -> None:
     model = network(num_hidden_layers=3, dtype=torch.float64)
     use_layouts(model)
     rows = random_rows(6)
     (batch,) = pack_prefix_trees(rows, token_weights(rows), budget=1000)
     layout = ForestLayout(batch)
     with torch.no_grad():
-        with captured(model, layers) as seen:
+        with capture_activations(model, layers) as seen:
             whole = forward_hidden(model, batch.tokens, batch.positions, layout)
         above = forward_above(model, layers, seen[0], batch.positions, layout)
         assert len(seen) == 1
@@ -88,7 +88,7 @@ def test_above_the_trunk(layers: int) -> None:
     assert len(seen) == 1  # only what happens inside
 
 
-def test_layers_come_back_when_the_pass_fails() -> None:
+def test_layers_are_restored_after_an_error() -> None:
     model = network()
     use_layouts(model)
     with pytest.raises(RuntimeError):
@@ -99,9 +99,9 @@ def test_layers_come_back_when_the_pass_fails() -> None:
     assert not any(layer._forward_hooks for layer in model.get_decoder().layers)
 
 
-def test_no_layers_keep_nothing() -> None:
+def test_capturing_zero_layers_keeps_nothing() -> None:
     model = network()
     use_layouts(model)
-    with captured(model, 0) as seen:
+    with capture_activations(model, 0) as seen:
         forward_hidden(model, torch.arange(3), torch.arange(3), CausalLayout())
     assert seen == []

@@ -1,4 +1,4 @@
-"""The vocabulary projection, against the stock models' own, and its gradient."""
+"""The vocabulary projection against stock models', and its gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from networks import network
 from turnstile.errors import ConfigError
-from turnstile.models.head import SLICE, ChunkedHead, check_projection, project
+from turnstile.models.head import ROWS_AT_ONCE, ChunkedHead, check_projection, project
 
 SCALED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -23,8 +23,8 @@ SCALED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("family", "knobs"), SCALED)
-def test_projection_is_the_familys_own(family: str, knobs: dict[str, Any]) -> None:
-    """The last steps of a stock model: scaled (Granite, Cohere), softly capped (Gemma 2)."""
+def test_projection_matches_the_family(family: str, knobs: dict[str, Any]) -> None:
+    """The last steps of a stock model: scaling (Granite, Cohere), soft capping (Gemma 2)."""
     model = network(family, dtype=torch.float64, **knobs)
     tokens = torch.arange(3, 12)[None]
     with torch.no_grad():
@@ -36,18 +36,18 @@ def test_projection_is_the_familys_own(family: str, knobs: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("family", "knobs"), SCALED)
-def test_a_projection_that_is_the_models_is_taken(family: str, knobs: dict[str, Any], dtype: torch.dtype) -> None:
+def test_accepts_a_matching_projection(family: str, knobs: dict[str, Any], dtype: torch.dtype) -> None:
     check_projection(network(family, dtype=dtype, **knobs))
 
 
-def test_a_projection_that_is_not_the_models_is_refused() -> None:
+def test_rejects_a_different_projection() -> None:
     """HyperCLOVAX multiplies by what Granite divides by."""
     model = network("hyperclovax", logits_scaling=0.25)
-    with pytest.raises(ConfigError, match="model family 'hyperclovax' makes its logits in a way of its own; take one"):
+    with pytest.raises(ConfigError, match="model family 'hyperclovax' computes its logits in an unsupported way; use"):
         check_projection(model)
 
 
-def test_projection_is_at_least_single_precision() -> None:
+def test_projection_is_at_least_float32() -> None:
     model = network(dtype=torch.bfloat16)
     with torch.no_grad():
         assert project(model, torch.randn(2, 32).bfloat16()).dtype == torch.float32
@@ -55,11 +55,11 @@ def test_projection_is_at_least_single_precision() -> None:
 
 @pytest.mark.parametrize(("family", "knobs"), [*SCALED, ("phi", {})])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocabulary", [40, 2 * SLICE + 1])
-def test_logits_of_half_precision_are_not_rounded_to_it(
+@pytest.mark.parametrize("vocabulary", [40, 2 * ROWS_AT_ONCE + 1])
+def test_logits_of_half_precision_models_are_not_rounded(
     family: str, knobs: dict[str, Any], dtype: torch.dtype, vocabulary: int
 ) -> None:
-    """The numbers that are multiplied are what they are; their products and sums are single precision."""
+    """The factors are rounded; their products and sums are in single precision."""
     model = network(family, dtype=dtype, vocab_size=vocabulary, **knobs)
     exact = copy.deepcopy(model).double()
     hidden = (4 * states(6)).detach().to(dtype)
@@ -70,7 +70,7 @@ def test_logits_of_half_precision_are_not_rounded_to_it(
 
 
 @pytest.mark.parametrize(("family", "knobs"), [*SCALED, ("phi", {})])
-def test_gradients_of_half_precision_are_as_exact_as_it_is(family: str, knobs: dict[str, Any]) -> None:
+def test_gradients_of_half_precision_models(family: str, knobs: dict[str, Any]) -> None:
     model = network(family, dtype=torch.bfloat16, **knobs)
     exact = copy.deepcopy(model).double()
     hidden = states(6).detach().bfloat16().requires_grad_()
@@ -84,7 +84,7 @@ def test_gradients_of_half_precision_are_as_exact_as_it_is(family: str, knobs: d
 
 
 class Made(TorchDispatchMode):
-    """Counts the operations that make a matrix of a shape anew, views aside."""
+    """Counts the operations that allocate a matrix of a shape, except views."""
 
     def __init__(self, shape: torch.Size) -> None:
         super().__init__()
@@ -99,10 +99,10 @@ class Made(TorchDispatchMode):
 
 
 def chunked(model: Any, hidden: Tensor) -> Tensor:
-    """Something of the logits of every token, three at once."""
+    """Return a function of every token's logits, three tokens at once."""
     head = ChunkedHead(model)
     logits = [head.logits(part) for part in hidden.split(3)]
-    one, other = head.joined([(each.logsumexp(dim=-1), each.amax(dim=-1)) for each in logits])
+    one, other = head.join([(each.logsumexp(dim=-1), each.amax(dim=-1)) for each in logits])
     return one * other
 
 
@@ -118,10 +118,8 @@ def states(n: int) -> Tensor:
 
 @pytest.mark.parametrize(("family", "knobs"), [*SCALED, ("phi", {})])  # Phi's head has biases
 @pytest.mark.parametrize("asked", [["hidden"], ["weight"], ["hidden", "weight"]])
-def test_chunks_have_the_values_and_gradients_of_the_whole(
-    family: str, knobs: dict[str, Any], asked: list[str]
-) -> None:
-    """Also when they are asked for again, after a pass that did not want the weight's."""
+def test_chunks_match_the_whole(family: str, knobs: dict[str, Any], asked: list[str]) -> None:
+    """Also on a second backward pass, after one that did not need the weight's gradient."""
     model, hidden = network(family, dtype=torch.float64, **knobs), states(10)
     tensors = {"hidden": hidden, "weight": model.get_output_embeddings().weight}
     found, wanted = chunked(model, hidden), whole(model, hidden)
@@ -141,7 +139,7 @@ class Doubled(torch.nn.Linear):
 
 
 def doubling(model: Any, how: str) -> Any:
-    """The model with a head that gives twice what it gave."""
+    """Return the model with a head that doubles its output."""
     head = model.get_output_embeddings()
     if how == "class":
         head.__class__ = Doubled
@@ -153,7 +151,7 @@ def doubling(model: Any, how: str) -> Any:
 
 
 @pytest.mark.parametrize("how", ["class", "hook", "forward"])
-def test_a_head_that_is_more_than_a_matrix_is_used_as_it_is(how: str) -> None:
+def test_other_heads_are_used_as_they_are(how: str) -> None:
     model, hidden = doubling(network(dtype=torch.float64), how), states(10)
     found, wanted = chunked(model, hidden), whole(model, hidden)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
@@ -162,7 +160,7 @@ def test_a_head_that_is_more_than_a_matrix_is_used_as_it_is(how: str) -> None:
     torch.testing.assert_close(*slopes, rtol=0, atol=1e-11)
 
 
-def test_passes_add_to_the_gradient_that_is_there() -> None:
+def test_passes_add_to_an_existing_gradient() -> None:
     model = network(dtype=torch.float64)
     weight = model.get_output_embeddings().weight
     chunked(model, states(10)).sum().backward()
@@ -171,7 +169,7 @@ def test_passes_add_to_the_gradient_that_is_there() -> None:
     torch.testing.assert_close(weight.grad, 2 * first, rtol=0, atol=1e-12)
 
 
-def test_the_weights_gradient_is_made_once_for_all_chunks() -> None:
+def test_weight_gradient_is_allocated_once() -> None:
     model = network(dtype=torch.float64)
     values = chunked(model, states(20))
     with Made(model.get_output_embeddings().weight.shape) as made:
@@ -181,7 +179,7 @@ def test_the_weights_gradient_is_made_once_for_all_chunks() -> None:
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_nothing_is_made_for_a_weight_that_does_not_learn(frozen: bool) -> None:
+def test_frozen_weights_get_no_gradient(frozen: bool) -> None:
     model, hidden = network(dtype=torch.float64).requires_grad_(not frozen), states(10)
     with torch.set_grad_enabled(frozen):
         found = chunked(model, hidden)

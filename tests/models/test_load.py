@@ -1,4 +1,4 @@
-"""A model from its name, and what is said when there is none."""
+"""Models by name, and the errors for missing ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_device("cuda:0")
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_folder(tmp_path: Path) -> None:
     for name in (str(tmp_path / "none"), "./none", "~/none-at-all", "a/b/c"):
         with pytest.raises(ConfigError, match="does not exist; give a folder, a hub id, or smollm2-135m"):
             model_folder(name)
@@ -63,7 +63,7 @@ def test_a_folder_without_weights(folder: Path) -> None:
         load_model(str(folder), device="cpu")
 
 
-def test_a_hub_id_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unavailable_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="model 'nobody/nothing' cannot be loaded: ") as raised:
@@ -71,14 +71,14 @@ def test_a_hub_id_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "\n" not in str(raised.value)
 
 
-def test_the_packaged_model_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_packaged_model_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TURNSTILE_CACHE", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"HuggingFaceTB/SmolLM2-135M-Instruct.*turnstile-rl\[smollm2\]"):
         model_folder("smollm2-135m")
 
 
-def test_a_converted_model_is_taken_from_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_converted_model_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TURNSTILE_CACHE", str(tmp_path))
     kept = tmp_path / "models" / "smollm2-135m"
     kept.mkdir(parents=True)

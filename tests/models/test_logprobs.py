@@ -1,4 +1,4 @@
-"""From hidden states to log-probabilities, against plain softmax."""
+"""Log-probabilities from hidden states, against plain softmax."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sample(n: int) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("chunk", [2**24, 3 * VOCABULARY, 7 * VOCABULARY])
 def test_values_and_gradients_by_hand(chunk: int, entropy_gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one chunk, in many that are computed again in the backward pass, and in few that are not."""
+    """In one chunk, in many that are recomputed in the backward pass, and in few that are not."""
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", {"cpu": chunk})
     model = network(dtype=torch.float64)
     head = model.get_output_embeddings().weight
@@ -78,7 +78,7 @@ def test_values_and_gradients_by_hand(chunk: int, entropy_gradient: bool, monkey
     torch.testing.assert_close(*slopes, rtol=0, atol=1e-12)
 
 
-def test_no_more_than_a_few_chunks_are_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeps_few_chunks_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", {"cpu": 5 * VOCABULARY})
     model = network(dtype=torch.float64)
     kept: list[int] = []
@@ -98,8 +98,8 @@ def test_no_more_than_a_few_chunks_are_kept_for_the_backward_pass(monkeypatch: p
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
-def test_what_is_cut_off_takes_no_probability() -> None:
-    """With top_k = 3, by hand: the softmax over the three likeliest, and over four where the token is a fourth."""
+def test_truncated_tokens_have_no_probability() -> None:
+    """With top_k = 3, by hand: softmax over the three likeliest tokens, and over four if the token is the fourth."""
     model = network(dtype=torch.float64)
     hidden, target, temperature = sample(30)
     logprobs, entropy = token_logprobs(model, hidden, target, temperature, Sampling(top_k=3, temperature=9.9))
@@ -115,7 +115,7 @@ def test_what_is_cut_off_takes_no_probability() -> None:
     assert torch.isfinite(torch.autograd.grad(logprobs.sum(), hidden)[0]).all()
 
 
-def test_the_entropys_gradient_is_there_where_it_is_asked_for() -> None:
+def test_entropy_gradient_is_optional() -> None:
     model = network(dtype=torch.float64)
     hidden, target, temperature = sample(12)
     _, entropy = token_logprobs(model, hidden, target, temperature, Sampling(), entropy_gradient=True)

@@ -133,18 +133,18 @@ def test_a_server_that_cannot_train_is_one_line(recipe: Recipe, tmp_path: Path) 
         turnstile.train(over(recipe, [url]), run=tmp_path / "ids")
     agent = make_agent(recipe)
     server = EngineServer(
-        agent.engine, model="m", words=agent.scaffold.renderer, tokenizer=agent.tokenizer, context=256
+        agent.engine, model="m", renderer=agent.scaffold.renderer, tokenizer=agent.tokenizer, context=256
     )
     with (
         in_thread(lambda: server.listening("127.0.0.1", 0)) as url,
-        pytest.raises(ConfigError, match="turnstile serve takes with --weights-from"),
+        pytest.raises(ConfigError, match="start turnstile serve with --weights-from"),
     ):
         turnstile.train(over(recipe, [url]), run=tmp_path / "weights")
     with in_thread(
         lambda: make_server(recipe.model.id, renderer="lines", weights_from=tmp_path / "ids").listening("127.0.0.1", 0)
     ) as url:
         for ahead in (0, 1):
-            with pytest.raises(ConfigError, match=r"weights are taken from below .* alone"):
+            with pytest.raises(ConfigError, match=r"is not below .*, the only place that weights are loaded from"):
                 turnstile.train(
                     over(recipe, [url], f"rollout.max_staleness={ahead}", "engine.deterministic=false"),
                     run=tmp_path / f"elsewhere-{ahead}",

@@ -17,8 +17,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 from helpers import byte_tokenizer, tiny_llama
 from turnstile.agents.renderer import ChatRenderer
 from turnstile.engines.local.transformers import TransformersEngine
-from turnstile.engines.remote.weights import Weights
-from turnstile.gateway.reload import Reload
+from turnstile.engines.remote.weights import PublishedWeights
+from turnstile.gateway.reload import WeightReloader
 from turnstile.gateway.server import EngineServer
 from turnstile.trainer.checkpoint import load_weights
 
@@ -44,13 +44,13 @@ def tiny_engine(
 
 
 def tiny_server(
-    engine: Any = None, *, token: str = "", name: str = "tiny", reload: Reload | None = None
+    engine: Any = None, *, token: str = "", name: str = "tiny", reload: WeightReloader | None = None
 ) -> EngineServer:
     words = byte_tokenizer()
     return EngineServer(
         engine or tiny_engine(words),
         model=name,
-        words=ChatRenderer(words),
+        renderer=ChatRenderer(words),
         tokenizer=words,
         context=4096,
         token=token,
@@ -63,15 +63,15 @@ def changing_server(below: Path) -> EngineServer:
     words = byte_tokenizer()
     model = tiny_network(words)
     engine = tiny_engine(words, model=model)
-    return tiny_server(engine, reload=Reload(engine, functools.partial(load_weights, model), below))
+    return tiny_server(engine, reload=WeightReloader(engine, functools.partial(load_weights, model), below))
 
 
-def given(below: Path, version: int, *, owner: str = "me") -> Weights:
+def given(below: Path, version: int, *, owner: str = "me") -> PublishedWeights:
     """Weights in a folder of their own: those of one version are the same."""
     folder = below / f"{version:06d}"
     if not folder.exists():
         tiny_network(byte_tokenizer(), seed=version).save_pretrained(folder)
-    return Weights(version=version, folder=folder, owner=owner, serial=version)
+    return PublishedWeights(version=version, folder=folder, owner=owner, serial=version)
 
 
 @asynccontextmanager

@@ -62,7 +62,7 @@ def learner(model: Any, train: Literal["all", "top", "lora"] = "top") -> Learner
 
 
 def cache_of(engine: TransformersEngine, learner: Learner, *, keep: bool = False) -> ActivationCache | None:
-    return learner.activation_cache(lambda row: engine.trunk(row.origin[0], row.token_ids), keep=keep)
+    return learner.activation_cache(lambda row: engine.activations(row.origin[0], row.token_ids), keep=keep)
 
 
 Update = tuple[Learner, dict[str, float], list[F32]]
@@ -192,6 +192,6 @@ async def test_engine_keeps_activations_for_the_trainer_until_switched_off(words
     engine = TransformersEngine(model, words)
     engine.keep_activations(1)
     rows = await sampled_rows(engine, ["a"])
-    assert engine.trunk("a", rows[0].token_ids).shape == (14, 32)  # the last token was never fed
+    assert engine.activations("a", rows[0].token_ids).shape == (14, 32)  # the last token was never fed
     engine.keep_activations(0)
-    assert engine.trunk("a", rows[0].token_ids).shape == (0, 32)
+    assert engine.activations("a", rows[0].token_ids).shape == (0, 32)

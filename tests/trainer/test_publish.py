@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers import byte_tokenizer, tiny_llama
-from turnstile.engines.remote.weights import Weights
+from turnstile.engines.remote.weights import PublishedWeights
 from turnstile.errors import EngineError, RunFolderError
 from turnstile.models.load import load_model
 from turnstile.trainer.publish import WeightFolders
@@ -23,8 +23,8 @@ def folders(tmp_path: Path) -> WeightFolders:
     return WeightFolders(tmp_path / "weights", tiny_llama(len(words)), words, kept=1)
 
 
-def given(folder: Path) -> Weights:
-    return Weights(version=1, folder=folder, owner="me", serial=1)
+def given(folder: Path) -> PublishedWeights:
+    return PublishedWeights(version=1, folder=folder, owner="me", serial=1)
 
 
 def there(tmp_path: Path) -> list[str]:
@@ -50,24 +50,24 @@ def test_refuses_a_path_that_cannot_be_emptied(tmp_path: Path) -> None:
 
 def test_folder_stays_while_servers_load_it(folders: WeightFolders, tmp_path: Path) -> None:
     first = folders.write(1)
-    with given(first).held():
+    with given(first).locked():
         folders.write(2)
         assert there(tmp_path) == ["000000-1", "000001-2"]
-        with given(first).held():  # by two servers at once
+        with given(first).locked():  # by two servers at once
             pass
         folders.write(3)
         assert there(tmp_path) == ["000000-1", "000002-3"]
     folders.write(4)
     assert there(tmp_path) == ["000003-4"]
-    with pytest.raises(EngineError, match="cannot be read: No such file"), given(first).held():
+    with pytest.raises(EngineError, match="cannot be read: No such file"), given(first).locked():
         pass
 
 
 def test_killed_process_releases_its_folder(folders: WeightFolders, tmp_path: Path) -> None:
     first = folders.write(1)
     code = (
-        "import sys, time; from pathlib import Path; from turnstile.engines.remote.weights import Weights\n"
-        f"with Weights(version=1, folder=Path({str(first)!r}), owner='me', serial=1).held():\n"
+        "import sys, time; from pathlib import Path; from turnstile.engines.remote.weights import PublishedWeights\n"
+        f"with PublishedWeights(version=1, folder=Path({str(first)!r}), owner='me', serial=1).locked():\n"
         "    print('held', flush=True); time.sleep(600)"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

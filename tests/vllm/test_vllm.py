@@ -18,10 +18,10 @@ import torch
 from transformers import PreTrainedModel
 
 from turnstile.cli.main import run as command
-from turnstile.engines.remote.dialects.base import CERTAIN
+from turnstile.engines.remote.dialects.base import CERTAINTY_TOLERANCE
 from turnstile.engines.remote.openai import OpenAIEngine
 from turnstile.engines.remote.router import Router
-from turnstile.engines.remote.weights import Weights
+from turnstile.engines.remote.weights import PublishedWeights
 from turnstile.errors import ConfigError
 from turnstile.models.load import load_model, load_tokenizer, model_folder
 from turnstile.models.logprobs import truncate
@@ -95,15 +95,15 @@ def prompt() -> I32:
 @pytest.fixture
 async def engine(server: VLLM, prompt: I32) -> AsyncIterator[OpenAIEngine]:
     made = OpenAIEngine(server.url, training=True, key="")
-    await made.meet(prompt)
+    await made.connect(prompt)
     yield made
     await made.disconnect()
 
 
-def given(model: PreTrainedModel, below: Path, version: int) -> Weights:
+def given(model: PreTrainedModel, below: Path, version: int) -> PublishedWeights:
     folder = below / str(version)
     save_model(model, load_tokenizer(MODEL), folder)
-    return Weights(version=version, folder=folder, owner="test", serial=version, head=False)
+    return PublishedWeights(version=version, folder=folder, owner="test", serial=version, head=False)
 
 
 @torch.no_grad()
@@ -205,8 +205,10 @@ def test_training_over_vllm(server: VLLM, tmp_path: Path, capsys: pytest.Capture
 async def test_a_server_that_was_killed_is_given_its_weights_when_it_is_back(
     server: VLLM, model: PreTrainedModel, prompt: I32, tmp_path: Path
 ) -> None:
-    router = Router([OpenAIEngine(server.url, training=True, key="", retries=0)], again=0.5, reconnect_timeout=STARTING)
-    await router.meet(prompt)
+    router = Router(
+        [OpenAIEngine(server.url, training=True, key="", retries=0)], health_interval=0.5, reconnect_timeout=STARTING
+    )
+    await router.connect(prompt)
     router.publish(given(model, tmp_path, 6))
     how = Sampling(max_tokens=400, seed=1, temperature=1.5)
     going = asyncio.ensure_future(asked(router, prompt, how))
@@ -222,7 +224,7 @@ async def test_a_server_that_was_killed_is_given_its_weights_when_it_is_back(
 async def test_an_output_layer_that_would_not_be_renewed_is_refused(
     engine: OpenAIEngine, model: PreTrainedModel, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="is vLLM on a CPU, whose reload does not renew an output layer"):
+    with pytest.raises(ConfigError, match="is vLLM on a CPU, which does not reload an output layer"):
         await engine.load(replace(given(model, tmp_path, 7), head=True))
 
 
@@ -231,11 +233,11 @@ async def test_a_server_that_was_not_started_for_training_is_refused_and_evaluat
     try:
         engine = OpenAIEngine(plain.url, training=True, key="")
         with pytest.raises(ConfigError, match="--enable-scale-out"):
-            await engine.meet(prompt)
+            await engine.connect(prompt)
         await engine.disconnect()
         engine = OpenAIEngine(plain.url, key="")
         found = await asked(engine, prompt, Sampling(max_tokens=8, temperature=0.5))
-        assert found.logprobs.min() < -CERTAIN
+        assert found.logprobs.min() < -CERTAINTY_TOLERANCE
         await engine.disconnect()
     finally:
         plain.kill()

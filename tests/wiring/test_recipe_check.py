@@ -159,6 +159,6 @@ def test_a_start_that_fails_in_a_folder_that_was_there_takes_no_name(tmp_path: P
 def test_a_hub_id_that_leads_nowhere_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=rf"model\.id = '{name}'.*give a folder, a hub id that is right") as caught:
+    with pytest.raises(ConfigError, match=rf"model\.id = '{name}'.*give a folder, an existing hub id") as caught:
         check_model(name, "model.id")
     assert "\n" not in str(caught.value)

@@ -42,7 +42,7 @@ def served(recipe: Recipe) -> Iterator[str]:
     """The recipe's model behind this project's server."""
     agent = make_agent(recipe)
     server = EngineServer(
-        agent.engine, model="guesser", words=LinesRenderer(agent.tokenizer), tokenizer=agent.tokenizer, context=256
+        agent.engine, model="guesser", renderer=LinesRenderer(agent.tokenizer), tokenizer=agent.tokenizer, context=256
     )
     with in_thread(lambda: server.listening("127.0.0.1", 0)) as url:
         yield url

@@ -8,7 +8,7 @@ import numpy as np
 
 from turnstile.agents.base import Context, Parser, with_instructions
 from turnstile.agents.parsing.hermes import HermesParser
-from turnstile.engines.text_codec import END, spelled, text_of, written
+from turnstile.engines.text_codec import END_ID, decode_text, encode_messages, encode_text
 from turnstile.types import I32, Message, ToolSpec
 
 
@@ -27,15 +27,15 @@ class MessagesRenderer:
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
         """Return every message, and the head of the assistant's turn; i32[L]."""
         instructions = with_instructions(self.parser, messages, tools)
-        return written((self._pair(message, tools) for message in instructions), head=True)
+        return encode_messages((self._pair(message, tools) for message in instructions), head=True)
 
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
         """Return the new messages after the assistant's; never fresh."""
-        ended = len(sampled) > 0 and int(sampled[-1]) == END
-        ids = written((self._pair(message, tools) for message in new), head=True)
-        return Context(ids=ids if ended else np.concatenate([np.array([END], np.int32), ids]))
+        ended = len(sampled) > 0 and int(sampled[-1]) == END_ID
+        ids = encode_messages((self._pair(message, tools) for message in new), head=True)
+        return Context(ids=ids if ended else np.concatenate([np.array([END_ID], np.int32), ids]))
 
     def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
         """Return the message in the parser's words."""
@@ -43,11 +43,11 @@ class MessagesRenderer:
 
     def text(self, token_ids: I32) -> str:
         """Return the text before the end mark."""
-        return text_of(token_ids)
+        return decode_text(token_ids)
 
     def completion(self, text: str) -> I32:
         """Return the text and the end mark."""
-        return np.concatenate([spelled(text), np.array([END], np.int32)])
+        return np.concatenate([encode_text(text), np.array([END_ID], np.int32)])
 
     def _pair(self, message: Message, tools: Sequence[ToolSpec]) -> tuple[str, str]:
         if message.role == "assistant":

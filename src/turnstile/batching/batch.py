@@ -1,9 +1,9 @@
 """The tensors of one update: rows merged into prefix trees.
 
-Tokens lie in depth-first order; token q may attend to token k iff `k <= q < subtree_end[k]`; `positions` are
-depths. Rows without a shared prefix are trees with one branch, so plain packing is the same layout. A trained
-token is a pair (source slot, target id): `source` indexes [T], because one hidden state can have several next
-tokens. Per-token arrays of the N trained tokens stay in the order of rows and turns; sharing never shows.
+Tokens lie in depth-first order; token q may attend to token k iff `k <= q < subtree_end[k]`; `positions` are depths.
+Rows without a shared prefix are trees with one branch, so plain packing has the same layout. A trained token is a pair
+(source slot, target id): `source` indexes [T], because one hidden state can have several next tokens. Per-token arrays
+of the N trained tokens stay in the order of rows and turns, with or without sharing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """One forest. T tokens in `trees` (slices of [T] that do not see each other), N trained tokens, S rows."""
+    """One forest: T tokens in `trees` (slices of [T] that do not see each other), N trained tokens, S rows."""
 
     tokens: Tensor  # i64[T]
     positions: Tensor  # i64[T]
@@ -41,8 +41,8 @@ class Batch:
     versions: Tensor  # i64[N]
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # f32[N] by name
     row_tokens: int = 0  # tokens before sharing, for the log
-    slots: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)  # i64[L] of each of its rows, in the step
-    trunk: Tensor | None = None  # [T, H] what goes into the first layer that learns, where it is known
+    slots: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)  # row index -> i64[L], the slots of its tokens
+    activations: Tensor | None = None  # [T, H] input of the first trainable layer, if known
 
     @property
     def size(self) -> int:
@@ -54,12 +54,14 @@ PER_TOKEN = (
     "target", "row", "turn", "trajectory", "group", "attempt",
     "logprobs", "advantages", "weights", "temperature", "versions",
 )  # fmt: skip
-"""The fields of a Batch that are [N], besides `source` and the extras."""
+"""The fields of a Batch that are [N], except `source` and the extras."""
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Forests side by side as one, their trained tokens one after the other; extras that all of them have. Trunks and
-    what rows held stay behind."""
+    """Return one batch of several forests side by side, with the extras that all of them have.
+
+    Activations and slots are dropped.
+    """
     begins = [0, *accumulate(batch.size for batch in batches)]
     shifted = list(zip(batches, begins, strict=False))
     names = set.intersection(*(set(batch.extras) for batch in batches))

@@ -1,8 +1,8 @@
-"""Rows to prefix trees: what several rows begin with is computed once.
+"""Pack rows into prefix trees, so that a prefix that several rows share is computed once.
 
-Rows are put in lexicographic order of their tokens, so that rows with a common prefix are neighbours and the
-longest common prefix with the row before tells where each row branches off. Writing each row's private part
-in that order *is* the depth-first layout.
+Rows are sorted lexicographically by their tokens, so that rows with a common prefix are neighbours, and the longest
+common prefix with the row before tells where each row branches off. Writing each row's private part in that order *is*
+the depth-first layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turnstile.batching.batch import Batch
 from turnstile.types import F32, I32, Row
 
 CPU_TOKENS = 2048
-"""Tokens that a CPU computes at once where nothing is gained by more: fewer waste its kernels, more its caches."""
+"""Tokens that a CPU computes best at once: fewer waste its kernels, more its caches."""
 
 
 def pack_prefix_trees(
@@ -30,40 +30,44 @@ def pack_prefix_trees(
     budget: int,
     device: torch.device | str = "cpu",
     share: bool = True,
-    trunks: Sequence[Tensor] | None = None,
+    activations: Sequence[Tensor] | None = None,
 ) -> list[Batch]:
-    """Rows and their tokens' weights f32[L] as forests of at most `budget` unique tokens each.
+    """Pack rows, with weights f32[L] for their tokens, into forests of at most `budget` unique tokens each.
 
-    A tree over the budget is cut between rows and its trunk repeated, where that repeats the least; a row longer
-    than the budget stands alone. On a CPU forests are smaller than the budget where that repeats nothing.
-    `share=False` plants every row as a tree of its own (plain packing). `trunks` are the rows' known trunk
-    activations [L', H]; they may end early, but not before what the row's last trained token depends on.
+    A tree above the budget is split between rows, where that repeats the least of its shared prefix; a row longer than
+    the budget stands alone. On a CPU, forests are smaller than the budget where that repeats nothing. With
+    `share=False` every row is a tree of its own (plain packing). `activations` are the rows' known activations [L', H];
+    they may end early, but not before tokens that the row's last trained token depends on.
     """
     order = sorted(range(len(rows)), key=lambda r: rows[r].token_ids.tolist())
     tokens = [rows[r].token_ids for r in order]
     commons = [0, *(_common(*pair) if share else 0 for pair in itertools.pairwise(tokens))]
     forests: list[Batch] = []
     best_size = min(budget, CPU_TOKENS) if torch.device(device).type == "cpu" else budget
-    for begin, end in _bins([len(each) for each in tokens], commons, budget, best_size):
-        plot = _Plot()
+    for begin, end in _split_into_bins([len(each) for each in tokens], commons, budget, best_size):
+        builder = _ForestBuilder()
         for i in range(begin, end):
-            plot.add(order[i], tokens[i], commons[i] if i > begin else 0)
-        forests.append(_batch(plot, rows, weights, torch.device(device), trunks))
+            builder.add(order[i], tokens[i], commons[i] if i > begin else 0)
+        forests.append(_batch(builder, rows, weights, torch.device(device), activations))
     return forests
 
 
 def _common(one: I32, other: I32) -> int:
-    """How many leading tokens are the same."""
+    """Return how many leading tokens are equal."""
     short = min(len(one), len(other))
     different = np.flatnonzero(one[:short] != other[:short])
     return int(different[0]) if len(different) else short
 
 
-def _bins(lengths: Sequence[int], commons: Sequence[int], budget: int, best_size: int) -> list[tuple[int, int]]:
-    """Neighbours of at most `budget` unique tokens, or one row, as (begin, end): so that the fewest tokens are
-    computed again in another bin (row i shares `commons[i]` with the one before), and then so that bins are near
-    `best_size`."""
-    best = [((0, 0), 0)]  # of the first n rows: (tokens again, how far from the best size), where the last bin begins
+def _split_into_bins(
+    lengths: Sequence[int], commons: Sequence[int], budget: int, best_size: int
+) -> list[tuple[int, int]]:
+    """Split sorted rows into (begin, end) bins of at most `budget` unique tokens, or one row.
+
+    Row i shares `commons[i]` tokens with the row before it. Dynamic programming minimises the tokens that are repeated
+    in another bin first, and then the distance of bin sizes from `best_size`.
+    """
+    best = [((0, 0), 0)]  # of the first n rows: (repeated tokens, distance from the best size), begin of the last bin
     for end in range(1, len(lengths) + 1):
         size, choices = 0, []
         for begin in range(end - 1, -1, -1):
@@ -81,10 +85,10 @@ def _bins(lengths: Sequence[int], commons: Sequence[int], budget: int, best_size
 
 
 @dataclass
-class _Plot:
-    """A forest that grows: the slots of each member row, and where subtrees and trees end so far."""
+class _ForestBuilder:
+    """A forest under construction: the slots of each row, and the ends of subtrees and trees so far."""
 
-    members: list[int] = field(default_factory=list)
+    row_indices: list[int] = field(default_factory=list)
     slots: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     tokens: list[I32] = field(default_factory=list)
     positions: list[NDArray[np.int64]] = field(default_factory=list)
@@ -92,22 +96,24 @@ class _Plot:
     roots: list[int] = field(default_factory=list)
     size: int = 0
 
-    def add(self, member: int, tokens: I32, common: int) -> None:
+    def add(self, row_index: int, tokens: I32, common: int) -> None:
+        """Add a row that shares its first `common` tokens with the row before it."""
         private = np.arange(self.size, self.size + len(tokens) - common, dtype=np.int64)
-        trunk = np.empty(0, np.int64)
-        if self.members:
-            before = self.slots[self.members[-1]]
-            trunk = before[:common]
+        shared = np.empty(0, np.int64)
+        if self.row_indices:
+            before = self.slots[self.row_indices[-1]]
+            shared = before[:common]
             self.ends.append((before[common:], self.size))
         if common == 0:
             self.roots.append(self.size)
         self.tokens.append(tokens[common:])
         self.positions.append(np.arange(common, len(tokens), dtype=np.int64))
-        self.slots[member] = np.concatenate([trunk, private])
-        self.members.append(member)
+        self.slots[row_index] = np.concatenate([shared, private])
+        self.row_indices.append(row_index)
         self.size += len(private)
 
     def subtree_end(self) -> NDArray[np.int64]:
+        """Return the end of each slot's subtree, i64[T]."""
         end = np.full(self.size, self.size, dtype=np.int64)
         for slots, at in self.ends:
             end[slots] = at
@@ -115,56 +121,57 @@ class _Plot:
 
 
 def _batch(
-    plot: _Plot, rows: Sequence[Row], weights: Sequence[F32], device: torch.device, trunks: Sequence[Tensor] | None
-) -> Batch:
-    """The tensors of a finished plot. Trained tokens stay in the order of the step's rows."""
-    members = sorted(plot.members)
-    trained = {r: np.flatnonzero(rows[r].loss_mask) for r in members}
+    builder: _ForestBuilder, rows: Sequence[Row], weights: Sequence[F32], device: torch.device,
+    activations: Sequence[Tensor] | None,
+) -> Batch:  # fmt: skip
+    """Return the tensors of a finished forest. Trained tokens stay in the order of the step's rows."""
+    row_indices = sorted(builder.row_indices)
+    trained = {r: np.flatnonzero(rows[r].loss_mask) for r in row_indices}
     origins = {origin: i for i, origin in enumerate(dict.fromkeys(row.origin for row in rows))}
     groups = {group: i for i, group in enumerate(dict.fromkeys(row.origin[0] for row in rows))}
 
     def gather(name: str) -> Tensor:
-        return _tensor(np.concatenate([getattr(rows[r], name)[trained[r]] for r in members]), device)
+        return _tensor(np.concatenate([getattr(rows[r], name)[trained[r]] for r in row_indices]), device)
 
     def spread(values: Sequence[float], dtype: type) -> Tensor:
-        parts: list[np.ndarray] = [np.full(len(trained[r]), v, dtype) for r, v in zip(members, values, strict=True)]
+        parts: list[np.ndarray] = [np.full(len(trained[r]), v, dtype) for r, v in zip(row_indices, values, strict=True)]
         return _tensor(np.concatenate(parts), device)
 
-    extras = set.intersection(*(set(rows[r].extras) for r in members))
+    extras = set.intersection(*(set(rows[r].extras) for r in row_indices))
     return Batch(
-        tokens=_tensor(np.concatenate(plot.tokens).astype(np.int64), device),
-        positions=_tensor(np.concatenate(plot.positions), device),
-        subtree_end=_tensor(plot.subtree_end(), device),
-        trees=tuple(zip(plot.roots, [*plot.roots[1:], plot.size], strict=True)),
-        source=_tensor(np.concatenate([plot.slots[r][trained[r] - 1] for r in members]), device),
+        tokens=_tensor(np.concatenate(builder.tokens).astype(np.int64), device),
+        positions=_tensor(np.concatenate(builder.positions), device),
+        subtree_end=_tensor(builder.subtree_end(), device),
+        trees=tuple(zip(builder.roots, [*builder.roots[1:], builder.size], strict=True)),
+        source=_tensor(np.concatenate([builder.slots[r][trained[r] - 1] for r in row_indices]), device),
         target=gather("token_ids").long(),
-        row=spread(members, np.int64),
+        row=spread(row_indices, np.int64),
         turn=gather("turn_ids").long(),
-        trajectory=spread([origins[rows[r].origin] for r in members], np.int64),
-        group=spread([groups[rows[r].origin[0]] for r in members], np.int64),
-        attempt=spread([rows[r].origin[1] for r in members], np.int64),
+        trajectory=spread([origins[rows[r].origin] for r in row_indices], np.int64),
+        group=spread([groups[rows[r].origin[0]] for r in row_indices], np.int64),
+        attempt=spread([rows[r].origin[1] for r in row_indices], np.int64),
         logprobs=gather("logprobs"),
         advantages=gather("advantages"),
-        weights=_tensor(np.concatenate([weights[r][trained[r]] for r in members]), device),
-        temperature=spread([rows[r].temperature for r in members], np.float32),
+        weights=_tensor(np.concatenate([weights[r][trained[r]] for r in row_indices]), device),
+        temperature=spread([rows[r].temperature for r in row_indices], np.float32),
         versions=gather("versions").long(),
         extras={
-            name: _tensor(np.concatenate([rows[r].extras[name][trained[r]] for r in members]), device)
+            name: _tensor(np.concatenate([rows[r].extras[name][trained[r]] for r in row_indices]), device)
             for name in sorted(extras)
         },
-        row_tokens=sum(len(rows[r].token_ids) for r in members),
-        slots=plot.slots,
-        trunk=None if trunks is None else _trunk(plot, trunks),
+        row_tokens=sum(len(rows[r].token_ids) for r in row_indices),
+        slots=builder.slots,
+        activations=None if activations is None else _scatter_activations(builder, activations),
     )
 
 
-def _trunk(plot: _Plot, trunks: Sequence[Tensor]) -> Tensor:
-    """The rows' trunks by slot; zeros for the last tokens of rows, on which nothing depends."""
-    first = trunks[plot.members[0]]
-    whole = torch.zeros(plot.size, first.shape[1], dtype=first.dtype, device=first.device)
-    for member in plot.members:
-        known = trunks[member]
-        whole[torch.from_numpy(plot.slots[member][: len(known)])] = known
+def _scatter_activations(builder: _ForestBuilder, activations: Sequence[Tensor]) -> Tensor:
+    """Return the rows' activations by slot; zeros for last tokens of rows, which no trained token depends on."""
+    first = activations[builder.row_indices[0]]
+    whole = torch.zeros(builder.size, first.shape[1], dtype=first.dtype, device=first.device)
+    for row_index in builder.row_indices:
+        known = activations[row_index]
+        whole[torch.from_numpy(builder.slots[row_index][: len(known)])] = known
     return whole
 
 

@@ -1,8 +1,8 @@
-"""Each trained token's share of a step, fixed before packing.
+"""Loss aggregation: each trained token's weight in a step, fixed before packing.
 
-Shares are computed over all rows of one optimiser step, in logical units (tokens, turns, trajectories), never
-in physical rows: packing, prefix sharing, splitting into micro-batches and context rewriting change no gradient.
-A step's update is sum(weights * loss). Each kind returns one f32[L] for each row, 0 where the token is masked.
+Weights are computed over all rows of one optimiser step, in logical units (tokens, turns, trajectories), never in
+physical rows: packing, prefix sharing, splitting into micro-batches and context rewriting change no gradient. A step's
+update is sum(weights * loss). Each kind returns one f32[L] for each row, 0 where the token is masked.
 """
 
 from __future__ import annotations
@@ -19,24 +19,29 @@ from turnstile.types import F32, Row
 
 
 def token(rows: Sequence[Row]) -> list[F32]:
-    """Every trained token counts the same: 1 / N. Long episodes weigh more. The shares sum to 1."""
+    """Weight every trained token equally: 1 / N, so that long episodes count more. The weights sum to 1."""
     return _shares(rows, lambda row: np.zeros(len(row.token_ids), dtype=np.int64), lambda row, _: "all")
 
 
 def turn(rows: Sequence[Row]) -> list[F32]:
-    """Every turn with a trained token counts the same, its tokens share it. The shares sum to 1."""
+    """Weight every turn with a trained token equally, divided among its tokens. The weights sum to 1."""
     return _shares(rows, lambda row: row.turn_ids, lambda row, turn_id: (row.origin, turn_id))
 
 
 def trajectory(rows: Sequence[Row]) -> list[F32]:
-    """Every trajectory with a trained token counts the same, its tokens share it, over however many rows
-    (GRPO's mean over each response, arXiv 2402.03300). The shares sum to 1."""
+    """Weight every trajectory with a trained token equally, divided among its tokens in however many rows.
+
+    This is GRPO's mean over each response (arXiv 2402.03300). The weights sum to 1.
+    """
     return _shares(rows, lambda row: np.zeros(len(row.token_ids), dtype=np.int64), lambda row, _: row.origin)
 
 
 def constant(rows: Sequence[Row], *, divisor: float) -> list[F32]:
-    """Every trained token counts 1 / divisor whatever the step holds (Dr. GRPO, arXiv 2503.20783, divides by the
-    attempts times the token budget of one). The shares sum to N / divisor."""
+    """Weight every trained token 1 / divisor, whatever the step holds.
+
+    Dr. GRPO (arXiv 2503.20783) divides by the number of attempts times the token budget of one. The weights sum to N /
+    divisor. Raises ConfigError for a divisor that is not above 0.
+    """
     if not divisor > 0:
         raise ConfigError(f"weights 'constant': divisor must be above 0, got {divisor}")
     return [np.where(row.loss_mask, np.float32(1.0 / divisor), np.float32(0.0)).astype(np.float32) for row in rows]
@@ -45,7 +50,10 @@ def constant(rows: Sequence[Row], *, divisor: float) -> list[F32]:
 def _shares(
     rows: Sequence[Row], labels_of: Callable[[Row], NDArray[Any]], unit_of: Callable[[Row, int], Hashable]
 ) -> list[F32]:
-    """1 / (units * trained tokens of the token's unit). `labels_of` gives int[L], which `unit_of` makes a name."""
+    """Return 1 / (number of units * trained tokens of the token's unit) for each trained token.
+
+    `labels_of` gives int[L] of a row, which `unit_of` turns into the unit's name.
+    """
     sizes: Counter[Hashable] = Counter()
     for row in rows:
         for label, count in zip(*np.unique(labels_of(row)[row.loss_mask], return_counts=True), strict=True):

@@ -13,7 +13,7 @@ from turnstile.agents.base import Tokenizer
 from turnstile.cli.episodes import Filter, entries, episodes, filter_options, select
 from turnstile.cli.runs import find_run
 from turnstile.cli.show import show_episode, show_tokens
-from turnstile.engines.text_codec import Spelling, is_talk
+from turnstile.engines.text_codec import TextTokenizer, is_text_prompt
 from turnstile.errors import ConfigError
 from turnstile.models.load import load_tokenizer
 from turnstile.records.record import Phase
@@ -49,8 +49,8 @@ def show(
     episode = select(episodes(entries(folder, wanted), attempt), which)
     console = Console(highlight=False)
     turns = episode.trajectory.turns
-    spelled = bool(turns) and is_talk(turns[0].context_ids)
-    tokenizer = Spelling() if spelled else _tokenizer(folder, console)
+    spelled = bool(turns) and is_text_prompt(turns[0].context_ids)
+    tokenizer = TextTokenizer() if spelled else _tokenizer(folder, console)
     (show_tokens if tokens else show_episode)(console, episode, tokenizer)
 
 

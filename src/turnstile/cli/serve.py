@@ -53,9 +53,9 @@ def serve(
     SSH tunnel in front.
     """
     module = importlib.import_module("turnstile.gateway.server")  # needs an extra
-    token = os.environ.get(module.TOKEN, "")
+    token = os.environ.get(module.TOKEN_VARIABLE, "")
     if not token and not importlib.import_module("turnstile.sandboxes.http.server").is_loopback(host):
-        raise ConfigError(f"other machines can reach {host}, so clients must have a key: set {module.TOKEN}")
+        raise ConfigError(f"other machines can reach {host}, so clients must have a key: set {module.TOKEN_VARIABLE}")
     make_server = importlib.import_module("turnstile.runs.serve").make_server
     server = make_server(model, overrides, name=name, token=token, renderer=renderer, weights_from=weights_from)
     asyncio.run(_until_told(server, host, port, name or model))

@@ -1,4 +1,4 @@
-"""What samples tokens: token ids in, token ids and their log-probabilities out."""
+"""Protocols of engines: token ids in, sampled token ids and their log-probabilities out."""
 
 from __future__ import annotations
 
@@ -9,41 +9,50 @@ from turnstile.types import F32, I32, Completion, Sampling
 
 @runtime_checkable
 class Engine(Protocol):
-    """Samples completions for many sessions at once.
+    """Protocol of engines, which sample completions for many sessions at once.
 
-    A session is one episode's conversation; the sessions of one `share` name (a group's attempts) may share
-    computed prefixes. Between `open` and `close` an engine may keep what it computed; correctness never
-    depends on it: `prompt_ids` is always the whole prompt. Raises EngineError when it cannot sample.
+    A session is the conversation of one episode. The sessions of one `share` name (the attempts of a group) may share
+    computed prefixes. An engine may keep what it computed between `open` and `close`, but correctness never depends on
+    that: `prompt_ids` is always the whole prompt. Methods raise EngineError when the engine cannot sample.
     """
 
     def open(self, share: str) -> str:
-        """A new session's id."""
+        """Open a session and return its id."""
         ...
 
-    async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion: ...
+    async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
+        """Sample a completion of the prompt."""
+        ...
 
-    def close(self, session: str) -> None: ...
-
-
-@runtime_checkable
-class Remote(Protocol):
-    """An engine in another process, which can be gone."""
-
-    async def answers(self, session: str) -> bool:
-        """Whether what samples for the session says, just now, that it is there."""
+    def close(self, session: str) -> None:
+        """Close a session."""
         ...
 
 
 @runtime_checkable
-class Scores(Protocol):
-    """An engine that can also say how likely given tokens are. Not every engine can: a server returns the
-    log-probabilities of what it sampled."""
+class RemoteEngine(Protocol):
+    """An engine in another process, which can become unreachable."""
+
+    async def is_reachable(self, session: str) -> bool:
+        """Return whether the server that samples for a session answers a health check now."""
+        ...
+
+
+@runtime_checkable
+class ScoringEngine(Protocol):
+    """An engine that also returns the log-probabilities of given tokens.
+
+    Not every engine can: a server returns log-probabilities only of the tokens that it sampled.
+    """
 
     def window(self) -> int:
-        """Tokens that the model can hold."""
+        """Return the number of tokens that the model can hold."""
         ...
 
     async def score(self, prompt_ids: I32, token_ids: I32, session: str) -> F32:
-        """The log-probability f32[n] of each of `token_ids` behind the prompt and those before it, by the model's own
-        distribution: at temperature 1, nothing cut off. Raises EngineError when it cannot be had."""
+        """Return the log-probability f32[n] of each of `token_ids` after the prompt and the tokens before it.
+
+        The distribution is the model's own: temperature 1, no truncation. Raises EngineError when the engine cannot
+        score.
+        """
         ...

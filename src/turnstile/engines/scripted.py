@@ -1,4 +1,4 @@
-"""An engine that says what a policy tells it to: for demonstrations, baselines and tests."""
+"""An engine that returns the texts of a policy function: for demonstrations, baselines and tests."""
 
 from __future__ import annotations
 
@@ -16,40 +16,43 @@ Policy = Callable[[str, int, I32], str]
 """(session, turn, prompt_ids) -> the text of the turn, without its end marker."""
 
 
-class Writer(Protocol):
-    """What turns a text into the ids of a finished turn: a renderer."""
+class TurnEncoder(Protocol):
+    """The part of a renderer that turns a text into the ids of a finished turn."""
 
-    def completion(self, text: str) -> I32: ...
+    def completion(self, text: str) -> I32:
+        """Return the ids i32[n] of a text as a finished turn."""
+        ...
 
 
 class ScriptedEngine:
-    """Yields the ids of `policy`'s texts with log-probability 0, cut at `Sampling.max_tokens`.
+    """An engine that returns the ids of `policy`'s texts with log-probability 0, cut at `Sampling.max_tokens`.
 
-    The turn counts from 0 in each session, and from 0 again when the session's first prompt comes back (an
-    attempt played again). A session is named `SHARE#NUMBER`.
+    The turn number counts from 0 in each session, and starts over when the session's first prompt comes back (an
+    attempt that is played again). A session is named `SHARE#NUMBER`.
     """
 
-    def __init__(self, writer: Writer, policy: Policy) -> None:
+    def __init__(self, writer: TurnEncoder, policy: Policy) -> None:
         self._writer = writer
         self._policy = policy
         self._turns: dict[str, int] = {}
-        self._first: dict[str, bytes] = {}
+        self._first_prompts: dict[str, bytes] = {}
         self._numbers = itertools.count()
 
     def open(self, share: str) -> str:
+        """Open a session and return its id, `SHARE#NUMBER`."""
         session = f"{share}#{next(self._numbers)}"
         self._turns[session] = 0
         return session
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
-        """Raises EngineError for a session that is not open and for an empty prompt."""
+        """Return the policy's text for this turn. Raises EngineError for a closed session and for an empty prompt."""
         if session not in self._turns:
             raise EngineError(f"session {session!r} is not open")
         if len(prompt_ids) == 0:
             raise EngineError("the prompt is empty")
-        await asyncio.sleep(0)  # as any engine, it lets the others go on
+        await asyncio.sleep(0)  # yield to other tasks, as any engine does
         prompt = np.asarray(prompt_ids, dtype=np.int32).tobytes()
-        if self._first.setdefault(session, prompt) == prompt:
+        if self._first_prompts.setdefault(session, prompt) == prompt:
             self._turns[session] = 0
         turn = self._turns[session]
         self._turns[session] += 1
@@ -66,5 +69,6 @@ class ScriptedEngine:
         )
 
     def close(self, session: str) -> None:
+        """Close a session."""
         del self._turns[session]
-        self._first.pop(session, None)
+        self._first_prompts.pop(session, None)

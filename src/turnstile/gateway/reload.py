@@ -1,4 +1,4 @@
-"""Other weights for a model that is being served, between two tokens, and which of them sampled a token."""
+"""Replace the weights of a served model between two tokens, and report which weights sampled a token."""
 
 from __future__ import annotations
 
@@ -12,39 +12,47 @@ import numpy as np
 from turnstile.gateway.requests import NotServedError, RefusedError
 from turnstile.types import I32
 
-KEPT = 1000  # versions whose label is known: more than any answer under way is of
+MAX_LABELS = 1000  # versions whose label is kept: more than any completion spans
 
 
-class Changing(Protocol):
-    """An engine whose weights `update` changes between two tokens, to those of the version that `load` returns."""
+class UpdatableEngine(Protocol):
+    """An engine whose weights `update` changes between two tokens."""
 
-    async def update(self, load: Callable[[], int]) -> int: ...
+    async def update(self, load: Callable[[], int]) -> int:
+        """Run `load` between two tokens; it returns the version of the weights that it loaded."""
+        ...
 
 
-class Reload:
-    """Weights from folders below `below`, which `load` puts into the engine's network in place. `labels` says by the
-    engine's version what clients call them: nothing, of those that it started with or that could not be loaded."""
+class WeightReloader:
+    """Loads weights from folders below `root` into the engine's network, in place, with `load`.
 
-    def __init__(self, engine: Changing, load: Callable[[Path], None], below: Path) -> None:
-        self._engine, self._load, self._below = engine, load, below.resolve()
+    `labels` maps the engine's versions to the clients' names of them: empty for the initial weights, and after a failed
+    load.
+    """
+
+    def __init__(self, engine: UpdatableEngine, load: Callable[[Path], None], root: Path) -> None:
+        self._engine, self._load, self._root = engine, load, root.resolve()
         self.labels = {0: ""}
         self._numbers = itertools.count(1)
 
-    async def take(self, folder: str, label: str) -> None:
-        """What is under way goes on with these weights. Raises RefusedError for a folder that cannot be loaded; what is
-        sampled from then on is of no label."""
-        where = self._inside(folder)
+    async def load_folder(self, folder: str, label: str) -> None:
+        """Load the weights of a folder; requests under way continue with them.
+
+        Raises NotServedError for a folder outside the root, RefusedError for one that cannot be loaded; tokens sampled
+        from then on have no label.
+        """
+        path = self._check_inside(folder)
         number = next(self._numbers)
         self.labels[number] = ""
-        for old in sorted(self.labels)[:-KEPT]:
-            del self.labels[old]
+        for outdated in sorted(self.labels)[:-MAX_LABELS]:
+            del self.labels[outdated]
         failures: list[Exception] = []
 
         def change() -> int:
             try:
-                self._load(where)
+                self._load(path)
                 self.labels[number] = label
-            except Exception as error:  # who asked is told
+            except Exception as error:  # raised below, to the client
                 failures.append(error)
             return number
 
@@ -52,18 +60,18 @@ class Reload:
         if failures:
             raise RefusedError(f"{folder} could not be loaded: {failures[0]}")
 
-    def _inside(self, folder: str) -> Path:
+    def _check_inside(self, folder: str) -> Path:
         try:
-            found = Path(folder).resolve()
+            path = Path(folder).resolve()
         except (ValueError, OSError, RuntimeError) as error:
-            raise RefusedError(f"{folder!r} is no folder ({error})") from None
-        if not found.is_relative_to(self._below):
-            raise NotServedError(f"weights are taken from below {self._below} alone, and {folder} is not there")
-        return found
+            raise RefusedError(f"{folder!r} is not a folder ({error})") from None
+        if not path.is_relative_to(self._root):
+            raise NotServedError(f"{folder} is not below {self._root}, the only place that weights are loaded from")
+        return path
 
 
-def spans_of(versions: I32, labels: Mapping[int, str]) -> list[dict[str, Any]]:
-    """The label of the weights of each stretch of tokens."""
+def version_spans(versions: I32, labels: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the label of each run of tokens that were sampled with the same weights."""
     bounds = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
     return [
         {"version": labels.get(int(versions[start]), ""), "start": start, "end": end}

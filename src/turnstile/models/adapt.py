@@ -1,4 +1,4 @@
-"""Which parameters learn: all of them, the last layers, or low-rank adapters."""
+"""Choice of the trainable parameters: all, the last layers, or low-rank adapters."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def choose_trainable(
     lora_rank: int = 16,
     lora_alpha: int = 32,
 ) -> list[nn.Parameter]:
-    """Marks what learns and returns it, in a fixed order.
+    """Mark the trainable parameters and return them in a fixed order.
 
-    `top` trains the last `top_layers` decoder layers and the final norm; embeddings and the layers below are
-    frozen, and since nothing below needs a gradient their backward pass is never run. `lora` adds adapters of
-    rank `lora_rank` to every linear layer of the decoder, or of its last `top_layers` where that is not 0, in place (Hu
-    et al., arXiv 2106.09685); they are in at least float32 on weights in less, which an optimiser's steps would be lost
-    in.
+    `top` trains the last `top_layers` decoder layers and the final norm; embeddings and the layers below are frozen,
+    and their backward pass is never run. `lora` adds adapters of rank `lora_rank`, in place, to every linear layer of
+    the decoder, or of its last `top_layers` if that is not 0 (Hu et al., arXiv 2106.09685). Adapters are kept in at
+    least float32, also on weights in lower precision, where an optimiser's steps would be lost. Raises ConfigError for
+    more layers than the model has, MissingExtraError without peft.
     """
     if train == "all":
         model.requires_grad_(True)
@@ -48,7 +48,7 @@ def choose_trainable(
 
 
 def _last(model: PreTrainedModel, count: int, advice: str) -> Sequence[nn.Module]:
-    """The last `count` decoder layers; the error for more than there are ends with `advice`."""
+    """Return the last `count` decoder layers; the error for a wrong count ends with `advice`."""
     layers = decoder_layers(model)
     if not 0 < count <= len(layers):
         raise ConfigError(f"model.top_layers = {count}: this model has {len(layers)} layers; {advice}")
@@ -56,14 +56,14 @@ def _last(model: PreTrainedModel, count: int, advice: str) -> Sequence[nn.Module
 
 
 def _add_lora(model: PreTrainedModel, rank: int, alpha: int, layers: Sequence[nn.Module]) -> None:
-    """On the linear layers of those decoder layers, or of all of them where none are named."""
+    """Add adapters to the linear layers of these decoder layers, or of all if there are none."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
         raise MissingExtraError("model.train = 'lora'", "lora") from None
     model.requires_grad_(False)
-    torch.manual_seed(0)  # the adapters' first weights must not depend on what ran before
-    transposed = any(isinstance(layer, Conv1D) for layer in model.modules())  # GPT-2 holds its matrices so
+    torch.manual_seed(0)  # the adapters' initial weights must not depend on what ran before
+    transposed = any(isinstance(layer, Conv1D) for layer in model.modules())  # GPT-2 stores its matrices transposed
     inside = {module for layer in layers for module in layer.modules()}
     chosen = [name for name, m in model.named_modules() if m in inside and isinstance(m, (nn.Linear, Conv1D))]
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen or "all-linear", fan_in_fan_out=transposed)
@@ -79,12 +79,12 @@ def _add_lora(model: PreTrainedModel, rank: int, alpha: int, layers: Sequence[nn
 
 
 def adapter_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The adapters' weights by name; {} for a model that has none."""
+    """Return the adapters' weights by name; {} for a model without adapters."""
     return {name: p.detach() for name, p in model.named_parameters() if "lora_" in name}
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The weights by their plain names, adapters added into the layers they sit on."""
+    """Return the weights by their plain names, with adapters merged into their layers."""
     state = dict(model.state_dict())
     for prefix, module in model.named_modules():
         if _is_adapted(module):
@@ -93,17 +93,17 @@ def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Whether a layer is a plain linear one, or adapters on one."""
+    """Return whether a layer is a plain linear layer, with or without adapters."""
     return type(layer.base_layer if _is_adapted(layer) else layer) is nn.Linear
 
 
-def sources(layer: nn.Module) -> list[nn.Parameter]:
-    """The parameters that decide what a linear layer computes, those of its adapters with them."""
+def parameters_of(layer: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that decide what a linear layer computes, including its adapters'."""
     return list(layer.parameters())
 
 
 def weight_of(layer: nn.Module) -> torch.Tensor:
-    """The matrix [out, in] of a linear layer, adapters added: in their precision, as they would be lost in a lower."""
+    """Return the matrix [out, in] of a linear layer, adapters added in their own, higher precision."""
     if not _is_adapted(layer):
         return cast(torch.Tensor, layer.weight).detach()
     base: torch.Tensor = cast(Any, layer).base_layer.weight.detach()
@@ -112,13 +112,13 @@ def weight_of(layer: nn.Module) -> torch.Tensor:
 
 
 def bias_of(layer: nn.Module) -> torch.Tensor | None:
-    """The bias [out] of a linear layer, if it has one."""
+    """Return the bias [out] of a linear layer, if it has one."""
     bias: torch.Tensor | None = cast(Any, layer.base_layer if _is_adapted(layer) else layer).bias
     return None if bias is None else bias.detach()
 
 
 def eps_of(norm: nn.Module) -> float | None:
-    """What a root-mean-square norm adds, None if that is not known."""
+    """Return the epsilon of an RMS norm, or None if the module is none or has no known one."""
     eps: float | None = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     return eps if hasattr(norm, "weight") and not isinstance(norm, nn.LayerNorm) else None
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: of each decoder layer only what goes into it is kept for the backward pass."""
+"""Activation checkpointing: only the input of each decoder layer is kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from transformers import PreTrainedModel
 
 
 @contextmanager
-def checkpointed(model: PreTrainedModel, *, wanted: bool = True) -> Iterator[None]:
-    """Layers that run inside compute themselves again when their gradient is asked for, inside or later.
+def checkpoint_layers(model: PreTrainedModel, *, enabled: bool = True) -> Iterator[None]:
+    """Let layers that run inside recompute their activations in the backward pass, inside or later.
 
-    transformers has a switch for this, which works in training mode alone; networks stay in evaluation mode here.
+    The switch of transformers works in training mode only; models stay in evaluation mode here.
     """
-    layers = decoder_layers(model) if wanted else []
+    layers = decoder_layers(model) if enabled else []
     try:
         for layer in layers:
-            again = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-            vars(layer)["forward"] = again
+            recomputed = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            vars(layer)["forward"] = recomputed
         yield
     finally:
         for layer in layers:
@@ -29,7 +29,7 @@ def checkpointed(model: PreTrainedModel, *, wanted: bool = True) -> Iterator[Non
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers of the decoder, whatever the family calls them."""
+    """Return the decoder layers, whatever their name in the family."""
     count = model.config.get_text_config().num_hidden_layers
     stacks = [child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList)]
     (layers,) = [stack for stack in stacks if len(stack) == count][:1] or [nn.ModuleList()]

@@ -1,10 +1,10 @@
-"""Three ways to compute the attention of a forest, all exact: token q sees token k iff `k <= q < subtree_end[k]`.
+"""Three exact ways to compute the attention of a forest: token q sees token k iff `k <= q < subtree_end[k]`.
 
-`by_nodes` is for CPUs. A *node* is a run of tokens that branches nowhere. It sees itself causally, and everything
-that grows on it sees the whole of it; both are plain attention over slices of the layout, without a mask, and what
-a token got from its own node and from each one below it is merged by the logarithms of their sums. So exactly the
-pairs that see each other are computed, and a prompt's keys meet the queries of all its answers in one call.
-`by_flex` is for CUDA: FlexAttention with a block mask. `by_runs` needs nothing but masks, and is for the rest.
+`attend_by_nodes` is for CPUs. A *node* is a run of tokens without a branch. It sees itself causally, and every token of
+the subtree below sees all of it; both are plain attention over slices of the layout, without a mask. The outputs of a
+token over its own node and over each ancestor node are merged by their log-sum-exps. So exactly the pairs that see each
+other are computed, and a prompt's keys meet the queries of all its completions in one call. `attend_by_flex` is for
+CUDA: FlexAttention with a block mask. `attend_by_runs` needs only masks, and serves all other devices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Node(NamedTuple):
-    """Tokens [begin, end) that follow each other without a branch; [end, subtree_end) grow on them."""
+    """Consecutive tokens [begin, end) without a branch; [end, subtree_end) is the subtree below them."""
 
     begin: int
     end: int
@@ -33,19 +33,22 @@ class Node(NamedTuple):
 
 
 def nodes_of(subtree_end: Tensor) -> list[Node]:
-    """The nodes of a layout i64[T], in its order. A child without siblings ends where its parent's subtree does."""
+    """Return the nodes of a layout i64[T], in its order.
+
+    A child without siblings ends where its parent's subtree does, so it belongs to its parent's node.
+    """
     ends = subtree_end.tolist()
     starts = [i for i in range(len(ends)) if i == 0 or ends[i] != ends[i - 1]]
     return [Node(b, e, ends[b]) for b, e in itertools.pairwise([*starts, len(ends)])]
 
 
-def can_go_by_nodes(query: Tensor, value: Tensor) -> bool:
-    """Whether torch has, for these tensors, a kernel that also returns the logarithms of the sums."""
+def can_attend_by_nodes(query: Tensor, value: Tensor) -> bool:
+    """Return whether torch has a kernel for these tensors that also returns log-sum-exps."""
     return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and hasattr(_ATEN, _FLASH)
 
 
-def by_nodes(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None) -> Tensor:
-    """query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, Hq, T, D]."""
+def attend_by_nodes(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None) -> Tensor:
+    """Return the output [1, Hq, T, D] of query [1, Hq, T, D], key and value [1, Hkv, T, D]."""
     out: Tensor = _ByNodes.apply(query, key, value, nodes, scale)  # type: ignore[no-untyped-call]
     return out
 
@@ -57,14 +60,16 @@ _FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """What attention gives [1, Hq, T, D], and the logarithm of each token's sum [1, Hq, T]."""
+    """Return the attention output [1, Hq, T, D] and the log-sum-exp of each token's scores [1, Hq, T]."""
     flash = getattr(_ATEN, _FLASH)
     if len(nodes) == 1:
         only: tuple[Tensor, Tensor] = flash(query, key, value, 0.0, True, scale=scale)
         return only
     _, heads, length, width = query.shape
     exact = torch.promote_types(query.dtype, torch.float32)
-    out = query.new_empty(1, length, heads, width, dtype=exact).transpose(1, 2)  # as the model goes on with it
+    out = query.new_empty(1, length, heads, width, dtype=exact).transpose(
+        1, 2
+    )  # the memory layout that the model continues with
     sums = query.new_empty(1, heads, length, dtype=exact)
     for begin, end, _ in nodes:
         own = slice(begin, end)
@@ -72,43 +77,46 @@ def _forward(
         out[:, :, own], sums[:, :, own] = flash(q, k, v, 0.0, True, scale=scale)
     for begin, end, last in nodes:
         if last > end:
-            own, above = slice(begin, end), slice(end, last)
-            part, part_sums = flash(query[:, :, above], key[:, :, own], value[:, :, own], 0.0, False, scale=scale)
-            before = sums[:, :, above]
-            out[:, :, above].lerp_(part.to(exact), torch.sigmoid(part_sums - before)[..., None])
+            own, after = slice(begin, end), slice(end, last)
+            part, part_sums = flash(query[:, :, after], key[:, :, own], value[:, :, own], 0.0, False, scale=scale)
+            before = sums[:, :, after]
+            out[:, :, after].lerp_(part.to(exact), torch.sigmoid(part_sums - before)[..., None])
             torch.logaddexp(before, part_sums, out=before)
     return out.to(query.dtype), sums
 
 
 def _backward(
-    slope: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, causal: bool,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The slopes of queries [1, Hq, m, D], keys and values [1, Hkv, n, D] under that of what they gave.
+    """Return the gradients of queries [1, Hq, m, D], keys and values [1, Hkv, n, D] from that of the output.
 
-    The kernel gives whole heads of keys to the threads, of which there may be too few to go round: then queries of one
-    such head become a batch, each with the keys to itself.
+    The kernel distributes whole key heads over the threads, and there may be fewer heads than threads: then the query
+    heads of one key head become a batch, each with its own view of the keys.
     """
     flash_backward = getattr(_ATEN, f"{_FLASH}_backward")
     heads, kv_heads = query.shape[1], key.shape[1]
     group = heads // kv_heads
     if group * _rounds(kv_heads) <= _rounds(heads):
-        found: tuple[Tensor, ...] = flash_backward(slope, query, key, value, out, sums, 0.0, causal, scale=scale)
-        return found
-    slope, query, out, sums = (x[0].unflatten(0, (-1, group)).transpose(0, 1) for x in (slope, query, out, sums))
+        grads: tuple[Tensor, ...] = flash_backward(grad, query, key, value, out, sums, 0.0, causal, scale=scale)
+        return grads
+    grad, query, out, sums = (x[0].unflatten(0, (-1, group)).transpose(0, 1) for x in (grad, query, out, sums))
     key, value = (x.expand(group, -1, -1, -1) for x in (key, value))
-    of_query, *of_others = flash_backward(slope, query, key, value, out, sums, 0.0, causal, scale=scale)
-    return of_query.transpose(0, 1).flatten(0, 1)[None], *(x.sum(dim=0, keepdim=True) for x in of_others)
+    query_grad, *other_grads = flash_backward(grad, query, key, value, out, sums, 0.0, causal, scale=scale)
+    return query_grad.transpose(0, 1).flatten(0, 1)[None], *(x.sum(dim=0, keepdim=True) for x in other_grads)
 
 
 def _rounds(tasks: int) -> int:
-    """How often the threads that there are have to go for so many tasks."""
+    """Return how many rounds the threads need for that many tasks."""
     return -(-tasks // torch.get_num_threads())
 
 
 class _ByNodes(torch.autograd.Function):
-    """The sums of all pieces are known when the backward pass begins, so that each piece's gradient is that of plain
-    attention with these sums, and the gradients of pieces simply add up."""
+    """Attention by nodes, with its gradient.
+
+    The log-sum-exps over all pieces are known when the backward pass begins. So each piece's gradient is that of plain
+    attention with these sums, and the gradients of the pieces add up.
+    """
 
     @staticmethod
     def forward(
@@ -121,65 +129,72 @@ class _ByNodes(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, sums = ctx.saved_tensors
 
-        def piece(above: slice, own: slice, causal: bool) -> tuple[Tensor, ...]:
+        def piece(after: slice, own: slice, causal: bool) -> tuple[Tensor, ...]:
             return _backward(
-                slope[:, :, above], query[:, :, above], key[:, :, own], value[:, :, own], out[:, :, above],
-                sums[:, :, above], causal, ctx.scale,
+                grad[:, :, after], query[:, :, after], key[:, :, own], value[:, :, own], out[:, :, after],
+                sums[:, :, after], causal, ctx.scale,
             )  # fmt: skip
 
         if len(ctx.nodes) == 1:
             return *piece(slice(None), slice(None), True), None, None
-        slopes = [torch.empty_like(tensor) for tensor in (query, key, value)]
+        grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
         for begin, end, _ in ctx.nodes:
             own = slice(begin, end)
-            for whole, part in zip(slopes, piece(own, own, True), strict=True):
+            for whole, part in zip(grads, piece(own, own, True), strict=True):
                 whole[:, :, own] = part
         for begin, end, last in ctx.nodes:
             if last > end:
-                own, above = slice(begin, end), slice(end, last)
-                for whole, part, span in zip(slopes, piece(above, own, False), (above, own, own), strict=True):
+                own, after = slice(begin, end), slice(end, last)
+                for whole, part, span in zip(grads, piece(after, own, False), (after, own, own), strict=True):
                     whole[:, :, span] += part
-        return *slopes, None, None
+        return *grads, None, None
 
 
 def attend_with_sums(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """query [B, H, m, D], key and value [B, H, n, D], bias [B, 1, m, n] put to the scores -> what is seen [B, H, m, D],
-    and the logarithms of the sums [B, H, m] in at least float32: with them parts that were seen apart can be merged."""
-    if can_go_by_nodes(query, value):
-        seen, sums = getattr(_ATEN, _FLASH)(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
-        return seen, sums.to(torch.promote_types(query.dtype, torch.float32))
-    if goes_in_half(query.device.type, query.dtype, query.shape[-1]):
-        return _in_half(query, key, value, bias, scale)
-    return _plainly(query, key, value, bias, scale)
+    """Return the output [B, H, m, D] and the log-sum-exps [B, H, m], in at least float32, of unmasked attention.
+
+    query is [B, H, m, D], key and value [B, H, n, D], and bias [B, 1, m, n] is added to the scores. With the
+    log-sum-exps, parts that were attended to separately can be merged.
+    """
+    if can_attend_by_nodes(query, value):
+        output, sums = getattr(_ATEN, _FLASH)(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
+        return output, sums.to(torch.promote_types(query.dtype, torch.float32))
+    if has_efficient_kernel(query.device.type, query.dtype, query.shape[-1]):
+        return _attend_efficiently(query, key, value, bias, scale)
+    return _attend_by_matmul(query, key, value, bias, scale)
 
 
-def _plainly(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """The same by matrices, for which keys in half precision are copied to float32."""
+def _attend_by_matmul(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attend as `attend_with_sums` with matrix products, which copy keys in half precision to float32."""
     exact = torch.promote_types(query.dtype, torch.float32)
-    scores = (query.to(exact) @ key.to(exact).transpose(-1, -2)).mul_(scale)  # one that is large is not rounded before
+    scores = (query.to(exact) @ key.to(exact).transpose(-1, -2)).mul_(scale)  # large scores are not rounded first
     if bias is not None:
         scores += bias
     sums = scores.logsumexp(dim=-1)
     return scores.sub_(sums[..., None]).exp_().to(value.dtype) @ value, sums
 
 
-def _in_half(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """The same by torch's memory-efficient kernel, which reads keys in half precision where they are kept."""
-    if bias is not None:  # each row of it has to begin at a multiple of sixteen numbers
+def _attend_efficiently(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attend as `attend_with_sums` with torch's memory-efficient kernel, which reads half-precision keys in place."""
+    if bias is not None:  # the kernel needs rows aligned to sixteen numbers
         columns = bias.shape[-1]
         bias = pad(bias, (0, -columns % 16))[..., :columns].expand(*query.shape[:-1], -1)
-    seen, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)
-    return seen, sums[..., : query.shape[-2]]  # there is room for a multiple of queries
+    output, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)
+    return output, sums[..., : query.shape[-2]]  # the kernel pads the queries
 
 
 @functools.cache
-def goes_in_half(device: str, dtype: torch.dtype, width: int) -> bool:
-    """Whether that kernel is there for such heads, and gives what matrices give: found out by trying."""
+def has_efficient_kernel(device: str, dtype: torch.dtype, width: int) -> bool:
+    """Return whether the memory-efficient kernel exists for such heads and agrees with matrix products, by trying."""
     if device != "cuda" or dtype.itemsize >= torch.float32.itemsize:
         return False
     numbers = torch.Generator(device).manual_seed(0)
@@ -189,65 +204,71 @@ def goes_in_half(device: str, dtype: torch.dtype, width: int) -> bool:
     bias = torch.zeros(2, 1, 5, 37, dtype=dtype, device=device)
     bias[..., 20:] = float("-inf")
     try:
-        pairs = zip(_in_half(query, key, value, bias, 0.1), _plainly(query, key, value, bias, 0.1), strict=True)
-    except torch.OutOfMemoryError:  # says nothing of the kernel
+        arguments = (query, key, value, bias, 0.1)
+        pairs = zip(_attend_efficiently(*arguments), _attend_by_matmul(*arguments), strict=True)
+    except torch.OutOfMemoryError:  # tells nothing about the kernel
         raise
     except RuntimeError as error:  # no kernel for this device or width
-        _log.warning("kept keys are copied to float32 in each layer: %s", str(error).splitlines()[0])
+        _log.warning("cached keys are copied to float32 in each layer: %s", str(error).splitlines()[0])
         return False
-    alike = all(torch.allclose(one.float(), other.float(), rtol=2e-2, atol=2e-2) for one, other in pairs)
-    if not alike:
-        _log.warning(
-            "kept keys are copied to float32 in each layer: torch's attention gives other numbers on this device"
-        )
-    return alike
+    agrees = all(torch.allclose(one.float(), other.float(), rtol=2e-2, atol=2e-2) for one, other in pairs)
+    if not agrees:
+        _log.warning("cached keys are copied to float32 in each layer: torch's kernel is inexact on this device")
+    return agrees
 
 
-class Run(NamedTuple):
-    """Tokens [begin, end) and what they see: slots i64[m + n], and which of them bool[n, m + n]; all and causally
-    where there are none."""
+class LeafRun(NamedTuple):
+    """Tokens [begin, end) and what they see: slots i64[m + n], with mask bool[n, m + n].
+
+    Without slots and mask they see themselves, causally.
+    """
 
     begin: int
     end: int
     slots: Tensor | None
-    seen: Tensor | None
+    visible: Tensor | None
 
 
-def runs_of(subtree_end: Tensor) -> list[Run]:
-    """The runs of a layout i64[T] from one leaf to the next; all tokens of one have the same ancestors before it."""
-    ends, device = subtree_end.cpu(), subtree_end.device  # copied once: each look at what lies on a GPU waits for it
+def runs_of(subtree_end: Tensor) -> list[LeafRun]:
+    """Return the runs of a layout i64[T] from one leaf to the next.
+
+    All tokens of a run have the same ancestors before the run.
+    """
+    ends, device = subtree_end.cpu(), subtree_end.device  # copied once: each access to a GPU tensor waits for the GPU
     length = len(ends)
     starts = [0, *(torch.nonzero(ends[:-1] == torch.arange(1, length))[:, 0] + 1).tolist()]
     return [_run(ends, b, e, device) for b, e in itertools.pairwise([*starts, length])]
 
 
-def _run(ends: Tensor, begin: int, end: int, device: torch.device) -> Run:
+def _run(ends: Tensor, begin: int, end: int, device: torch.device) -> LeafRun:
     ancestors = torch.nonzero(ends[:begin] > begin)[:, 0]
     if len(ancestors) == 0:
-        return Run(begin, end, None, None)
+        return LeafRun(begin, end, None, None)
     slots = torch.cat([ancestors, torch.arange(begin, end)]).to(device)
-    seen = torch.ones(end - begin, len(slots), dtype=torch.bool, device=device).tril(len(ancestors))
-    return Run(begin, end, slots, seen)
+    visible = torch.ones(end - begin, len(slots), dtype=torch.bool, device=device).tril(len(ancestors))
+    return LeafRun(begin, end, slots, visible)
 
 
-def by_runs(query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Run], scale: float | None) -> Tensor:
-    """query [1, Hq, T, D], key and value [1, Hkv, T, D'] -> [1, Hq, T, D']."""
+def attend_by_runs(query: Tensor, key: Tensor, value: Tensor, runs: Sequence[LeafRun], scale: float | None) -> Tensor:
+    """Return the output [1, Hq, T, D'] of query [1, Hq, T, D], key [1, Hkv, T, D] and value [1, Hkv, T, D']."""
     parts = []
-    for begin, end, slots, seen in runs:
+    for begin, end, slots, visible in runs:
         run = slice(begin, end)
         k = key[:, :, run] if slots is None else key[:, :, slots]
         v = value[:, :, run] if slots is None else value[:, :, slots]
         parts.append(
             scaled_dot_product_attention(
-                query[:, :, run], k, v, attn_mask=seen, is_causal=seen is None, scale=scale, enable_gqa=True
+                query[:, :, run], k, v, attn_mask=visible, is_causal=visible is None, scale=scale, enable_gqa=True
             )
         )
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def can_flex(query: Tensor, value: Tensor) -> bool:
-    """Whether FlexAttention has a kernel for these tensors: CUDA from Ampere on, heads of 16 numbers or more, no double
-    precision."""
+def can_attend_by_flex(query: Tensor, value: Tensor) -> bool:
+    """Return whether FlexAttention has a kernel for these tensors.
+
+    That is CUDA from Ampere on, with heads of at least 16 numbers and no double precision.
+    """
     return (
         query.is_cuda
         and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -258,14 +279,13 @@ def can_flex(query: Tensor, value: Tensor) -> bool:
 
 
 BLOCK = 128
-"""Tokens on a side of FlexAttention's blocks."""
+"""Side of FlexAttention's blocks, in tokens."""
 
 
 def block_mask(subtree_end: Tensor) -> BlockMask:
-    """Who sees whom in a layout i64[T], as FlexAttention takes it: blocks of tokens that see nothing of each other cost
-    nothing, and where all see all nothing is masked.
+    """Return FlexAttention's mask of a layout i64[T]: invisible blocks cost nothing, fully visible ones need no mask.
 
-    Made from blocks alone: the mask of T tokens by T would hold gigabytes for the lengths that it is for.
+    It is made from blocks alone: a mask [T, T] would take gigabytes at the lengths that it is for.
     """
 
     def sees(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -275,10 +295,10 @@ def block_mask(subtree_end: Tensor) -> BlockMask:
     count = -(-length // BLOCK)
     ends = pad(subtree_end, (0, count * BLOCK - length)).view(count, BLOCK)
     index = torch.arange(count, device=subtree_end.device)
-    before = index[None] < index[:, None]  # [of the queries, of the keys]
+    before = index[None] < index[:, None]  # [query blocks, key blocks]
     first, last = index[:, None] * BLOCK, index[:, None] * BLOCK + BLOCK - 1
     some = before & (ends.amax(dim=1) > first)
-    full = before & (ends.amin(dim=1) > last)  # a last block that is not whole never is: no subtree ends behind it
+    full = before & (ends.amin(dim=1) > last)  # never for an incomplete last block: no subtree ends after it
     part = (some & ~full) | (index[None] == index[:, None])
     return BlockMask.from_kv_blocks(
         *_listed(part), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
@@ -286,18 +306,18 @@ def block_mask(subtree_end: Tensor) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """bool[n, n] -> how many of each row are meant, i32[1, 1, n], and which, those first, i32[1, 1, n, n]."""
+    """Return the number of True entries of each row, i32[1, 1, n], and the columns, those first, i32[1, 1, n, n]."""
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return blocks.sum(dim=1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 
 
 @functools.cache
 def compiled_flex() -> Callable[..., Any]:
-    """Forests differ in length, so it is compiled for any."""
+    """Return FlexAttention compiled for any length, as forests differ in length."""
     return torch.compile(flex_attention, dynamic=True)
 
 
-def by_flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
-    """query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, Hq, T, D]."""
+def attend_by_flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
+    """Return the output [1, Hq, T, D] of query [1, Hq, T, D], key and value [1, Hkv, T, D]."""
     out: Tensor = compiled_flex()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
     return out

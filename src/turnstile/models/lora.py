@@ -1,8 +1,8 @@
 """A linear layer with a low-rank adapter (Hu et al., arXiv 2106.09685) in few passes over memory.
 
-An adapter computes next to nothing, and still takes as long as its layer does where every step of it (two products, a
-scaling, a sum, and what these keep for the backward pass) writes tensors as large as the layer's own. Here the adapter
-is added to what the layer gives in place, in both passes, and only what is of its rank is kept.
+An adapter computes next to nothing, and still takes as long as its layer if every step of it (two products, a scaling,
+a sum, and what these keep for the backward pass) writes tensors of the layer's size. Here the adapter is added to the
+layer's output in place, in both passes, and only tensors of its rank are kept.
 """
 
 from __future__ import annotations
@@ -17,43 +17,48 @@ from torch.nn.functional import linear
 
 
 def compute_in_place(layer: nn.Module) -> None:
-    """Has a peft layer with the adapter `default`, and nothing more, on a plain linear layer compute like this."""
+    """Let a peft layer compute in place. It must have the adapter `default` only, on a plain linear layer."""
     layer.forward = MethodType(_forward, layer)
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
-    whole = x.dtype.itemsize >= torch.float32.itemsize  # else what follows rounds in other places than peft does
+    whole = (
+        x.dtype.itemsize >= torch.float32.itemsize
+    )  # in lower precision the code below would round elsewhere than peft
     if whole and not torch.is_grad_enabled():
-        own: Tensor = type(layer).forward(layer, x)  # sampling may have replaced the parts of the layer
+        own: Tensor = type(layer).forward(layer, x)  # sampling may have replaced parts of the layer
         return own
     base, down, up = layer.base_layer, layer.lora_A["default"].weight, layer.lora_B["default"].weight
-    out: Tensor = _Adapted.apply(x, base.weight, base.bias, down, up, layer.scaling["default"])  # type: ignore[no-untyped-call]
+    out: Tensor = _LinearWithAdapter.apply(x, base.weight, base.bias, down, up, layer.scaling["default"])  # type: ignore[no-untyped-call]
     return out
 
 
-class _Adapted(torch.autograd.Function):
-    """x [..., in], weight [out, in], bias [out] or None, down [r, in], up [out, r] -> [..., out]. Of the layer itself
-    nothing learns. The adapter may be in higher precision than the rest, and is then computed in that of the rest."""
+class _LinearWithAdapter(torch.autograd.Function):
+    """x [..., in], weight [out, in], bias [out] or None, down [r, in], up [out, r] -> [..., out].
+
+    Only the adapter has gradients. It may be in higher precision than the layer, and is then computed in the layer's.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
     ) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        low, out = flat @ down.T.to(x.dtype), linear(x, weight, bias)
-        out.view(-1, len(weight)).addmm_(low, up.T.to(x.dtype), alpha=scale)
-        ctx.save_for_backward(flat, weight, down, up, low)
+        projected, out = flat @ down.T.to(x.dtype), linear(x, weight, bias)
+        out.view(-1, len(weight)).addmm_(projected, up.T.to(x.dtype), alpha=scale)
+        ctx.save_for_backward(flat, weight, down, up, projected)
         ctx.scale = scale
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        flat, weight, down, up, low = ctx.saved_tensors
-        above = slope.reshape(-1, slope.shape[-1])
-        low_slope = (above @ up.to(above.dtype)).mul_(ctx.scale)
-        below = None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        flat, weight, down, up, projected = ctx.saved_tensors
+        grad_rows = grad.reshape(-1, grad.shape[-1])
+        low_grad = (grad_rows @ up.to(grad_rows.dtype)).mul_(ctx.scale)
+        input_grad = None
         if ctx.needs_input_grad[0]:
-            below = (above @ weight).addmm_(low_slope, down.to(above.dtype)).view(*slope.shape[:-1], weight.shape[1])
-        slopes = low_slope.T @ flat, (above.T @ low).mul_(ctx.scale)
-        return below, None, None, slopes[0].to(down.dtype), slopes[1].to(up.dtype), None
+            flat_grad = (grad_rows @ weight).addmm_(low_grad, down.to(grad_rows.dtype))
+            input_grad = flat_grad.view(*grad.shape[:-1], weight.shape[1])
+        adapter_grads = low_grad.T @ flat, (grad_rows.T @ projected).mul_(ctx.scale)
+        return input_grad, None, None, adapter_grads[0].to(down.dtype), adapter_grads[1].to(up.dtype), None

@@ -11,7 +11,7 @@ import numpy as np
 
 from turnstile.agents.base import Renderer, Tokenizer
 from turnstile.agents.history import ids_before, messages_before
-from turnstile.engines.base import Engine, Scores
+from turnstile.engines.base import Engine, ScoringEngine
 from turnstile.errors import ConfigError
 from turnstile.rewards.graders import Stateless, told
 from turnstile.types import I32, Group, Stop, Task, Trajectory
@@ -46,7 +46,7 @@ class AnswerProbabilities(Stateless):
     ) -> None:
         if form.count(PLACE) != 1:
             raise ConfigError(f"grader 'answer_probabilities' wants {PLACE} once in its form, got {form!r}")
-        if engine is not None and not isinstance(engine, Scores):
+        if engine is not None and not isinstance(engine, ScoringEngine):
             raise ConfigError(
                 "grader 'answer_probabilities' asks how likely given tokens are, which only a model in this process "
                 f"tells, and {type(engine).__name__} does not: play with engine.kind = 'transformers'"
@@ -106,7 +106,7 @@ class AnswerProbabilities(Stateless):
         return None if all(value is None for value in found) else found
 
     async def _one(self, engine: Engine, share: str, prompt: I32, answer: I32) -> float | None:
-        assert isinstance(engine, Scores)
+        assert isinstance(engine, ScoringEngine)
         if len(prompt) + len(answer) > engine.window():
             return None
         session = engine.open(share)

@@ -15,8 +15,8 @@ import numpy as np
 
 from turnstile.agents.base import Scaffold
 from turnstile.agents.history import with_hint
-from turnstile.engines.base import Engine, Remote
-from turnstile.engines.remote.downtime import Away, hearing
+from turnstile.engines.base import Engine, RemoteEngine
+from turnstile.engines.remote.downtime import DowntimeTracker, report_downtime
 from turnstile.envs.base import Env, Step, reached
 from turnstile.errors import EngineError, InfrastructureError, SandboxError, VerifierError
 from turnstile.tracking.board import EpisodeStatus
@@ -144,7 +144,7 @@ class _Episode:
         self.seeds = Seeds(task, attempt)
         self.started = time.monotonic()
         self.opened = False
-        self.downtime: Away | None = None  # of the request in flight
+        self.downtime: DowntimeTracker | None = None  # of the request in flight
         self.reporting = False  # inside `on_turn`
         self.downtime_reason = ""  # why the engine was down when the clock ended the episode
         self.opening: tuple[Message, ...] = ()
@@ -165,7 +165,7 @@ class _Episode:
             if isinstance(budget, Stop):
                 return budget
             sampling = replace(self.sampling, max_tokens=budget, stop=renderer.stop, seed=self.seeds.draw(prompt_ids))
-            with hearing(functools.partial(self._on_downtime, clock)) as self.downtime:
+            with report_downtime(functools.partial(self._on_downtime, clock)) as self.downtime:
                 completion = await self._timed("generate", self.engine.generate(prompt_ids, sampling, self.session))
             self.downtime = None
             message = parser.parse(renderer.text(completion.token_ids), start.tools)
@@ -256,11 +256,11 @@ class _Episode:
         if (
             self.downtime is not None
             and not self.downtime_reason
-            and isinstance(self.engine, Remote)
-            and not await self.engine.answers(self.session)
+            and isinstance(self.engine, RemoteEngine)
+            and not await self.engine.is_reachable(self.session)
         ):
             self.downtime_reason = "the server does not answer"
-            self.times["downtime"] = self.times.get("downtime", 0.0) + self.downtime.rest()
+            self.times["downtime"] = self.times.get("downtime", 0.0) + self.downtime.since_last()
         if self.downtime_reason:
             raise EngineError(f"episode.seconds passed while the model's server was down: {self.downtime_reason}")
 

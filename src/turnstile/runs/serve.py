@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from turnstile.config import make_recipe
-from turnstile.gateway.reload import Reload
+from turnstile.gateway.reload import WeightReloader
 from turnstile.gateway.server import EngineServer
 from turnstile.trainer.checkpoint import load_weights
 from turnstile.wiring.components import make_agent
@@ -29,12 +29,13 @@ def make_server(
     agent = {"renderer": {"kind": renderer}, "parser": {"kind": parser}}
     recipe = make_recipe({"model": {"id": model}, "agent": agent}, overrides)
     made = make_agent(recipe)
+    load = functools.partial(load_weights, made.model)
     return EngineServer(
         made.engine,
         model=name or model,
-        words=made.scaffold.renderer,
+        renderer=made.scaffold.renderer,
         tokenizer=made.tokenizer,
         context=made.context,
         token=token,
-        reload=Reload(made.engine, functools.partial(load_weights, made.model), weights_from) if weights_from else None,
+        reload=WeightReloader(made.engine, load, weights_from) if weights_from else None,
     )

@@ -240,7 +240,7 @@ def _rollout_activations(run: RunContext, learner: Learner) -> RolloutActivation
     if recipe.engine.deterministic or not learner.frozen:
         return None
     engine.keep_activations(learner.frozen)
-    return lambda row: engine.trunk(row.origin[0], row.token_ids)
+    return lambda row: engine.activations(row.origin[0], row.token_ids)
 
 
 def _settings(recipe: Recipe) -> Settings:

@@ -19,8 +19,8 @@ from turnstile.batching.batch import Batch
 from turnstile.batching.forest import pack_prefix_trees
 from turnstile.losses.base import Metrics, Needs, TokenLoss, needs_of
 from turnstile.models.attention import ForestLayout, forward_forest, try_layouts
-from turnstile.models.checkpointing import checkpointed
-from turnstile.models.frozen_layers import forward_above, frozen_layers
+from turnstile.models.checkpointing import checkpoint_layers
+from turnstile.models.frozen_layers import count_frozen_layers, forward_above
 from turnstile.models.logprobs import token_logprobs
 from turnstile.trainer.activation_cache import ActivationCache, RolloutActivations, saved_flops_share
 from turnstile.trainer.optim import Schedule, adamw, lr_multiplier
@@ -103,7 +103,7 @@ class Learner:
         self.parameters = list(parameters)
         self.config = config
         self.optimizer = adamw(self.parameters, config.lr, config.betas, config.weight_decay)
-        self.frozen = 0 if why else frozen_layers(model)
+        self.frozen = 0 if why else count_frozen_layers(model)
         self.step = 0  # optimiser steps taken or skipped
         self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
 
@@ -164,7 +164,7 @@ class Learner:
         """Return the rows as forests, and the number of their tokens that skip the frozen layers."""
         known, computed = activations.get(rows) if activations else (None, 0)
         budget, device = self.config.budget, self.model.device
-        forests = pack_prefix_trees(rows, weights, budget=budget, device=device, share=self.shares, trunks=known)
+        forests = pack_prefix_trees(rows, weights, budget=budget, device=device, share=self.shares, activations=known)
         return forests, 0 if known is None else max(0, sum(batch.size for batch in forests) - computed)
 
     def _saved(self, forests: Sequence[Batch], known: int) -> float:
@@ -199,7 +199,7 @@ class Learner:
 
         The forest's activations are freed before the next forest begins.
         """
-        with checkpointed(self.model, wanted=self.config.checkpointing):
+        with checkpoint_layers(self.model, enabled=self.config.checkpointing):
             logprobs, entropy = measure(batch)
             loss, metrics = evaluate(logprobs, entropy, batch)
             total = (loss * batch.weights).sum()
@@ -237,10 +237,10 @@ class Learner:
 
 def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int) -> tuple[Tensor, Tensor]:
     """Return the policy's log-probabilities [N] and entropies [N] at a forest's trained tokens."""
-    if batch.trunk is None:
+    if batch.activations is None:
         hidden = forward_forest(model, batch)
     else:
-        hidden = forward_above(model, frozen, batch.trunk, batch.positions, ForestLayout(batch))
+        hidden = forward_above(model, frozen, batch.activations, batch.positions, ForestLayout(batch))
     return token_logprobs(
         model,
         hidden.index_select(0, batch.source),

@@ -214,8 +214,8 @@ def _metrics(
         "tokens/sampled": sampled,
         "tokens/computed": computed,
         "tokens/recomputed": engine["tokens_rebuilt"],
-        "tokens/speculated": engine["tokens_guessed"],
-        "tokens/speculated_accepted": engine["tokens_guessed_right"],
+        "tokens/speculated": engine["tokens_speculated"],
+        "tokens/speculated_accepted": engine["tokens_accepted"],
         "tokens/requested": requested,
         "tokens/saved": requested - computed if computed else 0.0,  # servers do not report what they computed
         "tokens/tree": float(sum(tree_tokens(group) for group in groups)),

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turnstile.engines.remote.weights import put_away
+from turnstile.engines.remote.weights import remove_unless_locked
 from turnstile.errors import RunFolderError
 from turnstile.trainer.checkpoint import save_model
 from turnstile.trainer.learner import Learner
@@ -82,7 +82,7 @@ class WeightFolders:
         target = self._folder / f"{next(self._numbers):06d}-{version}"
         scratch.rename(target)
         for old in sorted(self._folder.glob("[0-9]*"))[: -self._kept]:
-            put_away(old)
+            remove_unless_locked(old)
         return target
 
     def remove(self) -> None:

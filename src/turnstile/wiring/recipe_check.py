@@ -142,9 +142,9 @@ def _of_sampling(recipe: Recipe) -> Iterator[str]:
     if not (sampling.regex or sampling.grammar):
         return
     if sampling.regex and sampling.grammar:
-        yield "sampling.regex and sampling.grammar are both set; take one"
+        yield "sampling.regex and sampling.grammar are both set; set only one"
     if sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0:
-        yield "sampling.regex and sampling.grammar leave top_k, top_p and min_p no room; turn those off"
+        yield "sampling.regex and sampling.grammar cannot be combined with top_k, top_p or min_p; turn those off"
     if recipe.engine.in_process and importlib.util.find_spec("llguidance") is None:
         yield (
             "sampling.regex or sampling.grammar needs an optional dependency; install it with: "

@@ -13,7 +13,7 @@ from turnstile.agents.base import Scaffold
 from turnstile.config import Kind, Recipe
 from turnstile.engines.remote.replica import Replica
 from turnstile.engines.remote.router import Router
-from turnstile.engines.remote.weights import Weights
+from turnstile.engines.remote.weights import PublishedWeights
 from turnstile.errors import ConfigError
 from turnstile.types import Message
 from turnstile.wiring.kinds import bind
@@ -56,7 +56,7 @@ async def make_remote(recipe: Recipe, scaffold: Scaffold, *, training: bool = Fa
     reconnect_timeout = recipe.engine.reconnect_timeout if training else None
     engine = make_servers(recipe.engine.kind, _urls(recipe), _knobs(recipe), reconnect_timeout=reconnect_timeout)
     try:
-        await engine.meet(scaffold.renderer.prompt([Message(role="user", content="Hello.")], ()))
+        await engine.connect(scaffold.renderer.prompt([Message(role="user", content="Hello.")], ()))
     except BaseException:
         await engine.disconnect()
         raise
@@ -105,7 +105,7 @@ class ServedWeights:
         self._router, self._write, self._head = router, write, recipe.model.train == "all"
         self._owner, self._numbers = secrets.token_hex(6), itertools.count()
         self.open, self.close, self.generate = router.open, router.close, router.generate
-        self.answers = router.answers
+        self.is_reachable = router.is_reachable
         self.take_stats = router.take_stats
 
     def publish(self, version: int) -> None:
@@ -114,4 +114,6 @@ class ServedWeights:
     def hand_out(self, version: int, folder: Path) -> None:
         """The same of weights that are in a folder already."""
         serial = next(self._numbers)
-        self._router.publish(Weights(version=version, folder=folder, owner=self._owner, serial=serial, head=self._head))
+        self._router.publish(
+            PublishedWeights(version=version, folder=folder, owner=self._owner, serial=serial, head=self._head)
+        )

@@ -1,4 +1,4 @@
-"""Turns that must match: what is said matches, whatever the model would rather say."""
+"""Constrained turns match their constraint, whatever the model prefers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_every_turn_matches(engine: TransformersEngine, rule: dict[str, st
     assert {one.finish for one in found} == {"stop"}
 
 
-async def test_others_of_the_batch_are_free(engine: TransformersEngine) -> None:
+async def test_other_requests_of_the_batch_are_unconstrained(engine: TransformersEngine) -> None:
     free = Sampling(max_tokens=8, seed=3)
     alone = await say(engine, free)
     bound, beside = await asyncio.gather(say(engine, Sampling(max_tokens=8, seed=3, regex="a+b")), say(engine, free))
@@ -58,8 +58,8 @@ async def test_others_of_the_batch_are_free(engine: TransformersEngine) -> None:
     assert re.fullmatch("a+b?", text(engine, bound))
 
 
-async def test_log_probabilities_are_those_without_the_rule(engine: TransformersEngine, bytes_: Any) -> None:
-    """What the trainer finds, which knows of no rule."""
+async def test_logprobs_ignore_the_constraint(engine: TransformersEngine, bytes_: Any) -> None:
+    """They equal the trainer's, which knows no constraint."""
     found = await say(engine, Sampling(max_tokens=8, seed=1, temperature=0.7, regex="[a-f]{6}"))
     model = tiny_llama(len(bytes_))
     row = torch.from_numpy(np.concatenate([PROMPT, found.token_ids])).long()[None]
@@ -75,18 +75,16 @@ async def test_log_probabilities_are_those_without_the_rule(engine: Transformers
     [
         ({"regex": "(a"}, "sampling.regex cannot be read"),
         ({"grammar": "start: nothing"}, "sampling.grammar cannot be read"),
-        ({"regex": "a", "grammar": 'start: "a"'}, "are both set; take one"),
-        ({"regex": "a", "top_k": 5}, "leave top_k, top_p and min_p no room"),
+        ({"regex": "a", "grammar": 'start: "a"'}, "are both set; set only one"),
+        ({"regex": "a", "top_k": 5}, "cannot be combined with top_k, top_p or min_p"),
     ],
 )
-async def test_what_cannot_be_meant_is_said_at_once(
-    engine: TransformersEngine, rule: dict[str, Any], message: str
-) -> None:
+async def test_rejects_invalid_constraints(engine: TransformersEngine, rule: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await say(engine, Sampling(**rule))
 
 
-async def test_names_the_extra(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_extra_is_named(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *arguments: Any) -> Any:
@@ -99,8 +97,8 @@ async def test_names_the_extra(engine: TransformersEngine, monkeypatch: pytest.M
         await say(engine, Sampling(regex="a"))
 
 
-async def test_tokens_that_a_rule_forces_are_marked(engine: TransformersEngine) -> None:
-    """`guess ` is no choice of anybody's; the number is, but for nothing behind a 2 to 9."""
+async def test_forced_tokens_are_marked(engine: TransformersEngine) -> None:
+    """`guess ` is forced; the number is a choice, except for the end after 2 to 9."""
     rule = Sampling(max_tokens=20, seed=1, regex="guess (1[0-5]|[2-9])")
     ruled, free = await asyncio.gather(say(engine, rule), say(engine, Sampling(max_tokens=4)))
     said = text(engine, ruled)

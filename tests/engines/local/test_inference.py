@@ -1,4 +1,4 @@
-"""The pass that samples gives what the model gives, fused where the family allows it."""
+"""The sampling pass matches the model, fused where the family allows it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from helpers import tiny_llama
 from networks import FAMILIES, network
 from turnstile.engines.local.cpu.decoder import CpuDecoder
-from turnstile.engines.local.inference import Inference, _fused
+from turnstile.engines.local.inference import Inference, _try_decoder
 from turnstile.models.adapt import choose_trainable
 from turnstile.models.attention import CausalLayout, forward_hidden, use_layouts
-from turnstile.models.frozen_layers import captured
+from turnstile.models.frozen_layers import capture_activations
 from turnstile.models.head import project
 
 TOKENS, POSITIONS = torch.arange(3, 20), torch.arange(17) + 90
@@ -23,8 +23,8 @@ LIKE_LLAMA = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 
 @torch.no_grad()
 def both(model: torch.nn.Module, inference: Inference, keep: int = 0) -> None:
-    """The pass and its logits against the model's own."""
-    with captured(model, keep) as kept:
+    """Compare the pass and its logits with the model's own."""
+    with capture_activations(model, keep) as kept:
         plain = forward_hidden(model, TOKENS, POSITIONS, CausalLayout())
     found = inference.hidden(TOKENS, POSITIONS, CausalLayout(), keep)
     for one, other in zip(found, (plain, *kept), strict=True):
@@ -33,21 +33,21 @@ def both(model: torch.nn.Module, inference: Inference, keep: int = 0) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gives_what_the_model_gives(family: str) -> None:
+def test_matches_the_model(family: str) -> None:
     model = network(family)
     use_layouts(model)
     inference = Inference(model)
     both(model, inference, keep=1 if hasattr(model.get_decoder(), "layers") else 0)
-    assert (inference._fused is not None) == (family in LIKE_LLAMA)
+    assert (inference._decoder is not None) == (family in LIKE_LLAMA)
 
 
 @pytest.mark.parametrize("change", [{"attention_bias": True, "mlp_bias": True}, {"hidden_act": "gelu"}])
-def test_variants_of_a_family(change: dict[str, object]) -> None:
+def test_fuses_variants_of_llama(change: dict[str, object]) -> None:
     model = network("llama", **change)
     use_layouts(model)
     inference = Inference(model)
     both(model, inference)
-    assert (inference._fused is not None) == ("hidden_act" not in change)
+    assert (inference._decoder is not None) == ("hidden_act" not in change)
 
 
 @pytest.mark.parametrize(
@@ -58,34 +58,34 @@ def test_variants_of_a_family(change: dict[str, object]) -> None:
         ("glm4_moe", {"first_k_dense_replace": 2, "head_dim": 8, "pad_token_id": 0}, False),  # half of a head rotates
     ],
 )
-def test_other_ways_to_rotate(family: str, change: dict[str, object], fused: bool) -> None:
+def test_fuses_supported_rotary_embeddings_only(family: str, change: dict[str, object], fused: bool) -> None:
     model = network(family, **change)
     use_layouts(model)
     inference = Inference(model)
     both(model, inference)
-    assert (inference._fused is not None) == fused
+    assert (inference._decoder is not None) == fused
 
 
-def test_other_numbers_and_unpacked_run_as_they_are() -> None:
+def test_other_dtypes_and_unpacked_models_run_unfused() -> None:
     for model, packed in ((network(dtype=torch.float64), True), (network(), False)):
         use_layouts(model)
         inference = Inference(model, packed=packed)
         both(model, inference)
-        assert inference._fused is None
+        assert inference._decoder is None
 
 
-def test_tokens_that_are_nothing_do_not_decide() -> None:
-    """As those that fill up batches: their embeddings are zero, and what comes of the first one is zero."""
+def test_zero_embeddings_do_not_prevent_fusion() -> None:
+    """Padding tokens have zero embeddings, and the first one's hidden state is zero."""
     model = tiny_llama(64)
     use_layouts(model)
     inference = Inference(model)
     both(model, inference)
-    assert inference._fused is not None
+    assert inference._decoder is not None
 
 
 @pytest.mark.parametrize(("far", "near", "fused"), [(8, 0, True), (9, 0, False), (0, 1, False), (0, 0, True)])
-def test_how_much_may_differ(monkeypatch: pytest.MonkeyPatch, far: int, near: int, fused: bool) -> None:
-    """A quarter of the tokens by somewhat more than rounding, none by much."""
+def test_tolerance_of_the_fused_decoder(monkeypatch: pytest.MonkeyPatch, far: int, near: int, fused: bool) -> None:
+    """A quarter of the tokens may be off by more than rounding, none by much."""
     model = network("llama")
     use_layouts(model)
     honest = CpuDecoder.hidden
@@ -97,7 +97,7 @@ def test_how_much_may_differ(monkeypatch: pytest.MonkeyPatch, far: int, near: in
         return [found]
 
     monkeypatch.setattr(CpuDecoder, "hidden", hidden)
-    assert (_fused(model) is not None) == fused
+    assert (_try_decoder(model) is not None) == fused
 
 
 def learn(parameters: list[torch.nn.Parameter]) -> None:
@@ -107,7 +107,7 @@ def learn(parameters: list[torch.nn.Parameter]) -> None:
 
 
 @pytest.mark.parametrize(("train", "layers"), [("all", 0), ("top", 1), ("lora", 0), ("lora", 1)])
-def test_follows_what_learns(train: str, layers: int) -> None:
+def test_follows_trained_weights(train: str, layers: int) -> None:
     model = network()
     use_layouts(model)
     inference = Inference(model)
@@ -115,13 +115,13 @@ def test_follows_what_learns(train: str, layers: int) -> None:
     learning = choose_trainable(model, train, top_layers=layers, lora_rank=2)  # type: ignore[arg-type]
     for _ in range(2):
         learn(learning)
-        inference.forget()
+        inference.invalidate()
         both(model, inference, keep=1)
-        assert inference._fused is not None
+        assert inference._decoder is not None
 
 
-def test_follows_parameters_that_are_replaced() -> None:
-    """Those of norms, which are in the weights of what they lead to, with the others."""
+def test_follows_replaced_parameters() -> None:
+    """Including those of norms, which are multiplied into the next projection."""
     model = network()
     use_layouts(model)
     inference = Inference(model)
@@ -129,14 +129,14 @@ def test_follows_parameters_that_are_replaced() -> None:
     layer = model.get_decoder().layers[0]
     for module in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp.up_proj):
         module.weight = torch.nn.Parameter(2 * module.weight.detach())
-        inference.forget()
+        inference.invalidate()
         both(model, inference)
-        assert inference._fused is not None
+        assert inference._decoder is not None
 
 
 @pytest.mark.parametrize(("family", "train"), [("llama", "all"), ("gemma", "all"), ("gemma", "lora")])
-def test_really_computes_on_copies(family: str, train: str) -> None:
-    """Also under adapters, and where nothing is fused."""
+def test_computes_on_copies(family: str, train: str) -> None:
+    """Also with adapters, and without a fused decoder."""
     model = network(family)
     use_layouts(model)
     choose_trainable(model, train)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Guesses at the next tokens: what they are learnt from, and that nothing but speed depends on them."""
+"""Drafts of the next tokens: what they are learnt from, and that only speed depends on them."""
 
 from __future__ import annotations
 
@@ -15,103 +15,103 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers import tiny_llama
 from modelserver import tiny_engine
-from turnstile.engines.local import speculation as drafts
-from turnstile.engines.local.layout import FEW
-from turnstile.engines.local.speculation import LIKELY, UNTRIED, Guess, Speculator, digit_tokens
+from turnstile.engines.local import speculation as speculation
+from turnstile.engines.local.layout import SHORT_SPAN
+from turnstile.engines.local.speculation import MIN_LIKELIHOOD, PRIOR, Draft, Speculator, digit_tokens
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.types import I32, Completion, Sampling
 
 VOCABULARY = 40
 
 
-def made(known: Speculator, path: list[int], most: int) -> list[int]:
-    """The tokens that it would have computed."""
-    guesses, likely = known.guess(path, most)
+def speculated(speculator: Speculator, path: list[int], most: int) -> list[int]:
+    """Return the tokens that would be computed."""
+    guesses, likely = speculator.propose(path, most)
     return [guess.token for guess in guesses[:likely]]
 
 
-def test_three_tokens_seen_once_are_gone_on_from() -> None:
-    known = Speculator()
-    known.observe([1, 2, 3, 4, 5, 6], 0)
-    assert made(known, [9, 1, 2, 3], 2) == [4, 5]
-    assert made(known, [9, 1, 2, 3], 9) == [4, 5, 6]  # nothing is known of what comes then
-    assert made(known, [9, 2, 3], 9) == []  # two tokens must have gone on so twice
-    known.observe([7, 2, 3, 4], 0)
-    assert known.guess([9, 2, 3], 0) == ([Guess(4, (2, 2))], 0)
+def test_three_token_context_seen_once_is_used() -> None:
+    speculator = Speculator()
+    speculator.observe([1, 2, 3, 4, 5, 6], 0)
+    assert speculated(speculator, [9, 1, 2, 3], 2) == [4, 5]
+    assert speculated(speculator, [9, 1, 2, 3], 9) == [4, 5, 6]  # nothing is known of what comes then
+    assert speculated(speculator, [9, 2, 3], 9) == []  # two tokens must have gone on so twice
+    speculator.observe([7, 2, 3, 4], 0)
+    assert speculator.propose([9, 2, 3], 0) == ([Draft(4, (2, 2))], 0)
 
 
-def test_a_context_that_went_on_otherwise_has_to_be_seen_again() -> None:
-    known = Speculator()
-    known.observe([1, 2, 3, 4], 0)
-    known.observe([1, 2, 3, 5], 3)
-    assert known.guess([1, 2, 3], 1) == ([], 0)
-    known.observe([1, 2, 3, 5], 3)
-    assert known.guess([1, 2, 3], 1) == ([Guess(5, (3, 1))], 1)
+def test_context_with_another_continuation_must_be_seen_again() -> None:
+    speculator = Speculator()
+    speculator.observe([1, 2, 3, 4], 0)
+    speculator.observe([1, 2, 3, 5], 3)
+    assert speculator.propose([1, 2, 3], 1) == ([], 0)
+    speculator.observe([1, 2, 3, 5], 3)
+    assert speculator.propose([1, 2, 3], 1) == ([Draft(5, (3, 1))], 1)
 
 
-def test_six_tokens_tell_more_than_three() -> None:
-    known = Speculator()
+def test_six_token_context_precedes_three() -> None:
+    speculator = Speculator()
     for _ in range(2):
-        known.observe([11, 12, 13, 1, 2, 3, 4], 0)
-        known.observe([21, 22, 23, 1, 2, 3, 5], 0)
-    assert made(known, [11, 12, 13, 1, 2, 3], 1) == [4]
-    assert made(known, [21, 22, 23, 1, 2, 3], 1) == [5]
-    assert made(known, [31, 32, 33, 1, 2, 3], 1) == []
+        speculator.observe([11, 12, 13, 1, 2, 3, 4], 0)
+        speculator.observe([21, 22, 23, 1, 2, 3, 5], 0)
+    assert speculated(speculator, [11, 12, 13, 1, 2, 3], 1) == [4]
+    assert speculated(speculator, [21, 22, 23, 1, 2, 3], 1) == [5]
+    assert speculated(speculator, [31, 32, 33, 1, 2, 3], 1) == []
 
 
-def test_shorter_contexts_that_say_the_same_count_where_they_are_surer() -> None:
-    known = Speculator()
+def test_agreeing_shorter_context_counts_if_accepted_more_often() -> None:
+    speculator = Speculator()
     for begin in range(10, 60, 10):
-        known.observe([begin, begin + 1, begin + 2, 1, 2, 3, 4], 0)
+        speculator.observe([begin, begin + 1, begin + 2, 1, 2, 3, 4], 0)
     path = [10, 11, 12, 1, 2, 3]
-    doubted = Guess(4, (6, 1))
-    assert known.guess(path, 1)[0] == [doubted]  # all kinds are as sure as one another
-    known.judge([doubted], 0)
-    assert known.guess(path, 1) == ([Guess(4, (3, 4))], 1)
-    known.observe([7, 1, 2, 3, 5], 4)
-    known.observe([7, 1, 2, 3, 5], 4)
-    assert known._sure((3, 1)) > known._sure((6, 1))
-    assert known.guess(path, 1)[0] == [doubted]  # three tokens say something else now
+    doubted = Draft(4, (6, 1))
+    assert speculator.propose(path, 1)[0] == [doubted]  # all kinds are as sure as one another
+    speculator.record_outcome([doubted], 0)
+    assert speculator.propose(path, 1) == ([Draft(4, (3, 4))], 1)
+    speculator.observe([7, 1, 2, 3, 5], 4)
+    speculator.observe([7, 1, 2, 3, 5], 4)
+    assert speculator._acceptance_rate((3, 1)) > speculator._acceptance_rate((6, 1))
+    assert speculator.propose(path, 1)[0] == [doubted]  # three tokens say something else now
 
 
-def test_numbers_go_on_by_their_length_and_frame() -> None:
-    """Whatever their digits: {"line": 123, is told from {"day": 12}."""
+def test_numbers_continue_by_length_and_frame() -> None:
+    """Whatever their digits: {"line": 123, is distinguished from {"day": 12}."""
     digits, line, day = set(range(10)), [10, 11, 12], [20, 21, 12]
-    known = Speculator(digits=digits)
-    known.observe([*line, 4, 5, 6, 30, *day, 1, 2, 31, *line, 7, 8, 9, 30, *day, 3, 0, 31], 0)
-    known.observe([*line, 4, 5, 0, 30, *day, 1, 7, 31], 0)
-    assert made(known, [*line, 9, 1, 3], 1) == [30]
-    assert made(known, [*day, 9, 1], 1) == [31]
-    assert made(known, [*day, 9, 1, 3], 1) == []
-    assert made(known, [*line[1:], 9, 1, 3], 1) == []  # a frame is whole
+    speculator = Speculator(digits=digits)
+    speculator.observe([*line, 4, 5, 6, 30, *day, 1, 2, 31, *line, 7, 8, 9, 30, *day, 3, 0, 31], 0)
+    speculator.observe([*line, 4, 5, 0, 30, *day, 1, 7, 31], 0)
+    assert speculated(speculator, [*line, 9, 1, 3], 1) == [30]
+    assert speculated(speculator, [*day, 9, 1], 1) == [31]
+    assert speculated(speculator, [*day, 9, 1, 3], 1) == []
+    assert speculated(speculator, [*line[1:], 9, 1, 3], 1) == []  # a frame is whole
     plain = Speculator()
     plain.observe([*line, 4, 5, 6, 30, *line, 7, 8, 9, 30], 0)
-    assert made(plain, [*line, 9, 1, 3], 1) == []
+    assert speculated(plain, [*line, 9, 1, 3], 1) == []
 
 
-def test_a_number_said_before_is_said_again() -> None:
-    """Where another was said in the same frame since."""
+def test_known_number_is_repeated() -> None:
+    """Even if another number has followed the same frame since."""
     digits, line = set(range(10)), [10, 11, 12]
-    known = Speculator(digits=digits)
-    known.observe([*line, 4, 8, 1, 30, *line, 5, 0, 9, 30, *line, 7, 31], 0)
-    assert made(known, [*line, 4], 9) == [8, 1, 30]
-    assert made(known, [8, *line, 5], 9) == [0, 9, 30]
-    known.observe([*line, 4, 8, 2, 30], 3)  # what a number goes on with after its frame may be any digit
-    assert made(known, [*line, 6], 1) == []
+    speculator = Speculator(digits=digits)
+    speculator.observe([*line, 4, 8, 1, 30, *line, 5, 0, 9, 30, *line, 7, 31], 0)
+    assert speculated(speculator, [*line, 4], 9) == [8, 1, 30]
+    assert speculated(speculator, [8, *line, 5], 9) == [0, 9, 30]
+    speculator.observe([*line, 4, 8, 2, 30], 3)  # what a number goes on with after its frame may be any digit
+    assert speculated(speculator, [*line, 6], 1) == []
 
 
-def test_a_frame_may_have_numbers_in_it_and_long_numbers_are_none() -> None:
-    known = Speculator(digits=set(range(10)))
-    known.observe([20, 4, 21, 5, 30, 20, 6, 21, 7, 30], 0)
-    assert made(known, [20, 9, 21, 9], 1) == [30]
-    most, frame, other = drafts.NEAR - drafts.FRAME, [20, 21, 22], [23, 24, 25]
+def test_frames_may_contain_numbers_and_long_numbers_are_ignored() -> None:
+    speculator = Speculator(digits=set(range(10)))
+    speculator.observe([20, 4, 21, 5, 30, 20, 6, 21, 7, 30], 0)
+    assert speculated(speculator, [20, 9, 21, 9], 1) == [30]
+    most, frame, other = speculation.MAX_CONTEXT - speculation.FRAME, [20, 21, 22], [23, 24, 25]
     for digit in range(3):
-        known.observe([*frame, *[digit] * most, 40, *other, *[digit] * (most + 1), 41], 0)
-    assert made(known, [*frame, *[8] * most], 1) == [40]
-    assert made(known, [*other, *[8] * (most + 1)], 1) == []
+        speculator.observe([*frame, *[digit] * most, 40, *other, *[digit] * (most + 1), 41], 0)
+    assert speculated(speculator, [*frame, *[8] * most], 1) == [40]
+    assert speculated(speculator, [*other, *[8] * (most + 1)], 1) == []
 
 
-def test_what_numbers_are_written_with(bytes_: Any) -> None:
+def test_digit_tokens_of_a_vocabulary(bytes_: Any) -> None:
     assert {bytes_.decode([token]) for token in digit_tokens(bytes_)} == set("0123456789")
     texts = ["7", "12", "\u0120120", "\u25819", " 3", "a1", "1a", "", "\u0120", "-1", "1.5", "\u00b2"]
     words = WordLevel({text: number for number, text in enumerate(texts)}, unk_token="")
@@ -124,71 +124,71 @@ def test_what_numbers_are_written_with(bytes_: Any) -> None:
 )
 async def test_engines_know_their_digits(bytes_: Any, how: dict[str, Any], whose: Any) -> None:
     engine = Counted(network(), bytes_, max_batch=4, **how)
-    assert engine._planner._drafts._digits == whose
+    assert engine._planner._speculator._digits == whose
 
 
-def test_only_new_tokens_are_learnt() -> None:
-    known = Speculator()
-    known.observe([1, 2, 3, 4, 5], 4)
-    assert made(known, [1, 2, 3], 1) == []
-    assert made(known, [2, 3, 4], 1) == [5]
+def test_only_new_tokens_are_observed() -> None:
+    speculator = Speculator()
+    speculator.observe([1, 2, 3, 4, 5], 4)
+    assert speculated(speculator, [1, 2, 3], 1) == []
+    assert speculated(speculator, [2, 3, 4], 1) == [5]
 
 
-def test_a_kind_of_guess_that_was_often_wrong_is_not_made_until_it_would_have_been_right() -> None:
-    known = Speculator()
-    known.observe(list(range(20)), 0)
+def test_rejected_kind_pauses_until_it_would_be_accepted() -> None:
+    speculator = Speculator()
+    speculator.observe(list(range(20)), 0)
     for _ in range(4):
-        assert made(known, [4, 5, 6], 1) == [7]
-        known.judge(known.guess([4, 5, 6], 1)[0][:1], 0)
-    assert made(known, [4, 5, 6], 1) == []
-    assert known._right[3, 1][0] < LIKELY
-    doubted, likely = known.guess([4, 5, 6], 1)
-    assert (doubted, likely) == ([Guess(7, (3, 1))], 0)
-    known.judge(doubted, 1)
-    known.judge(doubted, 1)
-    assert made(known, [4, 5, 6], 1) == [7]
+        assert speculated(speculator, [4, 5, 6], 1) == [7]
+        speculator.record_outcome(speculator.propose([4, 5, 6], 1)[0][:1], 0)
+    assert speculated(speculator, [4, 5, 6], 1) == []
+    assert speculator._accepted[3, 1][0] < MIN_LIKELIHOOD
+    doubted, likely = speculator.propose([4, 5, 6], 1)
+    assert (doubted, likely) == ([Draft(7, (3, 1))], 0)
+    speculator.record_outcome(doubted, 1)
+    speculator.record_outcome(doubted, 1)
+    assert speculated(speculator, [4, 5, 6], 1) == [7]
 
 
-def test_a_run_of_guesses_is_as_long_as_it_is_likely() -> None:
-    known = Speculator()
-    known.observe(list(range(30)), 0)
-    guesses, first = known.guess([4, 5, 6], 20)
+def test_run_of_drafts_ends_when_unlikely() -> None:
+    speculator = Speculator()
+    speculator.observe(list(range(30)), 0)
+    guesses, first = speculator.propose([4, 5, 6], 20)
     assert first == 3  # .8, .64, .51
     assert len(guesses) == 4
     for _ in range(9):
-        known.judge(guesses[:first], first)
-    assert known.guess([4, 5, 6], 20)[1] > first
+        speculator.record_outcome(guesses[:first], first)
+    assert speculator.propose([4, 5, 6], 20)[1] > first
 
 
-def test_a_run_of_guesses_ends_with_the_turn() -> None:
-    known = Speculator({5})
-    known.observe([1, 2, 3, 4, 5, 6, 7], 0)
-    assert made(known, [9, 1, 2, 3], 9) == [4]
-    assert known.guess([9, 2, 3, 4], 9) == ([Guess(5, (3, 1))], 0)  # is judged all the same
+def test_run_of_drafts_ends_with_the_turn() -> None:
+    speculator = Speculator({5})
+    speculator.observe([1, 2, 3, 4, 5, 6, 7], 0)
+    assert speculated(speculator, [9, 1, 2, 3], 9) == [4]
+    assert speculator.propose([9, 2, 3, 4], 9) == ([Draft(5, (3, 1))], 0)  # is judged all the same
 
 
-def test_of_what_is_known_a_turn_is_taken() -> None:
-    known = Speculator({5})
-    assert known.turn([1, 5, 2, 5]) == [1]
-    assert known.turn([1, 2]) == [1, 2]
-    assert known.turn([]) == []
+def test_known_tokens_are_cut_at_a_stop() -> None:
+    speculator = Speculator({5})
+    assert speculator.cut_at_stop([1, 5, 2, 5]) == [1]
+    assert speculator.cut_at_stop([1, 2]) == [1, 2]
+    assert speculator.cut_at_stop([]) == []
 
 
-def test_what_comes_after_the_first_wrong_guess_is_not_judged() -> None:
-    known = Speculator()
-    known.judge([Guess(1, (3, 1)), Guess(2, (2, 2)), Guess(3, (1, 4))], 1)
-    assert known._right[3, 1][0] > UNTRIED[0] > known._right[2, 2][0]
-    assert (1, 4) not in known._right
+def test_drafts_after_the_first_rejected_one_are_not_counted() -> None:
+    speculator = Speculator()
+    speculator.record_outcome([Draft(1, (3, 1)), Draft(2, (2, 2)), Draft(3, (1, 4))], 1)
+    assert speculator._accepted[3, 1][0] > PRIOR[0] > speculator._accepted[2, 2][0]
+    assert (1, 4) not in speculator._accepted
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "REMEMBERED", 50)
-    known = Speculator()
+    monkeypatch.setattr(speculation, "MAX_CONTEXTS", 50)
+    speculator = Speculator()
     for begin in range(0, 1000, 100):
-        known.observe(list(range(begin, begin + 102)), 0)
-        assert len(known._new) + len(known._old) <= 2 * (50 + 5)
-    assert made(known, [990, 991, 992], 1) == [993]
-    assert made(known, [0, 1, 2], 1) == []
+        speculator.observe(list(range(begin, begin + 102)), 0)
+        assert len(speculator._recent) + len(speculator._older) <= 2 * (50 + 5)
+    assert speculated(speculator, [990, 991, 992], 1) == [993]
+    assert speculated(speculator, [0, 1, 2], 1) == []
 
 
 def network(seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
@@ -200,7 +200,7 @@ def network(seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
 
 
 class Counted(TransformersEngine):
-    """Counts its passes."""
+    """An engine that counts its passes."""
 
     passes = 0
 
@@ -210,7 +210,7 @@ class Counted(TransformersEngine):
 
 
 async def talk(engine: TransformersEngine, number: int, turns: int, **knobs: Any) -> list[Completion]:
-    """A conversation of some turns in which the environment's part is always one of two."""
+    """Hold a conversation in which the environment's answer is always one of two."""
     rng = np.random.default_rng(number)
     session, path, found = engine.open(f"g{number % 3}"), list(range(3, 20)), []
     for turn in range(turns):
@@ -221,7 +221,7 @@ async def talk(engine: TransformersEngine, number: int, turns: int, **knobs: Any
 
 
 async def all_talk(engine: TransformersEngine, **knobs: Any) -> list[Completion]:
-    """Nine conversations in three groups, which outlast them."""
+    """Hold nine conversations in three groups that outlive them."""
     for group in range(3):
         engine.open(f"g{group}")
     found = await asyncio.gather(*(talk(engine, number, 4, **knobs) for number in range(9)))
@@ -232,10 +232,10 @@ KNOBS = [{}, {"temperature": 0.2}, {"temperature": 0.0}, {"top_k": 3, "temperatu
 
 
 @pytest.mark.parametrize("knobs", KNOBS)
-async def test_what_is_sampled_is_what_it_was(bytes_: Any, knobs: dict[str, Any]) -> None:
+async def test_speculation_does_not_change_samples(bytes_: Any, knobs: dict[str, Any]) -> None:
     engines = [Counted(network(), bytes_, speculative_tokens=count, stop_ids=[7]) for count in (0, 8)]
-    plain, guessed = [await all_talk(engine, **knobs) for engine in engines]
-    for one, other in zip(plain, guessed, strict=True):
+    plain, speculating = [await all_talk(engine, **knobs) for engine in engines]
+    for one, other in zip(plain, speculating, strict=True):
         assert other.token_ids.tolist() == one.token_ids.tolist()
         assert other.finish == one.finish
         np.testing.assert_allclose(other.logprobs, one.logprobs, atol=1e-6)
@@ -243,7 +243,7 @@ async def test_what_is_sampled_is_what_it_was(bytes_: Any, knobs: dict[str, Any]
         assert other.versions.tolist() == one.versions.tolist()
     before, after = (engine.take_stats() for engine in engines)
     assert after["tokens_computed"] == before["tokens_computed"]  # a tree, computed once, whoever guessed what
-    assert before["tokens_guessed"] == 0 < after["tokens_guessed_right"] < after["tokens_guessed"]
+    assert before["tokens_speculated"] == 0 < after["tokens_accepted"] < after["tokens_speculated"]
     assert engines[1].passes <= engines[0].passes
 
 
@@ -254,7 +254,7 @@ async def ask(engine: TransformersEngine, share: str, path: list[int], how: Samp
 
 
 async def doomed(engine: TransformersEngine, share: str, path: list[int], how: Sampling, later: int) -> None:
-    """Asks, and is cancelled before it is answered, or soon after."""
+    """Submit a request and cancel it before it is answered, or soon after."""
     asking = asyncio.create_task(ask(engine, share, path, how, later))
     await asyncio.sleep(0.01)
     asking.cancel()
@@ -262,8 +262,8 @@ async def doomed(engine: TransformersEngine, share: str, path: list[int], how: S
 
 @pytest.mark.parametrize("memory_mb", [64, 0])
 @pytest.mark.slow
-async def test_paths_that_run_through_anothers_guesses(bytes_: Any, memory_mb: int) -> None:
-    """What one is asked next is what another is just guessing, for a while; and some who guess are cancelled."""
+async def test_requests_along_another_requests_drafts(bytes_: Any, memory_mb: int) -> None:
+    """A request's prompt is what another request is drafting, for a while; some drafting requests are cancelled."""
     engine, plain = (Counted(network(), bytes_, speculative_tokens=count, memory_mb=memory_mb) for count in (8, 0))
     prompt, greedy = list(range(3, 20)), Sampling(max_tokens=40, temperature=0.0)
     said = (await ask(plain, "g", prompt, greedy)).token_ids.tolist()
@@ -284,10 +284,10 @@ async def test_paths_that_run_through_anothers_guesses(bytes_: Any, memory_mb: i
             assert one is not None
             assert one.token_ids.tolist() == alone.token_ids.tolist()
             np.testing.assert_allclose(one.logprobs, alone.logprobs, atol=1e-6)
-    assert engine.take_stats()["tokens_guessed_right"] > 100
+    assert engine.take_stats()["tokens_accepted"] > 100
 
 
-async def test_wrong_guesses_leave_nothing_behind(bytes_: Any) -> None:
+async def test_rejected_drafts_leave_nothing_behind(bytes_: Any) -> None:
     engine = Counted(network(), bytes_)
     session, prompt = engine.open("g"), np.arange(3, 30, dtype=np.int32)
     paths = []
@@ -295,13 +295,13 @@ async def test_wrong_guesses_leave_nothing_behind(bytes_: Any) -> None:
         found = await engine.generate(prompt, Sampling(max_tokens=20, seed=seed % 4, temperature=0.8), session)
         paths.append([*prompt.tolist(), *found.token_ids.tolist()])
     stats = engine.take_stats()
-    assert stats["tokens_guessed_right"] < stats["tokens_guessed"]
+    assert stats["tokens_accepted"] < stats["tokens_speculated"]
     for row in engine._planner._groups["g"]._rows:
         assert any(row.tokens == path[: len(row.tokens)] for path in paths)
         assert row.computed == len(row.tokens)
 
 
-async def test_guesses_are_learnt_across_groups(bytes_: Any) -> None:
+async def test_drafts_are_learnt_across_groups(bytes_: Any) -> None:
     engine = Counted(network(), bytes_)
     prompt = np.arange(3, 30, dtype=np.int32)
     how = Sampling(max_tokens=30, seed=1)
@@ -315,8 +315,8 @@ async def test_guesses_are_learnt_across_groups(bytes_: Any) -> None:
 
 
 @pytest.mark.parametrize("by", ["token", "text"])
-async def test_nothing_is_guessed_beyond_the_end_of_a_turn(bytes_: Any, by: str) -> None:
-    """Though what the environment says then is always the same."""
+async def test_nothing_is_speculated_beyond_the_end_of_a_turn(bytes_: Any, by: str) -> None:
+    """Although the environment's answer is always the same."""
     prompt, greedy = list(range(3, 30)), Sampling(max_tokens=20, temperature=0.0)
     plain = Counted(network(), bytes_, speculative_tokens=0)
     said = (await ask(plain, "g", prompt, greedy)).token_ids.tolist()
@@ -332,11 +332,11 @@ async def test_nothing_is_guessed_beyond_the_end_of_a_turn(bytes_: Any, by: str)
         await engine.generate(answer, replace(how, max_tokens=1), session)
     assert turn.finish == "stop"
     assert turn.token_ids[-1] == end
-    assert stats["tokens_guessed"] == stats["tokens_guessed_right"] > 5
+    assert stats["tokens_speculated"] == stats["tokens_accepted"] > 5
 
 
-async def test_who_comes_later_gets_no_more_of_what_is_known_than_a_turn(bytes_: Any, monkeypatch: Any) -> None:
-    """Nor are tokens sampled from where another attempt's next turns stand."""
+async def test_later_request_takes_one_turn_of_the_known_tokens(bytes_: Any, monkeypatch: Any) -> None:
+    """No token is sampled from positions of another attempt's next turns."""
     prompt, greedy = list(range(3, 30)), Sampling(max_tokens=20, temperature=0.0)
     said = (await ask(Counted(network(), bytes_, speculative_tokens=0), "g", prompt, greedy)).token_ids.tolist()
     end = next(token for i, token in enumerate(said) if i > 4 and token not in said[:i])
@@ -351,11 +351,11 @@ async def test_who_comes_later_gets_no_more_of_what_is_known_than_a_turn(bytes_:
     assert rows == [len(turn.token_ids)]
 
 
-@pytest.mark.parametrize(("lacking", "whole"), [(10, 42), (50, FEW), (FEW, FEW), (70, 102)])
-async def test_guesses_do_not_part_a_request_from_the_others(
+@pytest.mark.parametrize(("lacking", "whole"), [(10, 42), (50, SHORT_SPAN), (SHORT_SPAN, SHORT_SPAN), (70, 102)])
+async def test_drafts_keep_short_spans_short(
     bytes_: Any, monkeypatch: pytest.MonkeyPatch, lacking: int, whole: int
 ) -> None:
-    """What is attended to beside others' tokens still is with guesses behind it; a long run gets as many as it may."""
+    """A short span stays short with its drafts; a long one gets as many as it may."""
     engine = Counted(network(), bytes_)
     sizes, plan = [], engine._planner.plan
 
@@ -365,24 +365,24 @@ async def test_guesses_do_not_part_a_request_from_the_others(
         return step
 
     monkeypatch.setattr(engine._planner, "plan", planned)
-    monkeypatch.setattr(Speculator, "guess", lambda _, path, most: ([Guess(5, (3, 1))] * most, most))
+    monkeypatch.setattr(Speculator, "propose", lambda _, path, most: ([Draft(5, (3, 1))] * most, most))
     await ask(engine, "g", [3 + i % 36 for i in range(lacking)], Sampling(max_tokens=40, temperature=0.0))
     assert sizes[0] == whole
 
 
-async def test_right_guesses_are_learnt_from_too(bytes_: Any) -> None:
-    """So that what is said again and again is known the better, and not forgotten."""
+async def test_accepted_drafts_are_observed(bytes_: Any) -> None:
+    """So that frequent text is remembered, and not forgotten."""
     engine = Counted(network(), bytes_)
     prompt, how = np.arange(3, 30, dtype=np.int32), Sampling(max_tokens=30, seed=1)
     for group in range(6):
         found = await engine.generate(prompt, how, engine.open(f"g{group}"))
     path = [*prompt.tolist(), *found.token_ids.tolist()]
-    known = engine._planner._drafts._known(tuple(path[-7:-1]))
-    assert known == (path[-1], 6)
+    speculator = engine._planner._speculator._lookup(tuple(path[-7:-1]))
+    assert speculator == (path[-1], 6)
 
 
-async def test_in_float32_they_are_as_likely_as_a_stock_model_finds_them(bytes_: Any) -> None:
-    """By the fused pass, many rows with several tokens at once."""
+async def test_float32_logprobs_match_a_stock_model(bytes_: Any) -> None:
+    """With the fused decoder, and many rows of several tokens at once."""
     model = network(dtype=torch.float32)
     engine = Counted(model, bytes_)
     prompt, stock = np.arange(3, 30, dtype=np.int32), network()
@@ -400,11 +400,11 @@ async def test_in_float32_they_are_as_likely_as_a_stock_model_finds_them(bytes_:
             wanted = logp.gather(1, row[len(prompt) :, None])[:, 0]
             np.testing.assert_allclose(each.logprobs, wanted.numpy(), atol=2e-5)
             np.testing.assert_allclose(each.entropies, -(logp.exp() * logp).sum(-1).numpy(), atol=2e-5)
-    assert engine._inference._fused is not None
-    assert engine.take_stats()["tokens_guessed_right"] > 0
+    assert engine._inference._decoder is not None
+    assert engine.take_stats()["tokens_accepted"] > 0
 
 
-async def test_given_tokens_go_through_together(bytes_: Any) -> None:
+async def test_scored_tokens_take_one_pass(bytes_: Any) -> None:
     engine = Counted(network(), bytes_)
     prompt, said = np.arange(3, 12, dtype=np.int32), np.arange(12, 32, dtype=np.int32)
     alone = Counted(network(), bytes_, deterministic=True, max_batch=4)
@@ -413,13 +413,12 @@ async def test_given_tokens_go_through_together(bytes_: Any) -> None:
     assert engine.passes == 1
     assert alone.passes > 20
     stats = engine.take_stats()
-    assert stats["tokens_sampled"] == stats["tokens_guessed"] == 0
+    assert stats["tokens_sampled"] == stats["tokens_speculated"] == 0
     assert stats["tokens_computed"] == len(prompt) + len(said) - 1
 
 
-async def test_given_tokens_beside_others_and_after_other_answers(bytes_: Any) -> None:
-    """More than go through at once, in a step that long prompts have filled; where the tree knows another answer; and
-    where it knows a part of this one."""
+async def test_scored_tokens_beside_other_requests(bytes_: Any) -> None:
+    """More than fit into a pass, in a step filled by long prompts, and with other completions in the tree."""
     engine = Counted(network(), bytes_, speculative_tokens=4)
     prompt = np.arange(3, 12, dtype=np.int32)
     rng = np.random.default_rng(0)
@@ -447,7 +446,7 @@ async def test_given_tokens_beside_others_and_after_other_answers(bytes_: Any) -
     assert most <= 512 + 8
 
 
-async def test_hardly_likely_tokens_have_a_finite_log_probability(bytes_: Any) -> None:
+async def test_unlikely_tokens_have_a_finite_logprob(bytes_: Any) -> None:
     model = network(dtype=torch.float32)
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(100)
@@ -457,8 +456,8 @@ async def test_hardly_likely_tokens_have_a_finite_log_probability(bytes_: Any) -
     assert found.min() < -200
 
 
-async def test_expressions_are_held_beside_guesses(bytes_: Any) -> None:
-    """Also at a temperature at which what they allow is all but impossible."""
+async def test_constraints_hold_beside_speculation(bytes_: Any) -> None:
+    """Also at a temperature at which the allowed tokens are all but impossible."""
     engine = tiny_engine(bytes_, deterministic=False)
     prompt, how = np.arange(5, 20, dtype=np.int32), Sampling(max_tokens=20, seed=1, temperature=0.05)
     for group in range(2):
@@ -469,29 +468,29 @@ async def test_expressions_are_held_beside_guesses(bytes_: Any) -> None:
     assert np.isfinite(one.logprobs).all()
     assert one.logprobs.min() < -20
     assert again.token_ids.tolist() == free.token_ids.tolist()
-    assert engine.take_stats()["tokens_guessed_right"] > 0
+    assert engine.take_stats()["tokens_accepted"] > 0
 
 
-async def test_deterministic_engines_do_not_guess(bytes_: Any) -> None:
+async def test_deterministic_engines_do_not_speculate(bytes_: Any) -> None:
     engine = Counted(network(), bytes_, deterministic=True, max_batch=4)
     for group in range(3):
         await engine.generate(np.arange(3, 9, dtype=np.int32), Sampling(max_tokens=9, seed=1), engine.open(f"g{group}"))
-    assert engine.take_stats()["tokens_guessed"] == 0
+    assert engine.take_stats()["tokens_speculated"] == 0
 
 
-async def test_a_trunk_knows_no_wrong_guess(bytes_: Any) -> None:
+async def test_activations_contain_no_rejected_draft(bytes_: Any) -> None:
     engines = [Counted(network(), bytes_, speculative_tokens=count) for count in (0, 8)]
     for engine in engines:
         engine.keep_activations(1)
     found = [await all_talk(engine, temperature=0.5) for engine in engines]
-    assert engines[1].take_stats()["tokens_guessed"] > 0
+    assert engines[1].take_stats()["tokens_speculated"] > 0
     path: I32 = np.array([*range(3, 20), *found[0][0].token_ids.tolist()], np.int32)
-    one, other = (engine.trunk("g0", path) for engine in engines)
+    one, other = (engine.activations("g0", path) for engine in engines)
     assert len(one) >= len(path) - 1
     torch.testing.assert_close(other, one, rtol=0, atol=1e-9)
 
 
-async def test_memory_stays_bounded_with_guesses(bytes_: Any) -> None:
+async def test_memory_stays_bounded_with_speculation(bytes_: Any) -> None:
     engine, plain = (Counted(network(), bytes_, speculative_tokens=count, memory_mb=0) for count in (8, 0))
     for one, other in zip(await all_talk(engine), await all_talk(plain), strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()

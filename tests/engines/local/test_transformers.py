@@ -1,4 +1,4 @@
-"""The engine in process: against a stock model, and what it shares, keeps, drops and survives."""
+"""The in-process engine against a stock model: sharing, caching, eviction and failures."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from helpers import tiny_llama
 from turnstile.batching.forest import pack_prefix_trees
 from turnstile.engines.base import Engine
 from turnstile.engines.check import check_engine
-from turnstile.engines.local import group, plan, requests, transformers
-from turnstile.engines.local.group import common
-from turnstile.engines.local.kv_cache import LEAST, Memory
+from turnstile.engines.local import plan, prefix_tree, requests, transformers
+from turnstile.engines.local.kv_cache import MIN_CAPACITY, KVCache
 from turnstile.engines.local.plan import PREFILL_TOKENS
+from turnstile.engines.local.prefix_tree import common_prefix
 from turnstile.engines.local.sampling import draw
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.errors import ConfigError, EngineError
@@ -42,7 +42,7 @@ def numbers(count: int, seed: int) -> I32:
 
 
 def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    """Weights large enough that the tokens before matter."""
+    """Return a model with weights large enough that earlier tokens matter."""
     model = tiny_llama(VOCABULARY, context=2048, seed=seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -51,7 +51,7 @@ def network(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausal
 
 
 def stock(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The same weights in a model that attends as transformers does it."""
+    """Return the same weights in a model with the attention of transformers."""
     config = type(model.config)(**{**model.config.to_dict(), "attn_implementation": "sdpa"})
     copy = LlamaForCausalLM(config).to(model.dtype).eval()
     copy.load_state_dict(model.state_dict())
@@ -73,14 +73,14 @@ async def once(engine: Engine, prompt: I32, how: Sampling, share: str = "g") -> 
 
 @torch.no_grad()
 def plain_logits(model: LlamaForCausalLM, prompt: I32, found: Completion) -> torch.Tensor:
-    """Logits [n, V] before each sampled token, from one row and no cache."""
+    """Return logits [n, V] before each sampled token, from one row without a cache."""
     row = np.concatenate([prompt, found.token_ids])
     logits = model(torch.from_numpy(row).long()[None]).logits[0]
     return logits[len(prompt) - 1 : -1].double()
 
 
 def allowed(probabilities: torch.Tensor, how: Sampling) -> torch.Tensor:
-    """Which tokens of one distribution [V] may be drawn, by going through them from the likeliest down."""
+    """Return which tokens of one distribution [V] may be drawn, going through them from the likeliest down."""
     order = sorted(range(len(probabilities)), key=lambda token: -float(probabilities[token]))
     if how.top_k:
         order = order[: how.top_k]
@@ -100,7 +100,7 @@ def allowed(probabilities: torch.Tensor, how: Sampling) -> torch.Tensor:
 
 
 def expected(logits: torch.Tensor, found: Completion) -> tuple[list[float], list[float]]:
-    """Log-probabilities of the sampled tokens, and entropies, by hand."""
+    """Return log-probabilities of the sampled tokens, and entropies, by hand."""
     how, logprobs, entropies = found.sampling, [], []
     for row, token in zip(logits, found.token_ids.tolist(), strict=True):
         p = (row / how.temperature).softmax(dim=-1)
@@ -112,12 +112,12 @@ def expected(logits: torch.Tensor, found: Completion) -> tuple[list[float], list
 
 
 def prefixes(rows: Iterable[Sequence[int]]) -> set[tuple[int, ...]]:
-    """The nodes of the trie of some rows."""
+    """Return the nodes of the trie of some rows."""
     return {tuple(row[: n + 1]) for row in rows for n in range(len(row))}
 
 
 def computed(prompt: I32, found: Completion) -> list[int]:
-    """The tokens that had to be fed: the last sampled one is not."""
+    """Return the tokens that had to be computed: all but the last sampled one."""
     return [*prompt.tolist(), *found.token_ids.tolist()[:-1]]
 
 
@@ -132,7 +132,7 @@ HOW = [
 
 
 @pytest.mark.slow
-async def test_log_probabilities_are_those_of_a_stock_model(words):
+async def test_logprobs_match_a_stock_model(words):
     model = network()
     engine = TransformersEngine(model, words)
     prompts = [numbers(n, seed=n) for n in (3, 9, 1, 14, 9, PREFILL_TOKENS + 90)]
@@ -151,11 +151,11 @@ async def test_log_probabilities_are_those_of_a_stock_model(words):
 @pytest.fixture(params=[True, False], ids=["", "as without numba"])
 def kernels(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr("turnstile.engines.local.cpu.compiled.available", lambda: False)
+        monkeypatch.setattr("turnstile.engines.local.cpu.compiled.is_available", lambda: False)
 
 
 @pytest.mark.usefixtures("kernels")
-async def test_what_is_drawn_follows_the_distribution(words):
+async def test_samples_follow_the_distribution(words):
     model = network()
     engine = TransformersEngine(model, words)
     prompt, many = ids(5, 6, 7), 2000
@@ -167,21 +167,21 @@ async def test_what_is_drawn_follows_the_distribution(words):
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_with_and_without_kernels_the_same_is_drawn(temperature, monkeypatch):
+def test_kernels_draw_the_same_tokens(temperature, monkeypatch):
     torch.manual_seed(0)
     logits = 3 * torch.randn(5, 3001)
     rows = torch.arange(400) % 5
     draws = torch.rand(400, dtype=torch.float64).tolist()
     how = Sampling(temperature=temperature)
     compiled = draw(logits, rows, how, draws)
-    monkeypatch.setattr("turnstile.engines.local.cpu.compiled.available", lambda: False)
+    monkeypatch.setattr("turnstile.engines.local.cpu.compiled.is_available", lambda: False)
     plain = draw(logits, rows, how, draws)
     same = [(a, b) for a, b in zip(compiled, plain, strict=True) if a[0] == b[0]]
     assert len(same) > 390  # a draw may fall on a border
     np.testing.assert_allclose(*(np.array(one) for one in zip(*same, strict=True)), atol=2e-4)
 
 
-async def test_kernels_that_cannot_be_compiled_are_told_to_who_asks(words, monkeypatch):
+async def test_compilation_error_reaches_the_request(words, monkeypatch):
     def broken(x):
         raise OSError("No space left on device")
 
@@ -199,8 +199,8 @@ async def test_greedy_takes_the_likeliest(words):
     assert found.logprobs.tolist() == [0.0] * 8
 
 
-def test_a_draw_never_falls_on_what_is_excluded():
-    """0.99999999 rounds to 1 in float32, and the tokens behind the last that may be drawn have no mass."""
+def test_excluded_tokens_are_never_drawn():
+    """0.99999999 rounds to 1 in float32, and the tokens after the last allowed one have no mass."""
     logits = torch.tensor([[1.0, 0.0, 3.0, -1.0, -2.0, -3.0]])
     for number, token in ((0.0, 0), (0.999999999999, 2)):
         ((drawn, logprob, _),) = draw(logits, torch.tensor([0]), Sampling(top_k=2), [number])
@@ -243,17 +243,17 @@ async def test_a_second_turn_computes_only_what_is_new(words):
     np.testing.assert_allclose(second.logprobs, logprobs, atol=1e-5)
 
 
-async def test_a_step_compares_no_more_of_a_long_history_than_what_is_new(words, monkeypatch):
-    """Else each token of a long context costs as much as there is before it."""
+async def test_steps_compare_only_new_tokens_of_a_long_history(words, monkeypatch):
+    """Otherwise each token of a long context would cost as much as the context is long."""
     compared = 0
 
     def counting(one: Sequence[int], other: Sequence[int], begin: int = 0) -> int:
         nonlocal compared
         compared += max(0, min(len(one), len(other)) - begin)
-        return common(one, other, begin)
+        return common_prefix(one, other, begin)
 
-    for module in (group, plan, requests):
-        monkeypatch.setattr(module, "common", counting)
+    for module in (plan, prefix_tree, requests):
+        monkeypatch.setattr(module, "common_prefix", counting)
     engine = TransformersEngine(network(), words)
     sessions, prompt = [engine.open("g") for _ in range(3)], numbers(1500, seed=1)
     for _ in range(2):
@@ -265,7 +265,7 @@ async def test_a_step_compares_no_more_of_a_long_history_than_what_is_new(words,
         prompt = np.concatenate([prompt, found[0].token_ids, numbers(9, seed=2)])
 
 
-async def test_a_rewritten_context_is_answered_as_it_stands(words):
+async def test_rewritten_context_is_sampled_correctly(words):
     model = network()
     engine = TransformersEngine(model, words)
     session, prompt = engine.open("g"), numbers(20, seed=1)
@@ -278,7 +278,7 @@ async def test_a_rewritten_context_is_answered_as_it_stands(words):
     np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
 
 
-async def test_the_same_seed_gives_the_same_tokens_whatever_else_is_sampled(words):
+async def test_seed_decides_tokens_whatever_else_is_sampled(words):
     model = network(dtype=torch.float64)
     prompt = ids(5, 6, 7, 8)
     alone = await once(TransformersEngine(model, words), prompt, sampling(11, 24))
@@ -291,7 +291,7 @@ async def test_the_same_seed_gives_the_same_tokens_whatever_else_is_sampled(word
     assert different.token_ids.tolist() != alone.token_ids.tolist()
 
 
-async def test_publish_drops_what_was_computed(words):
+async def test_publish_drops_cached_values(words):
     model = network()
     engine = TransformersEngine(model, words)
     session, prompt = engine.open("g"), numbers(20, seed=1)
@@ -307,8 +307,8 @@ async def test_publish_drops_what_was_computed(words):
     np.testing.assert_allclose(after.logprobs, logprobs, atol=1e-5)
 
 
-async def test_a_trunk_is_kept_from_the_middle_of_a_turn_on(words, monkeypatch):
-    """A pass that goes on meanwhile is done as it was planned."""
+async def test_activations_can_be_kept_from_mid_turn(words, monkeypatch):
+    """A pass under way finishes as it was planned."""
     model, prompt = network(), numbers(6, seed=4)
     engine = TransformersEngine(model, words)
     begun, go, compute = threading.Event(), threading.Event(), engine._step
@@ -329,13 +329,13 @@ async def test_a_trunk_is_kept_from_the_middle_of_a_turn_on(words, monkeypatch):
 
 
 async def test_publish_in_the_middle_of_a_turn(words):
-    """Both requests have three tokens when the shorter one is answered, and that one's caller publishes."""
+    """Both requests have three tokens when the shorter one is answered, and its caller publishes."""
     model = network()
     old = stock(model)
     engine = TransformersEngine(model, words)
     prompt = numbers(6, seed=4)
     long = asyncio.create_task(once(engine, prompt, sampling(1, 8), "long"))
-    await asyncio.sleep(0)  # it asks first
+    await asyncio.sleep(0)  # its request comes first
     await once(engine, prompt, sampling(2, 3), "short")
     model.load_state_dict(network(seed=1).state_dict())
     engine.publish(1)
@@ -347,7 +347,7 @@ async def test_publish_in_the_middle_of_a_turn(words):
 
 
 async def test_weights_are_loaded_between_two_tokens(words):
-    """Also where nothing is sampled; and each token is of the weights whose version it has."""
+    """Also while nothing is sampled; each token was sampled by the weights whose version it has."""
     model = network()
     networks = [stock(model), stock(network(seed=1)), stock(network(seed=2))]
     engine = TransformersEngine(model, words)
@@ -373,7 +373,7 @@ async def test_weights_are_loaded_between_two_tokens(words):
     np.testing.assert_allclose(found.logprobs, before[:first] + after[first:], atol=1e-5)
 
 
-async def test_little_memory_costs_time_and_nothing_else(words):
+async def test_little_memory_costs_only_time(words):
     model = network()
     engine = TransformersEngine(model, words, memory_mb=0)
     sessions = [engine.open(f"g{i}") for i in range(3)]
@@ -392,22 +392,22 @@ async def test_little_memory_costs_time_and_nothing_else(words):
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("deterministic", [True, False])
-async def test_two_hundred_tokens_are_as_likely_as_the_trainer_finds_them(words, deterministic):
+async def test_sampler_and_trainer_agree_on_two_hundred_tokens(words, deterministic):
     model = network()
     engine = TransformersEngine(model, words, deterministic=deterministic, max_batch=8)
     await assert_sampler_and_trainer_agree(engine, model, numbers(80, seed=3), attempts=8)
 
 
 @pytest.mark.slow
-async def test_the_same_of_a_real_model(smollm2):
-    """With guesses, on packed and fused weights, where the machine has such kernels."""
+async def test_sampler_and_trainer_agree_on_a_real_model(smollm2):
+    """With drafts, on packed weights and the fused decoder, if the machine has the kernels."""
     model = load_model("smollm2-135m", device="cpu", dtype="float32").requires_grad_(False)
     prompt = np.array(smollm2.encode("def add(a, b):\n    return a + b\n\n" * 4), np.int32)
     await assert_sampler_and_trainer_agree(TransformersEngine(model, smollm2), model, prompt, attempts=2)
 
 
 async def assert_sampler_and_trainer_agree(engine, model, prompt, *, attempts):
-    """200 tokens of each attempt of a group, in float32 at temperature 1, against the trainer's forest of them."""
+    """Compare 200 tokens of each attempt of a group, in float32 at temperature 1, with the trainer's forest of them."""
     found = await asyncio.gather(*(once(engine, prompt, sampling(seed, 200)) for seed in range(attempts)))
     rows = [row_of(prompt, completion) for completion in found]
     (forest,) = pack_prefix_trees(rows, [row.loss_mask.astype(np.float32) for row in rows], budget=8192)
@@ -419,7 +419,7 @@ async def assert_sampler_and_trainer_agree(engine, model, prompt, *, attempts):
 
 
 def row_of(prompt: I32, found: Completion) -> Row:
-    """A training row of one turn."""
+    """Return a training row of one turn."""
     n, sampled = len(prompt) + len(found.token_ids), len(found.token_ids)
     mask = np.arange(n) >= len(prompt)
     return Row(
@@ -430,8 +430,11 @@ def row_of(prompt: I32, found: Completion) -> Row:
 
 
 async def conversations(engine: TransformersEngine, model: LlamaForCausalLM, groups: int = 3) -> set[tuple[Any, ...]]:
-    """Groups of sessions whose prompts begin alike for 0 to 90 tokens, several turns each, some rewritten; every
-    log-probability is that of a stock model. Returns the tokens that had to be fed, as nodes of the groups' tries."""
+    """Sample groups of sessions whose prompts share 0 to 90 tokens, several turns each, some rewritten.
+
+    Every log-probability is compared with a stock model's. Returns the tokens that had to be computed, as nodes of the
+    groups' tries.
+    """
     plain, nodes = stock(model), set()
 
     async def talk(group: int, member: int) -> None:
@@ -456,7 +459,7 @@ async def conversations(engine: TransformersEngine, model: LlamaForCausalLM, gro
 
 
 @pytest.mark.parametrize("packed", [True, False])
-async def test_whoever_shares_what_gets_what_it_asked_for(words, packed):
+async def test_shared_prefixes_do_not_change_samples(words, packed):
     model = network()
     engine = TransformersEngine(model, words, pack_weights=packed)
     nodes = await conversations(engine, model)
@@ -469,19 +472,19 @@ async def test_whoever_shares_what_gets_what_it_asked_for(words, packed):
 async def test_memory_is_bounded(words, rows):
     model = network()
     engine = TransformersEngine(model, words)
-    shape = engine._planner.memory.shape
-    engine._planner.memory = Memory(shape, rows * LEAST * shape.bytes_per_token)
+    shape = engine._planner.cache.shape
+    engine._planner.cache = KVCache(shape, rows * MIN_CAPACITY * shape.bytes_per_token)
     most = 0
 
     def watch(*_: Any) -> None:
         nonlocal most
-        most = max(most, engine._planner.memory.bytes)
+        most = max(most, engine._planner.cache.bytes)
 
     model.get_input_embeddings().register_forward_pre_hook(watch)
     nodes = await conversations(engine, model)
     stats = engine.take_stats()
     least = 4  # whoever goes on alone may need a row of twice the size beside its old one and the one that it leans on
-    assert 0 < most <= max(rows, least) * LEAST * shape.bytes_per_token
+    assert 0 < most <= max(rows, least) * MIN_CAPACITY * shape.bytes_per_token
     assert stats["evicted"] > 0
     assert stats["tokens_rebuilt"] > 0
     assert stats["tokens_computed"] > len(nodes)
@@ -501,11 +504,11 @@ async def test_a_cancelled_request_leaves_the_others_alone(words):
     assert found.token_ids.tolist() == alone.token_ids.tolist()
     engine.take_stats()
     await once(engine, prompt, sampling(1, 1))
-    assert engine.take_stats()["tokens_sampled"] == 1  # nobody else is sampling any more
+    assert engine.take_stats()["tokens_sampled"] == 1  # no other request is left
 
 
 async def test_a_session_may_close_while_a_step_goes_on(words):
-    """A timed-out episode cancels its request and closes its session, the last of its group, in mid-step."""
+    """A timed-out episode cancels its request and closes its session, the last of its group, during a step."""
     model = network()
     engine = TransformersEngine(model, words, pack_weights=False)
     loop, steps = asyncio.get_running_loop(), 0
@@ -528,8 +531,8 @@ async def test_a_session_may_close_while_a_step_goes_on(words):
     np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
 
 
-async def test_a_fault_of_the_program_stays_what_it_is(words):
-    """No failure of the engine, which would be played again and then left out; and the engine goes on."""
+async def test_bugs_are_not_engine_errors(words):
+    """An engine failure would be retried and then dropped. The engine continues after a bug."""
     model = network()
     engine = TransformersEngine(model, words, pack_weights=False)
     sessions = [engine.open("g") for _ in range(2)]
@@ -566,7 +569,7 @@ async def test_a_fault_of_the_program_stays_what_it_is(words):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-async def test_what_a_device_did_is_told_from_a_fault_of_the_program(words, error: Exception, devices: bool):
+async def test_device_errors_are_engine_errors(words, error: Exception, devices: bool):
     model = network()
     engine = TransformersEngine(model, words, pack_weights=False)
 
@@ -604,7 +607,7 @@ async def test_a_failing_model_reaches_every_waiting_request(words):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_a_model_gone_wrong_is_an_error(words, temperature: float):
+async def test_nan_weights_are_an_error(words, temperature: float):
     model = network()
     with torch.no_grad():
         model.get_decoder().norm.weight.fill_(float("nan"))
@@ -612,7 +615,7 @@ async def test_a_model_gone_wrong_is_an_error(words, temperature: float):
         await once(TransformersEngine(model, words), ids(5), sampling(1, temperature=temperature))
 
 
-async def test_a_prompt_that_the_model_does_not_know_fails_nobody_else(words):
+async def test_unknown_token_fails_only_its_request(words):
     model = network()
     engine = TransformersEngine(model, words)
     asked = [once(engine, prompt, sampling(1)) for prompt in (ids(5, 6), ids(5, 10**6), ids(5, -1))]
@@ -620,11 +623,11 @@ async def test_a_prompt_that_the_model_does_not_know_fails_nobody_else(words):
     assert isinstance(found, Completion)
     for error in refused:
         assert isinstance(error, ConfigError)
-        assert "is none of them" in str(error)
+        assert "is not in the model's vocabulary" in str(error)
 
 
-async def test_who_samples_in_another_way_costs_only_itself(words, monkeypatch):
-    """Each of many temperatures is computed for its own request alone, where passes have no fixed width."""
+async def test_each_distribution_is_computed_for_its_requests_only(words, monkeypatch):
+    """Each of many temperatures is computed for its own request alone, if passes have no fixed width."""
     heights = []
 
     def counted(logits: torch.Tensor, *more: Any) -> Any:
@@ -648,8 +651,8 @@ async def test_who_samples_in_another_way_costs_only_itself(words, monkeypatch):
     assert (set(alone), set(wide)) == ({1}, {8})
 
 
-def test_a_loop_that_ends_in_mid_step_leaves_nothing_half_done(words):
-    """The step fails when nobody is there any more to be told."""
+def test_event_loop_that_ends_in_mid_step_leaves_nothing_half_done(words):
+    """The step fails after its event loop has ended."""
     model = network()
     engine = TransformersEngine(model, words, pack_weights=False)
     session, prompt, how = engine.open("g"), numbers(9, seed=3), sampling(1)
@@ -674,7 +677,7 @@ def test_a_loop_that_ends_in_mid_step_leaves_nothing_half_done(words):
     np.testing.assert_allclose(found.logprobs, logprobs, atol=1e-5)
 
 
-async def test_ends_of_a_turn(words):
+async def test_stop_tokens_strings_and_length_end_a_turn(words):
     model = network()
     prompt, how = numbers(6, seed=4), sampling(5, 12, temperature=1.5)
     free = await once(TransformersEngine(model, words), prompt, how)
@@ -691,7 +694,7 @@ async def test_ends_of_a_turn(words):
     assert (cut.token_ids.tolist(), cut.finish) == (free.token_ids.tolist()[:3], "length")
 
 
-async def test_a_stop_string_may_be_long(words):
+async def test_long_stop_strings(words):
     model = network()
     prompt, how = numbers(6, seed=4), sampling(5, 60, temperature=1.5)
     free = await once(TransformersEngine(model, words), prompt, how)
@@ -703,7 +706,7 @@ async def test_a_stop_string_may_be_long(words):
 
 
 async def among(others: int, engine: TransformersEngine) -> list[Completion]:
-    """Three turns of one session, while others of its group and of other groups sample."""
+    """Sample three turns of one session while others of its group and of other groups sample."""
     session, held, turns = engine.open("g"), numbers(70, seed=0), []
     crowd = [
         asyncio.create_task(once(engine, numbers(3 + 7 * n, seed=n % 5), sampling(n, 40 - n), f"{'gh'[n % 2]}"))
@@ -718,8 +721,8 @@ async def among(others: int, engine: TransformersEngine) -> list[Completion]:
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("packed", [True, False])
-async def test_deterministic_gives_the_same_bits_whatever_else_there_is(words, packed):
-    """Alone, in a crowd that does not fit into a pass, and computed again for want of memory."""
+async def test_deterministic_samples_repeat_bit_by_bit(words, packed):
+    """Alone, in a crowd that does not fit into a pass, and computed again after eviction."""
     model = network()
     engines = [
         TransformersEngine(model, words, deterministic=True, max_batch=8, pack_weights=packed, memory_mb=memory)
@@ -733,7 +736,7 @@ async def test_deterministic_gives_the_same_bits_whatever_else_there_is(words, p
             assert one.logprobs.tolist() == other.logprobs.tolist()
 
 
-async def test_deterministic_passes_take_one_width(words):
+async def test_deterministic_passes_have_one_width(words):
     model, fed = network(), []
     engine = TransformersEngine(model, words, deterministic=True, max_batch=8, pack_weights=False)
     model.get_decoder().register_forward_pre_hook(
@@ -754,7 +757,7 @@ async def test_refuses_closed_sessions_and_empty_prompts(words):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-async def test_keeps_the_promises_of_an_engine(words, deterministic):
+async def test_passes_check_engine(words, deterministic):
     engine = TransformersEngine(network(dtype=torch.float64), words, deterministic=deterministic)
     prompts = [numbers(n, seed=n) for n in (3, 1, 7)]
     decode = lambda tokens: words.decode(tokens.tolist())  # noqa: E731

@@ -1,4 +1,4 @@
-"""Episodes whose engine is away for longer than they may take: an error, never an outcome."""
+"""Episodes whose engine is unreachable for longer than their time limit: an error, never an outcome."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from aiohttp import web
 
 from modelserver import Answer, always, bare_server
 from plays import TASK, FakeEnv, player, says, scripted
-from turnstile.engines.remote.downtime import lost
+from turnstile.engines.remote.downtime import record_downtime
 from turnstile.engines.remote.openai import OpenAIEngine
-from turnstile.engines.remote.router import MOVES, Router
+from turnstile.engines.remote.router import MAX_MOVES, Router
 from turnstile.errors import RequestFailedError
 from turnstile.rollout.deadlines import MIN_EPISODES, Deadlines
 from turnstile.rollout.episode import Limits
@@ -27,7 +27,7 @@ ONE = {"choices": [{"finish_reason": "length", "token_ids": [1], "logprobs": {"t
 
 
 async def played(engine: Any, limits: Limits = SHORT) -> tuple[list[FakeEnv], Trajectory]:
-    """One attempt with one retry, and the environments that it took."""
+    """Play one attempt with one retry; return the environments that it used as well."""
     envs: list[FakeEnv] = []
 
     def make() -> FakeEnv:
@@ -46,7 +46,7 @@ def given_up(envs: list[FakeEnv], found: Trajectory) -> bool:
 
 
 def until(silent: asyncio.Event, answer: Answer) -> Answer:
-    """The answer; none any more once `silent` is set."""
+    """Answer until `silent` is set, then hang."""
 
     async def say(request: web.Request) -> web.StreamResponse:
         if silent.is_set():
@@ -61,28 +61,28 @@ def paths(silent: asyncio.Event) -> dict[str, Answer]:
     return {path: until(silent, always(body)) for path, body in answers.items()}
 
 
-async def test_a_server_that_accepts_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnstile.engines.remote.openai.HEALTHY", 0.1)
+async def test_server_that_accepts_and_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnstile.engines.remote.openai.HEALTH_TIMEOUT", 0.1)
     silent = asyncio.Event()
     async with bare_server(paths(silent)) as url:
         engine = OpenAIEngine(url, retries=0, key="")
-        await engine.meet(PROMPT)
+        await engine.connect(PROMPT)
         silent.set()
         assert given_up(*await played(engine))
         await engine.disconnect()
 
 
 @pytest.mark.parametrize("retries", [0, 9])
-async def test_servers_that_are_gone(retries: int) -> None:
-    """While one is waited for, and while one is asked again."""
+async def test_unreachable_servers(retries: int) -> None:
+    """While the request waits for a server, and while it is retried."""
     async with bare_server(paths(asyncio.Event())) as url:
-        router = Router([OpenAIEngine(url, retries=retries, key="")], again=0.02, reconnect_timeout=60)
-        await router.meet(PROMPT)
+        router = Router([OpenAIEngine(url, retries=retries, key="")], health_interval=0.02, reconnect_timeout=60)
+        await router.connect(PROMPT)
     assert given_up(*await played(router))
     await router.disconnect()
 
 
-async def test_a_server_that_cannot_answer_now() -> None:
+async def test_busy_server() -> None:
     busy = {"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": always({}, 503, {"Retry-After": "30"})}
     async with bare_server(busy) as url:
         engine = OpenAIEngine(url, key="")
@@ -94,8 +94,8 @@ LONG = Limits(turns=3, seconds=60.0)
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
-async def test_a_turn_that_a_server_cannot_answer_ends_its_attempt(how: str) -> None:
-    """It is there, says so, and is asked once by each attempt: it is not held to be gone, and nobody is sent away."""
+async def test_unanswerable_turn_ends_its_attempt(how: str) -> None:
+    """The server passes health checks and gets one request from each attempt: it stays, and no session leaves it."""
     sent = 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -108,9 +108,9 @@ async def test_a_turn_that_a_server_cannot_answer_ends_its_attempt(how: str) -> 
         return web.json_response({"error": "this prompt breaks it"}, status=500)
 
     async with bare_server({"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": answer}) as url:
-        router = Router([OpenAIEngine(url, retries=0, key="", timeout=0.3)], again=0.02, reconnect_timeout=60)
+        router = Router([OpenAIEngine(url, retries=0, key="", timeout=0.3)], health_interval=0.02, reconnect_timeout=60)
         envs, found = await played(router, LONG)
-        assert router._places[0].gone is None
+        assert router._replicas[0].unreachable is None
         await router.disconnect()
     assert (found.stop, sent, len(envs)) == (Stop.ERROR, 2, 2)
     assert found.error is not None
@@ -118,8 +118,8 @@ async def test_a_turn_that_a_server_cannot_answer_ends_its_attempt(how: str) -> 
     assert found.times.get("downtime", 0.0) == 0.0
 
 
-async def test_a_request_that_brings_its_server_down_each_time_is_given_up() -> None:
-    """It comes back, and is asked again, but not for ever."""
+async def test_request_that_crashes_its_server_is_given_up() -> None:
+    """The server comes back and is asked again, but not forever."""
     sent, down = 0, False
 
     async def fall(request: web.Request) -> web.StreamResponse:
@@ -137,17 +137,17 @@ async def test_a_request_that_brings_its_server_down_each_time_is_given_up() -> 
         return web.json_response({"data": [{"id": "m"}]}, status=status)
 
     async with bare_server({"/v1/models": health, "/v1/completions": fall}) as url:
-        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.01, reconnect_timeout=60)
+        router = Router([OpenAIEngine(url, retries=0, key="")], health_interval=0.01, reconnect_timeout=60)
         _, found = await played(router, LONG)
         await router.disconnect()
     assert found.stop is Stop.ERROR
-    assert MOVES + 1 <= sent <= 2 * (MOVES + 1)  # the second attempt may begin while the server is not back yet
+    assert MAX_MOVES + 1 <= sent <= 2 * (MAX_MOVES + 1)  # the second attempt may begin while the server is not back yet
     assert found.error is not None
-    assert f"a request has lost its server {MOVES + 1} times" in found.error
+    assert f"a request has lost its server {MAX_MOVES + 1} times" in found.error
 
 
-async def test_an_answer_that_is_broken_off_does_not_count_against_a_server_that_is_there() -> None:
-    """It was reached: the request is asked again as often as `engine.retries` says, and no other leaves the server."""
+async def test_interrupted_response_does_not_mark_a_healthy_server() -> None:
+    """The server was reached: the request is retried `engine.retries` times, and no other session leaves the server."""
     sent = 0
 
     async def broken(request: web.Request) -> web.StreamResponse:
@@ -160,17 +160,17 @@ async def test_an_answer_that_is_broken_off_does_not_count_against_a_server_that
         return web.Response()
 
     async with bare_server({"/v1/models": always({"data": [{"id": "m"}]}), "/v1/completions": broken}) as url:
-        router = Router([OpenAIEngine(url, retries=1, key="")], again=0.01, reconnect_timeout=60)
-        await router.meet(PROMPT)
+        router = Router([OpenAIEngine(url, retries=1, key="")], health_interval=0.01, reconnect_timeout=60)
+        await router.connect(PROMPT)
         session = router.open("g")
         with pytest.raises(RequestFailedError, match="broke off its answer"):
             await router.generate(PROMPT, Sampling(max_tokens=4), session)
-        assert router._places[0].gone is None
+        assert router._replicas[0].unreachable is None
         await router.disconnect()
     assert sent == 2
 
 
-async def test_a_server_that_fails_and_does_not_say_that_it_is_there_is_gone() -> None:
+async def test_failing_server_without_health_is_unreachable() -> None:
     ok, down = {"data": [{"id": "m"}]}, asyncio.Event()
 
     def either(body: Any) -> Answer:
@@ -180,20 +180,20 @@ async def test_a_server_that_fails_and_does_not_say_that_it_is_there_is_gone() -
         return answer
 
     async with bare_server({"/v1/models": either(ok), "/v1/completions": either(ONE)}) as url:
-        router = Router([OpenAIEngine(url, retries=0, key="")], again=0.02, reconnect_timeout=60)
-        await router.meet(PROMPT)
+        router = Router([OpenAIEngine(url, retries=0, key="")], health_interval=0.02, reconnect_timeout=60)
+        await router.connect(PROMPT)
         session = router.open("g")
         down.set()
         asking = asyncio.ensure_future(router.generate(PROMPT, Sampling(max_tokens=4), session))
-        while router._places[0].gone is None:  # noqa: ASYNC110
+        while router._replicas[0].unreachable is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         down.clear()
         assert (await asking).token_ids.tolist() == [1]
         await router.disconnect()
 
 
-async def test_an_engine_that_is_away_for_too_long_ends_the_episode() -> None:
-    """The clock is put forward for so long, and then no more."""
+async def test_long_downtime_ends_the_episode() -> None:
+    """The deadline is extended up to a limit."""
     engine = scripted(says("look"))
     sample, limits = engine.generate, replace(SHORT, seconds=0.3, max_downtime=0.5)
 
@@ -201,7 +201,7 @@ async def test_an_engine_that_is_away_for_too_long_ends_the_episode() -> None:
         while True:
             since = time.monotonic()
             await asyncio.sleep(0.05)
-            lost("it was gone", since)
+            record_downtime("it was gone", since)
 
     engine.generate = generate  # type: ignore[method-assign]
     _, found = await played(engine, limits)
@@ -211,32 +211,32 @@ async def test_an_engine_that_is_away_for_too_long_ends_the_episode() -> None:
     assert (await played(engine, limits))[1].stop is Stop.TURNS
 
 
-async def test_a_server_that_is_there_and_slow_takes_the_episodes_own_time() -> None:
+async def test_slow_server_uses_the_episodes_time() -> None:
     silent = asyncio.Event()
     answers = paths(silent) | {"/v1/models": always({"data": [{"id": "m"}]})}
     async with bare_server(answers) as url:
         engine = OpenAIEngine(url, retries=0, key="")
-        await engine.meet(PROMPT)
+        await engine.connect(PROMPT)
         silent.set()
         assert (await played(engine))[1].stop is Stop.TIMEOUT
         await engine.disconnect()
 
 
-async def test_so_does_a_slow_engine_of_this_process() -> None:
+async def test_slow_local_engine_uses_the_episodes_time() -> None:
     engine = scripted(says("look"))
     engine.generate = lambda *_: asyncio.sleep(60)  # type: ignore[method-assign,assignment,return-value]
     assert (await played(engine))[1].stop is Stop.TIMEOUT
 
 
-async def test_what_an_outage_took_is_given_back() -> None:
+async def test_downtime_extends_the_deadline() -> None:
     engine = scripted(says("look"))
     sample = engine.generate
 
     async def generate(*asked: Any) -> Any:
         since = time.monotonic()
         await asyncio.sleep(0.7)
-        lost("it was gone", since)
-        lost("the same again", since)
+        record_downtime("it was gone", since)
+        record_downtime("the same again", since)
         return await sample(*asked)
 
     engine.generate = generate  # type: ignore[method-assign]
@@ -245,7 +245,7 @@ async def test_what_an_outage_took_is_given_back() -> None:
     assert found.times["downtime"] <= found.times["generate"]
 
 
-async def test_an_outage_makes_no_deadline_longer() -> None:
+async def test_downtime_does_not_lengthen_deadlines() -> None:
     _, found = await played(scripted(says("look")))
     deadlines = Deadlines(2.0)
     for _ in range(MIN_EPISODES):

@@ -1,4 +1,4 @@
-"""The engine over the wire: against this project's server with a real network, and against bad ones."""
+"""The engine over the wire, against this project's server with a real network, and against bad servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnstile.agents.renderer_messages import MessagesRenderer
 from turnstile.engines.base import Engine
 from turnstile.engines.check import check_engine
 from turnstile.engines.remote.openai import OpenAIEngine
-from turnstile.engines.text_codec import END
+from turnstile.engines.text_codec import END_ID
 from turnstile.errors import ConfigError, EngineError, EngineGoneError, RequestFailedError
 from turnstile.types import I32, Message, Sampling
 
@@ -26,7 +26,7 @@ TALK = MessagesRenderer().prompt([Message(role="user", content="Hello.")], ())
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Make]:
-    """Makes engines that do not wait long, and closes them."""
+    """Make engines with short timeouts, and close them."""
     made: list[OpenAIEngine] = []
 
     def make(url: str, **knobs: Any) -> OpenAIEngine:
@@ -47,7 +47,7 @@ async def once(engine: Engine, prompt: I32 = PROMPT, sampling: Sampling | None =
         engine.close(session)
 
 
-async def test_ids_and_log_probabilities_are_those_of_the_engine_behind_the_server(bytes_: Any, connect: Make) -> None:
+async def test_ids_and_logprobs_match_the_engine_behind_the_server(bytes_: Any, connect: Make) -> None:
     inner = tiny_engine(bytes_)
     async with tiny_server(inner).listening("127.0.0.1", 0) as url:
         engine = connect(url, training=True)
@@ -62,14 +62,14 @@ async def test_ids_and_log_probabilities_are_those_of_the_engine_behind_the_serv
         assert engine.stats["tokens_sampled"] == 17
 
 
-async def test_keeps_the_promises_of_an_engine(bytes_: Any, connect: Make) -> None:
+async def test_passes_check_engine(bytes_: Any, connect: Make) -> None:
     async with tiny_server().listening("127.0.0.1", 0) as url:
         prompts = [np.array(ids, np.int32) for ids in ([5, 6, 7], [9] * 12, [12])]
         problems = await check_engine(connect(url), prompts, decode=lambda ids: str(bytes_.decode(ids.tolist())))
     assert problems == []
 
 
-async def test_a_grammar_goes_over_the_wire(bytes_: Any, connect: Make) -> None:
+async def test_grammar_is_sent_to_the_server(bytes_: Any, connect: Make) -> None:
     pytest.importorskip("llguidance")
     async with tiny_server().listening("127.0.0.1", 0) as url:
         found = await once(connect(url), sampling=Sampling(max_tokens=9, regex="(yes|no)!"))
@@ -78,17 +78,17 @@ async def test_a_grammar_goes_over_the_wire(bytes_: Any, connect: Make) -> None:
     assert found.forced.tolist() == [False] + [True] * (len(said) - 1)  # once the first letter is chosen
 
 
-async def test_text_mode_speaks_in_messages(connect: Make) -> None:
+async def test_text_mode_sends_messages(connect: Make) -> None:
     async with tiny_server().listening("127.0.0.1", 0) as url:
         engine = connect(url, mode="text")
         found = await once(engine, TALK, Sampling(max_tokens=6, seed=1))
         again = await once(engine, TALK, Sampling(max_tokens=6, seed=1))
     assert MessagesRenderer().text(found.token_ids) == MessagesRenderer().text(again.token_ids) != ""
-    assert (found.token_ids[-1] == END) == (found.finish == "stop")
+    assert (found.token_ids[-1] == END_ID) == (found.finish == "stop")
     assert found.logprobs.tolist() == [0.0] * len(found.token_ids)
 
 
-async def test_what_is_asked_of_a_server_of_messages(connect: Make) -> None:
+async def test_request_body_of_text_mode(connect: Make) -> None:
     asked: list[Any] = []
 
     async def chat(request: web.Request) -> web.StreamResponse:
@@ -133,7 +133,7 @@ async def test_a_server_without_ids_is_refused(connect: Make) -> None:
                 await once(connect(url))
 
 
-async def test_log_probabilities_from_before_truncation_are_refused_for_training(connect: Make) -> None:
+async def test_rejects_logprobs_from_before_truncation_for_training(connect: Make) -> None:
     spans = [{"version": "default", "start": 0, "end": 2}]
     raw = always(choice(logprobs={"token_logprobs": [-0.5, -0.25]}, weight_versions=spans))
     async with bare_server(completions(raw)) as url:
@@ -144,9 +144,9 @@ async def test_log_probabilities_from_before_truncation_are_refused_for_training
         assert (await once(connect(url), sampling=Sampling(top_k=5))).finish == "stop"
 
 
-async def test_a_server_that_does_not_say_which_weights_sampled_is_refused_for_training(connect: Make) -> None:
+async def test_rejects_servers_without_weight_labels_for_training(connect: Make) -> None:
     async with bare_server(completions(always(choice()))) as url:
-        with pytest.raises(ConfigError, match=r"does not say of which weights a token is.* good for turnstile eval"):
+        with pytest.raises(ConfigError, match=r"does not report the weights of each token.* used for turnstile eval"):
             await once(connect(url, training=True))
         assert (await once(connect(url))).finish == "stop"
 
@@ -155,10 +155,8 @@ async def test_a_server_that_does_not_say_which_weights_sampled_is_refused_for_t
     ("labels", "line"),
     [(None, "does not say of each token"), ("us/1/1", "sampled with weights 'us/1/1', which it was")],
 )
-async def test_tokens_of_weights_that_nobody_gave_are_not_trained_on(
-    connect: Make, labels: str | None, line: str
-) -> None:
-    """The first answer, to which a server is judged, says of which weights its tokens are; a later one does not."""
+async def test_rejects_tokens_of_unknown_weights(connect: Make, labels: str | None, line: str) -> None:
+    """The first response, which decides about the server, reports its weights; a later one does not."""
     first = always(choice(weight_versions=[{"version": "default", "start": 0, "end": 2}]))
     later = always(choice(weight_versions=labels and [{"version": labels, "start": 0, "end": 2}]))
     for training in (True, False):
@@ -177,12 +175,12 @@ async def test_tokens_of_weights_that_nobody_gave_are_not_trained_on(
         (choice(token_ids=[1] * 9, logprobs={"token_logprobs": [0.0] * 9}), "did not return 1 to 4 token ids"),
         (choice(logprobs={"token_logprobs": [0.0, 1.5]}), "log-probability of at most 0 each"),
         (choice(logprobs={"token_logprobs": [0.0, float("nan")]}), "log-probability of at most 0 each"),
-        (choice(finish_reason="abort"), "broke off ('abort' is no end of a turn)"),
+        (choice(finish_reason="abort"), "stopped a turn early (finish reason 'abort')"),
         ({"choices": []}, "answered with 0 choices instead of one"),
         (["?"], "does not answer as an OpenAI-compatible server does"),
     ],
 )
-async def test_an_answer_that_cannot_be_used_is_the_engines_failure(connect: Make, bad: Any, line: str) -> None:
+async def test_unusable_response_is_an_engine_error(connect: Make, bad: Any, line: str) -> None:
     async with bare_server(completions(always(choice()), always(bad))) as url:
         with pytest.raises(EngineError) as caught:
             await once(connect(url))
@@ -190,7 +188,7 @@ async def test_an_answer_that_cannot_be_used_is_the_engines_failure(connect: Mak
     assert not isinstance(caught.value, EngineGoneError)
 
 
-async def test_a_busy_server_is_asked_again_and_counted_once(connect: Make) -> None:
+async def test_busy_server_is_retried_and_counted_once(connect: Make) -> None:
     busy = always({"error": {"message": "too much"}}, status=503)
     limited = always({"error": "slow down"}, status=429, headers={"Retry-After": "0"})
     async with bare_server(completions(always(choice()), busy, limited, always(choice()))) as url:
@@ -209,7 +207,7 @@ async def test_retries_end(connect: Make) -> None:
             await once(connect(url, retries=2))
 
 
-async def test_a_dead_server_is_an_infrastructure_error_that_says_where(connect: Make) -> None:
+async def test_dead_server_is_an_infrastructure_error(connect: Make) -> None:
     async with bare_server(completions(always(choice()))) as url:
         engine = connect(url, retries=1)
         await once(engine)
@@ -221,7 +219,7 @@ async def test_a_dead_server_is_an_infrastructure_error_that_says_where(connect:
         assert not await one.healthy()
 
 
-async def test_many_who_wait_for_a_dead_server_ask_it_once(connect: Make) -> None:
+async def test_concurrent_requests_probe_a_dead_server_once(connect: Make) -> None:
     async with bare_server({}) as url:
         pass
     engine = connect(url, retries=1)
@@ -239,7 +237,7 @@ async def test_many_who_wait_for_a_dead_server_ask_it_once(connect: Make) -> Non
     assert asked == 2
 
 
-async def test_a_server_that_hangs_is_given_up(connect: Make) -> None:
+async def test_hanging_server_times_out(connect: Make) -> None:
     sent = 0
 
     async def hang(request: web.Request) -> web.StreamResponse:
@@ -254,7 +252,7 @@ async def test_a_server_that_hangs_is_given_up(connect: Make) -> None:
     assert sent == 1  # it would take as long again
 
 
-async def test_no_more_requests_at_once_than_told(connect: Make) -> None:
+async def test_concurrency_is_limited(connect: Make) -> None:
     most = now = 0
 
     async def slow(request: web.Request) -> web.StreamResponse:
@@ -304,7 +302,7 @@ async def test_bad_knobs_and_requests(connect: Make) -> None:
             OpenAIEngine(**knobs)
     async with bare_server({"/v1/models": MODELS}) as url:
         engine = connect(url, mode="text")
-        with pytest.raises(ConfigError, match="ids of a tokenizer, and no messages"):
+        with pytest.raises(ConfigError, match="a tokenizer's ids instead of encoded messages"):
             await once(engine, PROMPT)
         with pytest.raises(EngineError, match="prompt is empty"):
             await once(engine, PROMPT[:0])

@@ -1,4 +1,4 @@
-"""Several servers that training gives weights: some lose them, refuse them, go, hang, and come back."""
+"""Several servers that training gives weights: some lose them, refuse them, disappear, hang and come back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ Before = Callable[[web.Request], Awaitable[None]]
 
 
 class Site:
-    """A server at an address, which begins anew each time that it is started; `before` is awaited before it answers,
-    and `after` when it has."""
+    """A server at an address, new each time that it starts.
+
+    `before` is awaited before it answers, and `after` when it has answered.
+    """
 
     def __init__(self, below: Path) -> None:
         self.url = ""
@@ -71,9 +73,11 @@ async def sites(tmp_path: Path) -> AsyncIterator[list[Site]]:
 @pytest.fixture
 async def router(sites: list[Site], tmp_path: Path) -> AsyncIterator[Router]:
     made = Router(
-        [OpenAIEngine(site.url, retries=0, key="", training=True) for site in sites], again=AGAIN, reconnect_timeout=60
+        [OpenAIEngine(site.url, retries=0, key="", training=True) for site in sites],
+        health_interval=AGAIN,
+        reconnect_timeout=60,
     )
-    await made.meet(PROMPT)
+    await made.connect(PROMPT)
     made.publish(given(tmp_path, 1))
     yield made
     await made.disconnect()
@@ -111,7 +115,7 @@ async def test_every_server_has_the_newest_weights_before_it_samples(
         assert site.asked.count("/v1/weights") == 3
 
 
-async def test_a_server_that_was_started_again_is_given_its_weights_and_nothing_is_counted_twice(
+async def test_restarted_server_gets_weights_and_nothing_is_counted_twice(
     router: Router, sites: list[Site], caplog: pytest.LogCaptureFixture
 ) -> None:
     before = await asked(router, "a")
@@ -124,7 +128,7 @@ async def test_a_server_that_was_started_again_is_given_its_weights_and_nothing_
     assert "gone" in caplog.text or "lost the weights" in caplog.text or "does not answer" in caplog.text
 
 
-async def test_requests_under_way_when_a_server_goes_are_made_once_more_elsewhere(
+async def test_requests_under_way_move_to_another_server(
     router: Router, sites: list[Site], caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = await asked(router, "a", tokens=300)
@@ -143,13 +147,13 @@ async def test_requests_under_way_when_a_server_goes_are_made_once_more_elsewher
     assert versions(await asked(router, "c")) == [1]
 
 
-async def test_an_answer_that_is_lost_on_its_way_is_asked_for_again_and_counted_once(
+async def test_lost_response_is_retried_and_counted_once(
     router: Router, sites: list[Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await asked(router, "a")
     router.take_stats()
     cuts = 1
-    for place in router._places:
+    for place in router._replicas:
         monkeypatch.setattr(place.engine.endpoint, "_retries", 1)
 
     async def cut(request: web.Request) -> None:
@@ -168,7 +172,7 @@ async def test_an_answer_that_is_lost_on_its_way_is_asked_for_again_and_counted_
     assert (taken["requests"], taken["tokens_asked"], taken["tokens_sampled"]) == (1, 3, 5)
 
 
-async def test_a_server_that_does_not_take_weights_is_left_out_until_it_does(
+async def test_server_that_fails_to_load_is_left_out_until_it_loads(
     router: Router, sites: list[Site], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await asked(router, "a")
@@ -182,7 +186,7 @@ async def test_a_server_that_does_not_take_weights_is_left_out_until_it_does(
     router.publish(given(tmp_path, 2))
     assert versions(await asked(router, "a")) == [2]
     assert versions(await asked(router, "b")) == [2]
-    assert "it has not taken the weights; its sessions go to others" in caplog.text
+    assert "it did not load the weights; its sessions move to other servers" in caplog.text
     refusing = False
     await until(lambda: "server 0 is back" in caplog.text)
     router.publish(given(tmp_path, 3))
@@ -191,10 +195,10 @@ async def test_a_server_that_does_not_take_weights_is_left_out_until_it_does(
     assert [path for path in sites[0].asked if path != "/v1/models"][-1] == "/v1/completions"
 
 
-async def test_a_server_that_hangs_is_found_out_by_asking_whether_it_is_there(
+async def test_health_checks_find_a_hanging_server(
     router: Router, sites: list[Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("turnstile.engines.remote.openai.HEALTHY", 0.1)
+    monkeypatch.setattr("turnstile.engines.remote.openai.HEALTH_TIMEOUT", 0.1)
     await asked(router, "a")
     held = asyncio.Event()
 
@@ -203,15 +207,15 @@ async def test_a_server_that_hangs_is_found_out_by_asking_whether_it_is_there(
 
     sites[0].before = hang
     assert versions(await asked(router, "a")) == [1]
-    assert "does not say that it is there" in caplog.text
+    assert "does not answer health checks" in caplog.text
     held.set()
     await until(lambda: "server 0 is back" in caplog.text)
 
 
-async def test_a_server_that_hangs_while_it_loads_weights_is_left_out_until_it_takes_them(
+async def test_server_that_hangs_while_loading_is_left_out_until_it_loads(
     router: Router, sites: list[Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("turnstile.engines.remote.openai.HEALTHY", 0.1)
+    monkeypatch.setattr("turnstile.engines.remote.openai.HEALTH_TIMEOUT", 0.1)
     sessions = [router.open(share) for share in "ab"]  # one at each server
     held, loading = asyncio.Event(), asyncio.Event()
 
@@ -226,7 +230,7 @@ async def test_a_server_that_hangs_while_it_loads_weights_is_left_out_until_it_t
     asking = [router.generate(PROMPT, Sampling(max_tokens=3, seed=1), session) for session in sessions]
     found = await asyncio.gather(*asking)
     assert [versions(one) for one in found] == [[2], [2]]
-    assert "does not say that it is there; its sessions go to others" in caplog.text
+    assert "does not answer health checks; its sessions move to other servers" in caplog.text
     assert "/v1/completions" not in sites[0].asked[sites[0].asked.index("/v1/weights", 1) :]
     held.set()
     await until(lambda: "server 0 is back" in caplog.text)
@@ -236,10 +240,10 @@ async def test_a_server_that_hangs_while_it_loads_weights_is_left_out_until_it_t
     assert [versions(await asked(router, share)) for share in "ab"] == [[2], [2]]
 
 
-async def test_one_that_hangs_in_the_load_it_is_back_with_is_asked_again(
+async def test_server_that_hangs_in_its_first_load_after_return_is_retried(
     router: Router, sites: list[Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("turnstile.engines.remote.openai.HEALTHY", 0.1)
+    monkeypatch.setattr("turnstile.engines.remote.openai.HEALTH_TIMEOUT", 0.1)
     await asked(router, "a")
     await sites[0].stop()
     await asked(router, "a")
@@ -254,21 +258,21 @@ async def test_one_that_hangs_in_the_load_it_is_back_with_is_asked_again(
     sites[0].before = hang
     await sites[0].start()
     await until(lambda: loads)
-    place = router._places[0]
+    place = router._replicas[0]
     await until(lambda: not place._requests)  # it was given up
     held.set()
     await until(lambda: "server 0 is back" in caplog.text)
     assert loads == 2
 
 
-async def test_when_all_are_gone_one_is_waited_for(
+async def test_waits_for_a_server_if_all_are_unreachable(
     router: Router, sites: list[Site], caplog: pytest.LogCaptureFixture
 ) -> None:
     before = await asked(router, "a")
     for site in sites:
         await site.stop()
     waiting = [asyncio.ensure_future(asked(router, share)) for share in "abc"]
-    await until(lambda: caplog.text.count("its sessions go to others") == 2)
+    await until(lambda: caplog.text.count("its sessions move to other servers") == 2)
     assert not any(one.done() for one in waiting)
     await sites[1].start()
     found = await asyncio.gather(*waiting)
@@ -279,20 +283,18 @@ async def test_when_all_are_gone_one_is_waited_for(
         await asked(router, "a")
 
 
-async def test_servers_of_another_run_are_not_trained_with(router: Router, sites: list[Site], tmp_path: Path) -> None:
+async def test_rejects_servers_of_another_run(router: Router, sites: list[Site], tmp_path: Path) -> None:
     await asked(router, "a")
     other = OpenAIEngine(sites[0].url, retries=0, key="", training=True)
-    await other.meet(PROMPT)
+    await other.connect(PROMPT)
     await other.load(given(tmp_path, 2, owner="you"))
     await other.disconnect()
     with pytest.raises(ConfigError, match="samples with weights that another run gave it"):
         await asked(router, "a")
 
 
-async def test_a_server_that_loses_its_weights_again_and_again_is_no_single_one(
-    router: Router, sites: list[Site]
-) -> None:
-    """As several processes behind one address are, of which one alone is told."""
+async def test_rejects_an_address_that_keeps_losing_weights(router: Router, sites: list[Site]) -> None:
+    """As with several processes behind one address, of which only one has loaded the weights."""
 
     async def forget(request: web.Request) -> None:
         for site in sites:
@@ -302,5 +304,5 @@ async def test_a_server_that_loses_its_weights_again_and_again_is_no_single_one(
 
     for site in sites:
         site.before = forget
-    with pytest.raises(ConfigError, match="is there one server alone at this address"):
+    with pytest.raises(ConfigError, match="make sure that exactly one server runs at this address"):
         await asked(router, "a")

@@ -1,4 +1,4 @@
-"""Several servers as one engine: real ones on loopback, some of which go away and come back."""
+"""Several servers as one engine: real ones on loopback, some of which disappear and come back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = np.array([7, 8, 9], np.int32)
 
 
 class Site:
-    """A server that can go and come back at its address, and counts what it is asked."""
+    """A server that can disappear and come back at its address, and counts its requests."""
 
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
@@ -62,7 +62,7 @@ async def sites(bytes_: Any) -> AsyncIterator[list[Site]]:
 
 @pytest.fixture
 async def router(sites: list[Site]) -> AsyncIterator[Router]:
-    made = Router([OpenAIEngine(site.url, retries=0, key="") for site in sites], again=0.02)
+    made = Router([OpenAIEngine(site.url, retries=0, key="") for site in sites], health_interval=0.02)
     yield made
     await made.disconnect()
 
@@ -71,13 +71,13 @@ def seeded(seed: int) -> Sampling:
     return Sampling(max_tokens=3, seed=seed)
 
 
-async def test_keeps_the_promises_of_an_engine(router: Router, bytes_: Any) -> None:
+async def test_passes_check_engine(router: Router, bytes_: Any) -> None:
     prompts = [np.array(ids, np.int32) for ids in ([5, 6, 7], [9] * 8)]
     assert await check_engine(router, prompts, decode=lambda ids: str(bytes_.decode(ids.tolist()))) == []
 
 
 async def test_the_sessions_of_a_share_stay_together_and_shares_spread(router: Router, sites: list[Site]) -> None:
-    await router.meet(PROMPT)
+    await router.connect(PROMPT)
     assert router.context == 4096
     sessions = [router.open(share) for share in ("a", "a", "b", "b")]
     for site in sites:
@@ -87,7 +87,7 @@ async def test_the_sessions_of_a_share_stay_together_and_shares_spread(router: R
     assert [dict(site.asked) for site in sites] == [{"0": 2, "1": 2}, {"2": 2, "3": 2}]
 
 
-async def test_a_server_that_goes_is_left_and_used_again_when_it_is_back(
+async def test_unreachable_server_is_left_and_used_again_after_return(
     router: Router, sites: list[Site], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = router.open("a"), router.open("b")
@@ -97,7 +97,7 @@ async def test_a_server_that_goes_is_left_and_used_again_when_it_is_back(
     after = await router.generate(PROMPT, seeded(1), one)
     assert after.token_ids.tolist() == before.token_ids.tolist()
     assert (sites[0].asked["1"], sites[1].asked["1"]) == (1, 1)  # once each: nothing was sampled twice at one
-    assert "its sessions go to others until it is back" in caplog.text
+    assert "its sessions move to other servers until it is back" in caplog.text
     await sites[0].start()
     while "server 0 is back" not in caplog.text:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -106,7 +106,7 @@ async def test_a_server_that_goes_is_left_and_used_again_when_it_is_back(
     assert (sites[0].asked["3"], sites[1].asked["3"]) == (1, 0)
 
 
-async def test_where_all_are_gone_it_says_so(router: Router, sites: list[Site]) -> None:
+async def test_all_unreachable_is_an_error(router: Router, sites: list[Site]) -> None:
     session = router.open("a")
     for site in sites:
         await site.stop()
@@ -114,10 +114,10 @@ async def test_where_all_are_gone_it_says_so(router: Router, sites: list[Site]) 
         await router.generate(PROMPT, seeded(1), session)
     assert not await router.healthy()
     with pytest.raises(EngineGoneError):
-        await router.meet(PROMPT)
+        await router.connect(PROMPT)
 
 
-async def test_a_refusal_moves_nobody(router: Router, sites: list[Site]) -> None:
+async def test_refused_request_moves_no_session(router: Router, sites: list[Site]) -> None:
     session = router.open("a")
     with pytest.raises(EngineError, match="refuses a request") as caught:
         await router.generate(np.full(5000, 7, np.int32), seeded(1), session)

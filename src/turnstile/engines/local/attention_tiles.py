@@ -1,88 +1,97 @@
-"""Which rows of a pass are attended to together: those that lie side by side on a shelf, padded to one shape where that
-costs less than an operation of their own."""
+"""Choose which cache rows of a pass are attended to in one operation.
+
+Rows in neighbouring slots of a size class are padded to one shape where padding costs less than another operation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from turnstile.engines.local.kv_cache import Row, SizeClass
+from turnstile.engines.local.kv_cache import CacheRow, SizeClass
 
-WASTE = 2048
-"""Pairs of a query and a column that are computed for nothing rather than others in an operation of their own."""
+MAX_PADDING = 2048
+"""Padded (query, column) pairs that cost as much as one more attention operation."""
 
-LONE = 2
-"""Queries of a row that only decodes: its last token, or a guess at the next besides."""
+DECODE_QUERIES = 2
+"""Most queries of a row that only decodes: its last token and one draft."""
 
 Query = tuple[int, int]
-"""A place in the flat run of new tokens, and how many columns of a row are seen from there."""
+"""Offset of a query in the flat run of new tokens, and the number of columns of a row that it sees."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Places begin..end-1 of a shelf, taken together: all get as many queries as the one with most of them, and all
-    those see as many columns as the one that sees most."""
+class Tile:
+    """Slots begin..end-1 of a size class that are attended to in one operation.
+
+    All rows are padded to the largest number of queries and to the largest number of columns among them.
+    """
 
     begin: int
     end: int
-    members: int  # places of which anything is asked
+    occupied: int  # slots that have queries
     queries: int
     columns: int
-    pairs: int  # that see each other
+    pairs: int  # (query, column) pairs that are needed
 
     @property
-    def places(self) -> range:
+    def slots(self) -> range:
+        """The slots of the tile."""
         return range(self.begin, self.end)
 
     @property
-    def wasted(self) -> int:
-        return len(self.places) * self.queries * self.columns - self.pairs
+    def padding(self) -> int:
+        """Number of (query, column) pairs that are computed for nothing."""
+        return len(self.slots) * self.queries * self.columns - self.pairs
 
-    def joined(self, other: Stretch) -> Stretch:
-        return Stretch(
+    def merged(self, other: Tile) -> Tile:
+        """Return the tile of both tiles' slots; `other` comes after this one."""
+        return Tile(
             self.begin,
             other.end,
-            self.members + other.members,
+            self.occupied + other.occupied,
             max(self.queries, other.queries),
             max(self.columns, other.columns),
             self.pairs + other.pairs,
         )
 
 
-def stretches(queries: Mapping[Row, Sequence[Query]]) -> list[tuple[SizeClass, Stretch, list[Sequence[Query]]]]:
-    """Rows that lie side by side, or nearly, with the queries of each place; rows of few queries go apart from those of
-    more where that costs less than padding them."""
-    shelves: dict[SizeClass, dict[int, Sequence[Query]]] = {}
-    for row, own in queries.items():
-        assert row.shelf is not None
-        shelves.setdefault(row.shelf, {})[row.place] = own
+def attention_tiles(queries: Mapping[CacheRow, Sequence[Query]]) -> list[tuple[SizeClass, Tile, list[Sequence[Query]]]]:
+    """Return the tiles of a pass: (size class, tile, the queries of each of its slots).
+
+    Rows with few queries get tiles of their own where that costs less than padding them to the others.
+    """
+    size_classes: dict[SizeClass, dict[int, Sequence[Query]]] = {}
+    for row, row_queries in queries.items():
+        assert row.size_class is not None
+        size_classes.setdefault(row.size_class, {})[row.slot] = row_queries
     found = []
-    for shelf, rows in shelves.items():
-        few = {place: own for place, own in rows.items() if len(own) <= LONE}
-        more = {place: own for place, own in rows.items() if len(own) > LONE}
-        together, apart = [(rows, _joined(rows))], [(part, _joined(part)) for part in (few, more)]
-        for part, ones in min(together, apart, key=_cost):
-            found += [(shelf, one, [part.get(place, ()) for place in one.places]) for one in ones]
+    for size_class, rows in size_classes.items():
+        short = {slot: row_queries for slot, row_queries in rows.items() if len(row_queries) <= DECODE_QUERIES}
+        long = {slot: row_queries for slot, row_queries in rows.items() if len(row_queries) > DECODE_QUERIES}
+        together, apart = [(rows, _merge_tiles(rows))], [(part, _merge_tiles(part)) for part in (short, long)]
+        for part, tiles in min(together, apart, key=_cost):
+            found += [(size_class, one, [part.get(slot, ()) for slot in one.slots]) for one in tiles]
     return found
 
 
-def columns_seen(queries: Sequence[Query]) -> int:
-    """How many columns the query sees that sees most."""
+def max_columns(queries: Sequence[Query]) -> int:
+    """Return the largest number of columns that a query sees."""
     return max(seen for _, seen in queries)
 
 
-def _cost(parts: Sequence[tuple[object, Sequence[Stretch]]]) -> int:
-    """In pairs that are computed for nothing."""
-    return sum(one.wasted + WASTE for _, ones in parts for one in ones)
+def _cost(parts: Sequence[tuple[object, Sequence[Tile]]]) -> int:
+    """Return the cost of some tiles, in padded pairs."""
+    return sum(one.padding + MAX_PADDING for _, tiles in parts for one in tiles)
 
 
-def _joined(rows: Mapping[int, Sequence[Query]]) -> list[Stretch]:
-    """The places of `rows`, put together as far as it pays."""
-    found: list[Stretch] = []
-    for place in sorted(rows):
-        seen = [columns for _, columns in rows[place]]
-        one = Stretch(place, place + 1, 1, len(seen), max(seen), sum(seen))
-        if found and (both := found[-1].joined(one)).wasted <= WASTE * (both.members - 1):
+def _merge_tiles(rows: Mapping[int, Sequence[Query]]) -> list[Tile]:
+    """Return the tiles of `rows`, merged with their neighbours where that pays."""
+    found: list[Tile] = []
+    for slot in sorted(rows):
+        seen = [columns for _, columns in rows[slot]]
+        one = Tile(slot, slot + 1, 1, len(seen), max(seen), sum(seen))
+        if found and (both := found[-1].merged(one)).padding <= MAX_PADDING * (both.occupied - 1):
             found[-1] = both
         else:
             found.append(one)

@@ -1,4 +1,4 @@
-"""Turns that must match a regular expression or a grammar, by the library llguidance."""
+"""Constrained sampling: turns that match a regular expression or a grammar, with the library llguidance."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from turnstile.errors import ConfigError, MissingExtraError
 from turnstile.types import I32, Bool, Sampling
 
 
-class Constraints:
+class ConstraintFactory:
     """Makes constraints for one tokenizer; `vocabulary` is the width of the logits, `stop_ids` may end a match."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_ids: Collection[int]) -> None:
         self._tokenizer, self._vocabulary, self._stop_ids = tokenizer, vocabulary, stop_ids
-        self._wrapped: Any = None  # takes a second to make
+        self._tokenizer_info: Any = None  # made at first use, which takes a second
 
-    def given(self, token_ids: I32) -> Given:
-        """What says these tokens and no others."""
-        return Given(token_ids.tolist(), self._vocabulary)
+    def scored_tokens(self, token_ids: I32) -> ScoredTokens:
+        """Return the constraint that allows these tokens only."""
+        return ScoredTokens(token_ids.tolist(), self._vocabulary)
 
     def check(self, token_ids: I32) -> None:
-        """Raises ConfigError for a token that the model does not have."""
+        """Raise ConfigError for a token that is not in the model's vocabulary."""
         unknown = token_ids[(token_ids < 0) | (token_ids >= self._vocabulary)]
         if len(unknown):
-            raise ConfigError(f"the model has {self._vocabulary} tokens, and {unknown[0]} is none of them")
+            raise ConfigError(f"token {unknown[0]} is not in the model's vocabulary of {self._vocabulary} tokens")
 
-    def start(self, sampling: Sampling) -> Constraint | None:
-        """What a turn sampled like that must match, if anything.
+    def compile(self, sampling: Sampling) -> Constraint | None:
+        """Return the constraint of a turn with this sampling, or None if it has none.
 
-        Raises ConfigError for an expression that cannot be read, for both kinds at once, and together with a
-        truncation, which could leave nothing to draw.
+        Raises ConfigError for an expression that cannot be read, for regex and grammar together, and for a truncation
+        beside them, which could leave no token to draw.
         """
         if not (sampling.regex or sampling.grammar):
             return None
         if sampling.regex and sampling.grammar:
-            raise ConfigError("sampling.regex and sampling.grammar are both set; take one")
+            raise ConfigError("sampling.regex and sampling.grammar are both set; set only one")
         if sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0:
             raise ConfigError(
-                "sampling.regex and sampling.grammar leave top_k, top_p and min_p no room; turn those off"
+                "sampling.regex and sampling.grammar cannot be combined with top_k, top_p or min_p; turn those off"
             )
         try:
             import llguidance
             from llguidance.hf import from_tokenizer
         except ModuleNotFoundError:
             raise MissingExtraError("sampling.regex or sampling.grammar", "grammar") from None
-        if self._wrapped is None:
-            ends = sorted(self._stop_ids) or None
-            self._wrapped = from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=ends)  # type: ignore[arg-type]
+        if self._tokenizer_info is None:
+            eos_ids = sorted(self._stop_ids) or None
+            self._tokenizer_info = from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=eos_ids)  # type: ignore[arg-type]
         rule = llguidance.LLMatcher.grammar_from_regex(sampling.regex) if sampling.regex else sampling.grammar
-        matcher = llguidance.LLMatcher(self._wrapped, rule, log_level=0)
+        matcher = llguidance.LLMatcher(self._tokenizer_info, rule, log_level=0)
         if matcher.is_error():
             name = "regex" if sampling.regex else "grammar"
             raise ConfigError(f"sampling.{name} cannot be read: {matcher.get_error().splitlines()[0]}")
@@ -60,39 +60,39 @@ class Constraints:
 
 
 class Constraint:
-    """What one turn may still say."""
+    """Tokens that one turn may still sample."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
 
     def allowed(self) -> Bool:
-        """Which tokens may come next, [V]."""
+        """Return which tokens may come next, bool[V]."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(bool)
 
-    def take(self, token: int) -> bool:
-        """Goes on by a token; returns whether the turn is over with it."""
+    def advance(self, token: int) -> bool:
+        """Consume a token and return whether the turn is complete."""
         self._matcher.consume_token(token)
         return bool(self._matcher.is_stopped())
 
 
-class Given:
-    """Nothing but these tokens, one after the other: they are not sampled but asked after."""
+class ScoredTokens:
+    """A constraint that allows one given sequence of tokens: they are scored, not sampled."""
 
     def __init__(self, token_ids: Sequence[int], vocabulary: int) -> None:
-        self._left, self._vocabulary = list(token_ids), vocabulary
+        self._remaining, self._vocabulary = list(token_ids), vocabulary
 
-    def next(self, count: int) -> list[int]:
-        """The next tokens, at most so many."""
-        return self._left[:count]
+    def next_tokens(self, count: int) -> list[int]:
+        """Return the next tokens, at most `count`."""
+        return self._remaining[:count]
 
-    def allowed(self, ahead: int = 0) -> Bool:
-        """The next token alone, [V]; with `ahead`, the one after so many more."""
+    def allowed(self, offset: int = 0) -> Bool:
+        """Return the mask bool[V] of the next token; with `offset`, of the token that many places later."""
         mask = np.zeros(self._vocabulary, dtype=bool)
-        mask[self._left[ahead]] = True
+        mask[self._remaining[offset]] = True
         return mask
 
-    def take(self, token: int) -> bool:
-        """Goes on by a token; returns whether it was the last."""
-        self._left.pop(0)
-        return not self._left
+    def advance(self, token: int) -> bool:
+        """Consume a token and return whether it was the last one."""
+        self._remaining.pop(0)
+        return not self._remaining

@@ -1,4 +1,4 @@
-"""What went wrong while sampling: the machine's doing, or a fault of the program."""
+"""Tell failures of the machine from bugs in the program."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ import torch
 
 from turnstile.errors import EngineError
 
-FAILURES = (
+ENGINE_ERRORS = (
     torch.OutOfMemoryError,
     getattr(torch, "AcceleratorError", torch.OutOfMemoryError),  # not in every version
     MemoryError,
     FloatingPointError,
     OSError,
 )
-DEVICE = re.compile(r"\b(CUDA|cuDNN|HIP|MPS)\b.* (error|out of memory)\b|\bDefaultCPUAllocator\b")
-"""What torch's plain RuntimeErrors say that are a device's: of the libraries it calls, and of the CPU's memory."""
+DEVICE_MESSAGE = re.compile(r"\b(CUDA|cuDNN|HIP|MPS)\b.* (error|out of memory)\b|\bDefaultCPUAllocator\b")
+"""Messages of torch's plain RuntimeErrors that come from a device: its libraries, and the CPU's memory."""
 
 
-def failure(error: Exception) -> Exception:
-    """What those who wait are told. What the device or the numbers did is the engine's failure, and may be tried
-    again; anything else, like shapes that do not fit, is a fault of the program and stays what it is."""
-    device = type(error) is RuntimeError and DEVICE.search(str(error))
-    if not device and not isinstance(error, FAILURES):
+def as_engine_error(error: Exception) -> Exception:
+    """Return the error that waiting requests receive.
+
+    A failure of the device or of the numbers becomes an EngineError, so that the attempt is retried. Every other error,
+    such as a shape mismatch, is a bug and is returned as it is.
+    """
+    device = type(error) is RuntimeError and DEVICE_MESSAGE.search(str(error))
+    if not device and not isinstance(error, ENGINE_ERRORS):
         return error
-    failed = EngineError(f"sampling failed: {type(error).__name__}: {error}")
-    failed.__cause__ = error
-    return failed
+    wrapped = EngineError(f"sampling failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,4 +1,4 @@
-"""The pass that samples: hidden states and logits without gradients, as quickly as this machine has them."""
+"""The forward pass for sampling: hidden states and logits without gradients, as fast as the machine allows."""
 
 from __future__ import annotations
 
@@ -9,78 +9,80 @@ from transformers import PreTrainedModel
 from turnstile.engines.local.cpu.decoder import CpuDecoder
 from turnstile.engines.local.cpu.packed_weights import PackedLinears
 from turnstile.models.attention import CausalLayout, Layout, forward_hidden
-from turnstile.models.frozen_layers import captured
-from turnstile.models.head import probes, project
+from turnstile.models.frozen_layers import capture_activations
+from turnstile.models.head import probe_tokens, project
 
-PROBES = 32
-"""Tokens, from all over the vocabulary, by which a fused pass is tried."""
+PROBE_TOKENS = 32
+"""Number of tokens, spread over the vocabulary, on which a fused decoder is tested."""
 
 
 class Inference:
-    """A model as it is sampled from.
+    """A model as it is used for sampling.
 
-    With `packed` a CPU computes float32 on reordered copies of the weights, which take as much memory again, and
-    decoders built like Llama run with fewer and larger operations (`engines/local/cpu/decoder.py`). Others run as they
-    are.
+    With `packed`, a CPU computes float32 on reordered copies of the weights, which take as much memory again, and
+    decoders built like Llama run with fewer, larger operations (`engines/local/cpu/decoder.py`). Everything else runs
+    the model itself.
     """
 
     def __init__(self, model: PreTrainedModel, *, packed: bool = True) -> None:
         self._model = model
         self._packed = packed
-        self._fused: CpuDecoder | None = None
+        self._decoder: CpuDecoder | None = None
         self._linears = PackedLinears(nn.ModuleList())
-        self._stale = True  # weights have learnt, or layers were replaced
+        self._stale = True  # weights have changed, or layers were replaced
 
-    def forget(self) -> None:
-        """The weights that learn have changed, in whatever way. Heeded at the next use, as one may be going on."""
+    def invalidate(self) -> None:
+        """Mark the copies of trainable weights as stale. The next pass renews them; a pass may be running now."""
         self._stale = True
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, keep: int = 0) -> list[Tensor]:
-        """The last hidden states [T, H] of tokens i64[T] at positions i64[T]; with `keep` also what goes into that
-        layer, [T, H]."""
-        self._follow()
-        if self._fused is not None:
-            return self._fused.hidden(tokens, positions, layout, keep)
-        with self._linears.used(), captured(self._model, keep) as kept:
-            return [forward_hidden(self._model, tokens, positions, layout), *kept]
+        """Return the last hidden states [T, H] of tokens i64[T] at positions i64[T].
+
+        With `keep`, also return the input [T, H] of layer `keep`.
+        """
+        self._refresh()
+        if self._decoder is not None:
+            return self._decoder.hidden(tokens, positions, layout, keep)
+        with self._linears.active(), capture_activations(self._model, keep) as activations:
+            return [forward_hidden(self._model, tokens, positions, layout), *activations]
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] of last hidden states [N, H]."""
-        self._follow()
-        with self._linears.used():
+        """Return the logits [N, V] of last hidden states [N, H]."""
+        self._refresh()
+        with self._linears.active():
             return project(self._model, hidden)
 
-    def _follow(self) -> None:
-        """Sees what the model is made of now."""
+    def _refresh(self) -> None:
+        """Rebuild the decoder and the packed layers if weights have changed."""
         if not self._stale:
             return
         self._stale = False
         if not self._packed:
             return
-        if self._fused is not None and self._fused.is_of(self._model):
-            self._fused.forget()
+        if self._decoder is not None and self._decoder.matches(self._model):
+            self._decoder.invalidate()
         else:
-            self._fused = _fused(self._model)
+            self._decoder = _try_decoder(self._model)
             head = self._model.get_output_embeddings()
-            self._linears = PackedLinears(self._model if self._fused is None else nn.ModuleList([head]))
-        self._linears.forget()
+            self._linears = PackedLinears(self._model if self._decoder is None else nn.ModuleList([head]))
+        self._linears.invalidate()
 
 
-def _fused(model: PreTrainedModel) -> CpuDecoder | None:
-    """The fused pass of a model, if it gives what the model gives: found out by trying.
+def _try_decoder(model: PreTrainedModel) -> CpuDecoder | None:
+    """Return the fused decoder of a model if its outputs match the model's on probe tokens, else None.
 
-    Most tokens must agree to rounding, and all of them roughly: those that were hardly ever trained on differ by far
-    more than others do, and by them alone a whole model would be held to be another.
+    Three quarters of the tokens must agree to rounding, and all of them roughly: embeddings that were hardly trained
+    amplify rounding errors far more than others, and one of them must not disqualify a correct decoder.
     """
-    fused = CpuDecoder.of(model)
-    if fused is None:
+    decoder = CpuDecoder.try_from(model)
+    if decoder is None:
         return None
-    tokens = probes(model, PROBES)
-    positions = torch.arange(PROBES, device=model.device)
+    tokens = probe_tokens(model, PROBE_TOKENS)
+    positions = torch.arange(PROBE_TOKENS, device=model.device)
     plain = forward_hidden(model, tokens, positions, CausalLayout())
-    (found,) = fused.hidden(tokens, positions, CausalLayout())
-    off, size = (torch.linalg.vector_norm(x, dim=-1) for x in (found - plain, plain))
-    alike = int((off <= 1e-4 * size).sum()) >= 0.75 * PROBES and bool((off <= 1e-2 * size).all())
-    return fused if alike else None
+    (output,) = decoder.hidden(tokens, positions, CausalLayout())
+    errors, norms = (torch.linalg.vector_norm(x, dim=-1) for x in (output - plain, plain))
+    agrees = int((errors <= 1e-4 * norms).sum()) >= 0.75 * PROBE_TOKENS and bool((errors <= 1e-2 * norms).all())
+    return decoder if agrees else None

@@ -1,9 +1,10 @@
-"""The keys and values of sessions: rows of tokens on shelves, within the memory that is allowed.
+"""KV cache of the in-process engine: rows of tokens, grouped by capacity, within a memory limit.
 
-A row is one run of tokens after one history. A row may lean on another one: then its history begins with the first
-`begin` tokens of that, which lie there once for all that lean. A shelf holds rows of one capacity side by side, so
-that many are attended to in one operation. A shelf that grows or shrinks is copied, and both copies count for as long
-as they are there; so that there is room for that, a large part of all memory is several shelves.
+A row holds one run of tokens after one history. A row may refer to another row for a shared prefix: its history then
+begins with the first `begin` tokens of that row, which are stored once for all its dependents. A size class stores rows
+of one capacity side by side, so that one operation attends to many. A size class that grows or shrinks is copied, and
+old and new tensors both count against the limit while both exist; so a large part of all memory is split into several
+size classes, which leaves room for the copy.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from turnstile.models.allocator import zeros
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What one token's keys and values take."""
+class CacheShape:
+    """Shape and dtype of what is kept of one token."""
 
     layers: int
     kv_heads: int
@@ -31,34 +32,35 @@ class Shape:
     hidden: int
     dtype: torch.dtype
     device: torch.device
-    trunk: bool = False  # also keep what goes into the first layer that learns
+    with_activations: bool = False  # also keep the input of the first trainable layer
 
     @property
-    def states(self) -> int:
-        """Hidden states kept of each token: the last, and the trunk's."""
-        return 1 + self.trunk
+    def states_per_token(self) -> int:
+        """Number of hidden states kept of each token: the last one, and the activations if they are kept."""
+        return 1 + self.with_activations
 
     def empty(self) -> Tensor:
-        """No numbers, of the kind that is kept."""
+        """Return an empty tensor of the cache's dtype and device."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     @property
     def bytes_per_token(self) -> int:
-        numbers = 2 * self.layers * self.kv_heads * self.head_dim + self.states * self.hidden
+        """Bytes that one token takes in the cache."""
+        numbers = 2 * self.layers * self.kv_heads * self.head_dim + self.states_per_token * self.hidden
         return numbers * self.dtype.itemsize
 
 
-def shape_of(model: PreTrainedModel) -> Shape:
-    """What the engine keeps of each token of a model. Raises ConfigError where values have another width than keys."""
+def cache_shape_of(model: PreTrainedModel) -> CacheShape:
+    """Return the cache shape of a model. Raises ConfigError if values have another width than keys."""
     config: Any = model.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
     if getattr(config, "v_head_dim", None) not in (None, width):  # DeepSeek V2 and its like
         raise ConfigError(
             f"model family {config.model_type!r} has values of another width than its keys, which this engine does not "
-            'hold; sample it from servers (engine.kind = "openai"), or take another family'
+            'support; sample from servers (engine.kind = "openai"), or use another family'
         )
-    return Shape(
+    return CacheShape(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=width,
@@ -68,31 +70,31 @@ def shape_of(model: PreTrainedModel) -> Shape:
     )
 
 
-class Row:
-    """A path of tokens, of which those from `begin` on lie in a place of this row's own."""
+class CacheRow:
+    """A path of tokens; those from `begin` on are stored in this row's own slot."""
 
-    __slots__ = ("base", "begin", "computed", "last_use", "leaning", "place", "shelf", "tokens")
+    __slots__ = ("base", "begin", "computed", "dependents", "last_use", "size_class", "slot", "tokens")
 
-    def __init__(self, tokens: list[int], base: Row | None = None) -> None:
+    def __init__(self, tokens: list[int], base: CacheRow | None = None) -> None:
         self.tokens = tokens  # the whole path
         self.base = base
         self.begin = len(tokens) if base else 0
-        self.computed = len(tokens)  # those behind are in the pass that is being planned
-        self.leaning = 0  # rows that begin in this one
+        self.computed = len(tokens)  # the others are in the pass that is being planned
+        self.dependents = 0  # rows that share a prefix of this one
         self.last_use = 0
-        self.shelf: SizeClass | None = None  # None once it is dropped
-        self.place = 0
+        self.size_class: SizeClass | None = None  # None once the row is dropped
+        self.slot = 0
         if base:
-            base.leaning += 1
+            base.dependents += 1
 
-    def at(self, position: int) -> tuple[SizeClass, int, int]:
-        """Where a token of the path lies: shelf, place on it, column."""
+    def locate(self, position: int) -> tuple[SizeClass, int, int]:
+        """Return where a token of the path is stored: (size class, slot, column)."""
         row = self.base if self.base and position < self.begin else self
-        assert row.shelf is not None, "a dropped row holds nothing"
-        return row.shelf, row.place, position - row.begin
+        assert row.size_class is not None, "a dropped row holds nothing"
+        return row.size_class, row.slot, position - row.begin
 
-    def use(self, clock: int) -> set[Row]:
-        """Notes when it was used; returns it, with the row that it leans on."""
+    def touch(self, clock: int) -> set[CacheRow]:
+        """Record the time of use; return the row together with the row that holds its shared prefix."""
         used = {self} if self.base is None else {self, self.base}
         for row in used:
             row.last_use = clock
@@ -100,235 +102,252 @@ class Row:
 
 
 class SizeClass:
-    """Rows of one capacity: keys and values [L, 2, R, Hkv, capacity, D], hidden states [S, R, capacity, H].
+    """Cache rows of one capacity: keys and values [L, 2, R, Hkv, capacity, D], hidden states [S, R, capacity, H].
 
-    What nobody has written is zero, so that what is masked is finite.
+    Unwritten entries are zero, so that masked entries are finite.
     """
 
-    def __init__(self, shape: Shape, capacity: int, number: int = 0) -> None:
+    def __init__(self, shape: CacheShape, capacity: int, number: int = 0) -> None:
         self._shape = shape
         self.capacity = capacity
-        self.number = number  # in the order in which they were made
-        self.rows: list[Row | None] = []
-        self.kv = self._room(0)
-        self.hidden = self._states(0)
+        self.number = number  # in order of creation
+        self.rows: list[CacheRow | None] = []
+        self.kv = self._empty_kv(0)
+        self.hidden = self._empty_hidden(0)
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of one row."""
         return self.capacity * self._shape.bytes_per_token
 
     @property
     def bytes(self) -> int:
+        """Bytes of all rows."""
         return len(self.rows) * self.row_bytes
 
     @property
-    def vacancies(self) -> int:
+    def vacant(self) -> int:
+        """Number of vacant slots."""
         return self.rows.count(None)
 
     @property
     def occupied(self) -> int:
-        return len(self.rows) - self.vacancies
+        """Number of occupied slots."""
+        return len(self.rows) - self.vacant
 
     def resize(self, count: int) -> None:
-        """Makes room for `count` rows; those it has move together."""
-        kept = [row for row in self.rows if row is not None]
-        kv, hidden, self.kv, self.hidden = self.kv, self.hidden, self._room(count), self._states(count)
-        for place, row in enumerate(kept):
-            self._take(place, kv, hidden, row.place, row.computed - row.begin)
-            row.place = place
-        self.rows = [*kept, *[None] * (count - len(kept))]
+        """Change the number of slots to `count`; existing rows move to the first slots."""
+        occupied_rows = [row for row in self.rows if row is not None]
+        kv, hidden, self.kv, self.hidden = self.kv, self.hidden, self._empty_kv(count), self._empty_hidden(count)
+        for slot, row in enumerate(occupied_rows):
+            self._copy_columns(slot, kv, hidden, row.slot, row.computed - row.begin)
+            row.slot = slot
+        self.rows = [*occupied_rows, *[None] * (count - len(occupied_rows))]
 
-    def copy(self, place: int, source: SizeClass, other: int, columns: int) -> None:
-        """Takes over the first columns of a row of another shelf."""
-        self._take(place, source.kv, source.hidden, other, columns)
+    def copy(self, slot: int, source: SizeClass, source_slot: int, columns: int) -> None:
+        """Copy the first columns of a row of another size class."""
+        self._copy_columns(slot, source.kv, source.hidden, source_slot, columns)
 
-    def _take(self, place: int, kv: Tensor, hidden: Tensor, other: int, columns: int) -> None:
-        self.kv[:, :, place, :, :columns] = kv[:, :, other, :, :columns]
-        self.hidden[:, place, :columns] = hidden[:, other, :columns]
+    def _copy_columns(self, slot: int, kv: Tensor, hidden: Tensor, source_slot: int, columns: int) -> None:
+        self.kv[:, :, slot, :, :columns] = kv[:, :, source_slot, :, :columns]
+        self.hidden[:, slot, :columns] = hidden[:, source_slot, :columns]
 
-    def _room(self, rows: int) -> Tensor:
+    def _empty_kv(self, rows: int) -> Tensor:
         s = self._shape
         return zeros((s.layers, 2, rows, s.kv_heads, self.capacity, s.head_dim), s.dtype, s.device)
 
-    def _states(self, rows: int) -> Tensor:
+    def _empty_hidden(self, rows: int) -> Tensor:
         s = self._shape
-        return zeros((s.states, rows, self.capacity, s.hidden), s.dtype, s.device)
+        return zeros((s.states_per_token, rows, self.capacity, s.hidden), s.dtype, s.device)
 
 
-LEAST = 128
-"""Tokens that the smallest rows hold; each further shelf holds rows of twice as many."""
+MIN_CAPACITY = 128
+"""Tokens that the smallest rows hold; the capacities of size classes are powers of two times this."""
 
 
-PLENTY = 0.25
-"""The share of all memory within which rows that grow take more room than they need."""
+AMPLE_SHARE = 0.25
+"""Share of the limit below which a growing row takes more capacity than it needs."""
 
 
-PART = 0.25
-"""The share of all memory that one shelf of several rows takes at most."""
+MAX_CLASS_SHARE = 0.25
+"""Largest share of the limit that one size class of several rows takes."""
 
 
-def _neighbours(row: Row) -> int:
-    """The rows on the shelf that a row outgrows, itself among them: they grow like it, as a rule."""
-    return 0 if row.shelf is None else row.shelf.occupied
+def _neighbours(row: CacheRow) -> int:
+    """Return the number of rows in the size class of a growing row, itself included: as a rule they grow alike."""
+    return 0 if row.size_class is None else row.size_class.occupied
 
 
 def _capacity(tokens: int, factor: int) -> int:
-    """The least that holds so many tokens and is LEAST times a power of `factor`."""
-    capacity = LEAST
+    """Return the smallest capacity for `tokens` that is MIN_CAPACITY times a power of `factor`."""
+    capacity = MIN_CAPACITY
     while capacity < tokens:
         capacity *= factor
     return capacity
 
 
-class Memory:
-    """The shelves, and who is on them. Drops the least recently used rows when `limit` bytes are taken."""
+class KVCache:
+    """All size classes. Evicts the least recently used rows when `limit` bytes are taken."""
 
-    def __init__(self, shape: Shape, limit: int) -> None:
+    def __init__(self, shape: CacheShape, limit: int) -> None:
         self.shape = shape
-        self._dropped = 0
+        self._evicted = 0
         self._limit = limit
-        self._shelves: list[SizeClass] = []
+        self._size_classes: list[SizeClass] = []
         self._numbers = itertools.count()
 
     @property
     def bytes(self) -> int:
-        return sum(shelf.bytes for shelf in self._shelves)
+        """Bytes of all size classes."""
+        return sum(size_class.bytes for size_class in self._size_classes)
 
-    def hold(self, row: Row, tokens: int, needed: Collection[Row], *, must: bool) -> bool:
-        """Sees to it that `row` has room for `tokens` of its own, if need be by dropping rows that are not `needed`.
+    def reserve(self, row: CacheRow, tokens: int, pinned: Collection[CacheRow], *, force: bool) -> bool:
+        """Reserve room for `tokens` tokens in `row`, evicting rows that are not `pinned` if necessary.
 
-        Where even that does not do it exceeds the limit if it `must`, and else returns False.
+        Returns False if that does not free enough memory; with `force` the limit is exceeded instead.
         """
-        if row.shelf is not None and row.shelf.capacity >= tokens:
+        if row.size_class is not None and row.size_class.capacity >= tokens:
             return True
         capacity = self._capacity_for(row, tokens)
-        while (shelf := self._vacant(capacity) or self._grown(capacity, _neighbours(row))) is None:
-            if self._tidied() or self._dropped_one({*needed, row}):
+        while (size_class := self._find_vacant(capacity) or self._grow(capacity, _neighbours(row))) is None:
+            if self._compact() or self._evict_one({*pinned, row}):
                 continue
-            if not must:
+            if not force:
                 return False
-            shelf = self._made(capacity, 1)
+            size_class = self._add_class(capacity, 1)
             break
-        place = shelf.rows.index(None)
-        if row.shelf is not None:
-            shelf.copy(place, row.shelf, row.place, row.computed - row.begin)
-            row.shelf.rows[row.place] = None
-        shelf.rows[place] = row
-        row.shelf, row.place = shelf, place
+        slot = size_class.rows.index(None)
+        if row.size_class is not None:
+            size_class.copy(slot, row.size_class, row.slot, row.computed - row.begin)
+            row.size_class.rows[row.slot] = None
+        size_class.rows[slot] = row
+        row.size_class, row.slot = size_class, slot
         return True
 
-    def _capacity_for(self, row: Row, tokens: int) -> int:
-        """How long a row becomes that needs room for so many tokens: as short as does; while memory is plentiful a row
-        that grows goes on to a power of four times LEAST, so that it moves half as often."""
-        least = _capacity(tokens, 2)
-        if row.shelf is None:
-            return least
-        wide = _capacity(tokens, 4)
-        taken = sum(shelf.occupied * shelf.row_bytes for shelf in self._shelves)
-        plentiful = taken + _neighbours(row) * wide * self.shape.bytes_per_token <= PLENTY * self._limit
-        return wide if plentiful and (self._vacant(wide) or not self._vacant(least)) else least
+    def _capacity_for(self, row: CacheRow, tokens: int) -> int:
+        """Return the capacity for a row that needs room for `tokens` tokens.
 
-    def _vacant(self, capacity: int) -> SizeClass | None:
-        """The first shelf of such rows that has a place left."""
-        return next((shelf for shelf in self._shelves if shelf.capacity == capacity and shelf.vacancies), None)
+        That is the smallest one that fits; but while memory is ample, a growing row takes the next power of four times
+        MIN_CAPACITY, so that it moves half as often.
+        """
+        tight = _capacity(tokens, 2)
+        if row.size_class is None:
+            return tight
+        roomy = _capacity(tokens, 4)
+        taken = sum(size_class.occupied * size_class.row_bytes for size_class in self._size_classes)
+        ample = taken + _neighbours(row) * roomy * self.shape.bytes_per_token <= AMPLE_SHARE * self._limit
+        return roomy if ample and (self._find_vacant(roomy) or not self._find_vacant(tight)) else tight
 
-    def _grown(self, capacity: int, neighbours: int) -> SizeClass | None:
-        """A shelf of such rows with places that were not there before: the last one made longer, or another one. None
-        where the limit leaves no room for one more place, and for what is copied meanwhile."""
+    def _find_vacant(self, capacity: int) -> SizeClass | None:
+        """Return the first size class of this capacity that has a vacant slot."""
+        return next((size_class for size_class in self._of_capacity(capacity) if size_class.vacant), None)
+
+    def _grow(self, capacity: int, neighbours: int) -> SizeClass | None:
+        """Add slots of this capacity: enlarge the last size class of it, or add another one.
+
+        Returns None if the limit leaves no room for one more slot and for the copy.
+        """
         row_bytes = capacity * self.shape.bytes_per_token
         free = (self._limit - self.bytes) // row_bytes
         if free < 1:
             return None
-        alike = [shelf for shelf in self._shelves if shelf.capacity == capacity]
-        has = len(alike[-1].rows) if alike else 0
-        wanted = max(1, min(neighbours, free // 2), min(has, free))
-        longest = max(1, int(PART * self._limit) // row_bytes)
-        count = min(has + wanted, longest, free)  # the old places are there until these are
+        existing = self._of_capacity(capacity)
+        has = len(existing[-1].rows) if existing else 0
+        extra = max(1, min(neighbours, free // 2), min(has, free))
+        longest = max(1, int(MAX_CLASS_SHARE * self._limit) // row_bytes)
+        count = min(has + extra, longest, free)  # the old slots stay until the new ones are filled
         if count > has > 0:
-            alike[-1].resize(count)
-            return alike[-1]
-        return self._made(capacity, min(wanted, longest, free))
+            existing[-1].resize(count)
+            return existing[-1]
+        return self._add_class(capacity, min(extra, longest, free))
 
-    def _made(self, capacity: int, count: int) -> SizeClass:
-        shelf = SizeClass(self.shape, capacity, next(self._numbers))
-        shelf.resize(count)
-        self._shelves.append(shelf)
-        return shelf
+    def _add_class(self, capacity: int, count: int) -> SizeClass:
+        """-"""
+        size_class = SizeClass(self.shape, capacity, next(self._numbers))
+        size_class.resize(count)
+        self._size_classes.append(size_class)
+        return size_class
 
-    def _tidied(self) -> bool:
-        """Gives back places that nobody is on, where that can be done; says whether any was."""
+    def _compact(self) -> bool:
+        """Release vacant slots where possible; return whether memory was freed."""
         before = self.bytes
-        self._shelves = [shelf for shelf in self._shelves if shelf.occupied]
+        self._size_classes = [size_class for size_class in self._size_classes if size_class.occupied]
         if self.bytes == before:
             self._merge()
         if self.bytes == before:
-            for shelf in self._shelves:
-                if shelf.vacancies and self.bytes + shelf.occupied * shelf.row_bytes <= self._limit:
-                    shelf.resize(shelf.occupied)
+            for size_class in self._size_classes:
+                if size_class.vacant and self.bytes + size_class.occupied * size_class.row_bytes <= self._limit:
+                    size_class.resize(size_class.occupied)
                     break
         return self.bytes < before
 
     def _merge(self) -> None:
-        """Empties a shelf whose rows find places on others."""
-        for shelf in sorted(self._shelves, key=lambda shelf: shelf.occupied):
-            others = [other for other in self._shelves if other.capacity == shelf.capacity and other is not shelf]
-            if sum(other.vacancies for other in others) < shelf.occupied:
+        """Empty a size class whose rows fit into vacant slots of others of its capacity."""
+        for size_class in sorted(self._size_classes, key=lambda size_class: size_class.occupied):
+            others = [one for one in self._of_capacity(size_class.capacity) if one is not size_class]
+            if sum(other.vacant for other in others) < size_class.occupied:
                 continue
-            for row in [row for row in shelf.rows if row is not None]:
-                other = next(other for other in others if other.vacancies)
-                place = other.rows.index(None)
-                other.copy(place, shelf, row.place, row.computed - row.begin)
-                other.rows[place] = row
-                row.shelf, row.place = other, place
-            self._shelves.remove(shelf)
+            for row in [row for row in size_class.rows if row is not None]:
+                other = next(other for other in others if other.vacant)
+                slot = other.rows.index(None)
+                other.copy(slot, size_class, row.slot, row.computed - row.begin)
+                other.rows[slot] = row
+                row.size_class, row.slot = other, slot
+            self._size_classes.remove(size_class)
             return
 
-    def _dropped_one(self, needed: Collection[Row]) -> bool:
-        """Drops the row that was not used for longest, of those that nobody needs; says whether there was one."""
-        idle = [row for row in self._rows() if row not in needed and not row.leaning]
+    def _evict_one(self, pinned: Collection[CacheRow]) -> bool:
+        """Evict the least recently used row that is neither pinned nor has dependents; return whether there was one."""
+        idle = [row for row in self._rows() if row not in pinned and not row.dependents]
         if not idle:
             return False
         self.drop(min(idle, key=lambda row: row.last_use))
-        self._dropped += 1
+        self._evicted += 1
         return True
 
-    def take_dropped(self) -> int:
-        """Rows dropped for want of room since the last call."""
-        dropped, self._dropped = self._dropped, 0
-        return dropped
+    def take_evicted(self) -> int:
+        """Return the number of rows evicted since the last call."""
+        evicted, self._evicted = self._evicted, 0
+        return evicted
 
-    def for_shape(self, shape: Shape) -> Memory:
-        """As much memory, empty, for tokens of another shape."""
-        return self if shape == self.shape else Memory(shape, self._limit)
+    def with_shape(self, shape: CacheShape) -> KVCache:
+        """Return an empty cache with the same limit for another shape, or this one if the shape is equal."""
+        return self if shape == self.shape else KVCache(shape, self._limit)
 
-    def states(self, row: Row | None, length: int, which: int) -> Tensor:
-        """Hidden states [n, H] of the first `length` tokens of a path."""
+    def hidden_states(self, row: CacheRow | None, length: int, which: int) -> Tensor:
+        """Return hidden states [n, H] of the first `length` tokens of a path.
+
+        `which` is 0 for the last ones, 1 for the activations.
+        """
         if row is None:
             return torch.empty(0, self.shape.hidden, dtype=self.shape.dtype, device=self.shape.device)
         parts = []
         for part, begin, end in ((row.base, 0, min(length, row.begin)), (row, row.begin, length)):
             if part is not None and end > begin:
-                shelf, place, column = part.at(begin)
-                parts.append(shelf.hidden[which, place, column : column + end - begin])
+                size_class, slot, column = part.locate(begin)
+                parts.append(size_class.hidden[which, slot, column : column + end - begin])
         return torch.cat(parts)
 
-    def drop(self, row: Row) -> None:
-        """Forgets what a row holds."""
-        assert row.shelf is not None
-        row.shelf.rows[row.place] = None
-        row.shelf = None
+    def drop(self, row: CacheRow) -> None:
+        """Drop a row."""
+        assert row.size_class is not None
+        row.size_class.rows[row.slot] = None
+        row.size_class = None
         if row.base:
-            row.base.leaning -= 1
+            row.base.dependents -= 1
 
     def clear(self, *, keep: bool = True) -> None:
-        """Forgets everything; if they are to be kept the shelves stay, for what comes next."""
+        """Drop all rows; with `keep`, keep the size classes for later rows."""
         for row in self._rows():
-            row.shelf = None
-        for shelf in self._shelves:
-            shelf.rows = [None] * len(shelf.rows)
+            row.size_class = None
+        for size_class in self._size_classes:
+            size_class.rows = [None] * len(size_class.rows)
         if not keep:
-            self._shelves = []
+            self._size_classes = []
 
-    def _rows(self) -> Iterator[Row]:
-        for shelf in self._shelves:
-            yield from (row for row in shelf.rows if row is not None)
+    def _of_capacity(self, capacity: int) -> list[SizeClass]:
+        return [size_class for size_class in self._size_classes if size_class.capacity == capacity]
+
+    def _rows(self) -> Iterator[CacheRow]:
+        for size_class in self._size_classes:
+            yield from (row for row in size_class.rows if row is not None)

@@ -1,4 +1,4 @@
-"""What each step of the engine computes: the tokens that requests lack, and guesses at those that come next."""
+"""Planning of engine steps: the tokens that requests are missing, and drafts of the tokens that may come next."""
 
 from __future__ import annotations
 
@@ -9,179 +9,205 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from turnstile.engines.local.constraint import Given
-from turnstile.engines.local.group import Cursor, Group, common
-from turnstile.engines.local.kv_cache import Memory, Row
-from turnstile.engines.local.layout import FEW, Span, lay_out
+from turnstile.engines.local.constraint import ScoredTokens
+from turnstile.engines.local.kv_cache import CacheRow, KVCache
+from turnstile.engines.local.layout import SHORT_SPAN, Span, lay_out
+from turnstile.engines.local.prefix_tree import PrefixPosition, PrefixTree, common_prefix
 from turnstile.engines.local.requests import Request
 from turnstile.engines.local.speculation import Speculator
-from turnstile.engines.local.step import Ready, Step
+from turnstile.engines.local.step import EngineStep, ReadyRequest
 
 PREFILL_TOKENS = 512
-"""Prompt tokens computed in one step, so that a long prompt does not hold up those that decode."""
+"""Prompt tokens computed in one step, so that a long prompt does not delay the requests that decode."""
 
-GIVEN_TOKENS = FEW - 1
-"""Tokens asked after that are taken together: they are guesses that are always right."""
+SCORED_TOKENS = SHORT_SPAN - 1
+"""Scored tokens computed together: they are treated as drafts that are always accepted."""
 
-COUNTED = ("tokens_computed", "tokens_rebuilt", "tokens_guessed", "tokens_guessed_right", "evicted")
-"""Tokens computed, but for wrong guesses; those of them that had been computed before (they were dropped for want of
-memory, or the weights changed); tokens computed as guesses of its own, those of them that were right; rows dropped."""
+PLANNER_STATS = ("tokens_computed", "tokens_rebuilt", "tokens_speculated", "tokens_accepted", "evicted")
+"""Counters of the planner.
+
+Tokens computed (without rejected drafts); those of them that had been computed before (evicted, or computed with older
+weights); draft tokens computed and accepted; rows evicted.
+"""
 
 
 class Planner:
-    """The trees of all groups and the memory that they lie in; plans the passes over them.
+    """Plans the passes over the prefix trees of all groups and the cache that holds them.
 
-    A pass takes no more than `width` tokens if there is a width, and then makes no guesses; else at most `most` tokens
-    are guessed for each request by `drafts`, and `at_once` for all of them. Positions end at `window`.
+    With a `width`, a pass takes at most that many tokens and speculates nothing. Otherwise at most `max_drafts` tokens
+    are speculated for each request by the `speculator`, and `max_logits` for all of them. Positions end at `window`.
     """
 
-    def __init__(self, memory: Memory, *, width: int, drafts: Speculator, most: int, at_once: int, window: int) -> None:
-        self.memory = memory
-        self.trunk = 0
-        """The layer of which it is kept what goes into it; 0 for none."""
-        self.counted: dict[str, float] = defaultdict(float)
-        self._width, self._at_once, self._window = width, at_once, window
-        self._most = 0 if width else most
-        self._groups: dict[str, Group] = {}
-        self._drafts = drafts
+    def __init__(
+        self, cache: KVCache, *, width: int, speculator: Speculator, max_drafts: int, max_logits: int, window: int
+    ) -> None:
+        self.cache = cache
+        self.activation_layer = 0
+        """The layer whose input is kept; 0 for none."""
+        self.stats: dict[str, float] = defaultdict(float)
+        self._width, self._max_logits, self._window = width, max_logits, window
+        self._max_drafts = 0 if width else max_drafts
+        self._groups: dict[str, PrefixTree] = {}
+        self._speculator = speculator
         self._clock = itertools.count(1)
 
     def close(self, share: str) -> None:
-        """Drops a group."""
+        """Drop the rows of a group."""
         if share in self._groups:
             self._groups.pop(share).close()
 
-    def forget(self, *, keep: bool = True) -> None:
-        """Drops all groups; if the memory is to be kept, it waits for what comes next."""
+    def clear(self, *, keep: bool = True) -> None:
+        """Drop all groups; with `keep`, the memory stays allocated for later rows."""
         self._groups.clear()
-        self.memory.clear(keep=keep)
+        self.cache.clear(keep=keep)
 
     def keep_activations(self, layer: int) -> None:
-        """From now on keeps what goes into that layer, or no longer, and drops all groups. A step that goes on is done
-        as it was planned."""
-        self.forget()
-        self.trunk, self.memory = layer, self.memory.for_shape(replace(self.memory.shape, trunk=layer > 0))
+        """Keep the input of `layer` from now on (0: no longer), and drop all groups.
 
-    def states(self, share: str, path: list[int], which: int) -> Tensor:
-        """Hidden states [n, H] of the first n tokens of a path that a group has computed."""
-        cursor = Cursor()
+        A step under way finishes as it was planned.
+        """
+        self.clear()
+        self.activation_layer = layer
+        self.cache = self.cache.with_shape(replace(self.cache.shape, with_activations=layer > 0))
+
+    def hidden_states(self, share: str, path: list[int], which: int) -> Tensor:
+        """Return the hidden states [n, H] of the first n tokens of a path that a group has computed."""
+        position = PrefixPosition()
         if share in self._groups:
-            self._groups[share].follow(cursor, path)
-        if cursor.row is not None:
-            cursor.length = min(cursor.length, cursor.row.computed)
-        return self.memory.states(cursor.row, cursor.length, which)
+            self._groups[share].advance(position, path)
+        if position.row is not None:
+            position.length = min(position.length, position.row.computed)
+        return self.cache.hidden_states(position.row, position.length, which)
 
-    def plan(self, batch: Sequence[Request]) -> Step:
-        """Rooms for the next tokens of each request, in the order in which they came; what is known costs nothing. What
-        is left of the step is for guesses."""
+    def plan(self, batch: Sequence[Request]) -> EngineStep:
+        """Plan a step: allocate cache for each request's missing tokens, in order of arrival; cached tokens are free.
+
+        The rest of the step's budget goes to drafts.
+        """
         spans: dict[Request, Span] = {}
-        whole: list[Request] = []
-        needed: set[Row] = set()
-        left = self._width or PREFILL_TOKENS
+        complete: list[Request] = []
+        pinned: set[CacheRow] = set()
+        budget = self._width or PREFILL_TOKENS
         for request in batch:
-            group, cursor, path, clock = self._group(request), request.cursor, request.path, next(self._clock)
-            group.follow(cursor, path, again=request.heard)
-            self._hear(request, cursor.length)
-            begin, room = cursor.length, left if self._width else max(1, left)
-            if missing := path[begin : begin + room]:
-                first = not spans and not whole  # one always goes on
-                if not group.extend(cursor, missing, needed, clock, must=first):
+            group, position, path, clock = (
+                self._group(request),
+                request.prefix_position,
+                request.path,
+                next(self._clock),
+            )
+            group.advance(position, path, resumed=request.observed)
+            self._observe_prompt(request, position.length)
+            begin, limit = position.length, budget if self._width else max(1, budget)
+            if missing := path[begin : begin + limit]:
+                first = not spans and not complete  # one request always makes progress
+                if not group.extend(position, missing, pinned, clock, force=first):
                     continue
-                assert cursor.row is not None
-                spans[request] = Span(cursor.row, begin, cursor.length)
-                left -= len(missing)
-                self.counted["tokens_computed"] += len(missing)
-                self.counted["tokens_rebuilt"] += request.session.computes(path, begin, cursor.length)
-            if cursor.row is not None and cursor.length:
-                needed |= cursor.row.use(clock)
-            if cursor.length == len(path):
-                whole.append(request)
-        ready, left = [], min(left, self._at_once)
-        for request in whole:
-            lacking = spans[request].size if request in spans else 0
-            room = FEW - lacking if lacking <= FEW else left  # more would have them attended to apart from others
-            one = self._guess(request, max(0, min(left, room)))
-            left -= len(one.guesses)
-            if one.drafted:
-                self._draft(request, one.guesses, spans, needed)
+                assert position.row is not None
+                spans[request] = Span(position.row, begin, position.length)
+                budget -= len(missing)
+                self.stats["tokens_computed"] += len(missing)
+                self.stats["tokens_rebuilt"] += request.session.record_computed(path, begin, position.length)
+            if position.row is not None and position.length:
+                pinned |= position.row.touch(clock)
+            if position.length == len(path):
+                complete.append(request)
+        ready, budget = [], min(budget, self._max_logits)
+        for request in complete:
+            num_missing = spans[request].size if request in spans else 0
+            # More drafts would make the span long, and take it out of the attention batch of short spans.
+            limit = SHORT_SPAN - num_missing if num_missing <= SHORT_SPAN else budget
+            one = self._speculate(request, max(0, min(budget, limit)))
+            budget -= len(one.speculated)
+            if one.num_drafted:
+                self._add_drafts(request, one.speculated, spans, pinned)
             ready.append(one)
-        self.counted["evicted"] += self.memory.take_dropped()
-        return Step(lay_out(list(spans.values())), ready, width=self._width, trunk=self.trunk)
+        self.stats["evicted"] += self.cache.take_evicted()
+        return EngineStep(
+            lay_out(list(spans.values())), ready, width=self._width, activation_layer=self.activation_layer
+        )
 
-    def settle(self, step: Step, batch: Sequence[Request]) -> None:
-        """Learns after a step what came of its guesses, and takes back those that were wrong."""
-        for one in step.ready:
-            request, cursor, path = one.request, one.request.cursor, one.request.path
-            if self._most and not isinstance(request.constraint, Given):
-                said = path[len(path) - one.sampled :]
-                self._drafts.judge(one.drafts[: one.sampled], common(said, [draft.token for draft in one.drafts]))
-                self._drafts.observe(path, len(path) - one.sampled)
-            if not one.drafted:
+    def finish(self, step: EngineStep, batch: Sequence[Request]) -> None:
+        """Update the speculator with the outcome of a step's drafts, and discard the rejected tokens."""
+        for ready in step.ready:
+            request, position, path = ready.request, ready.request.prefix_position, ready.request.path
+            if self._max_drafts and not isinstance(request.constraint, ScoredTokens):
+                sampled = path[len(path) - ready.sampled :]
+                self._speculator.record_outcome(
+                    ready.drafts[: ready.sampled], common_prefix(sampled, [draft.token for draft in ready.drafts])
+                )
+                self._speculator.observe(path, len(path) - ready.sampled)
+            if not ready.num_drafted:
                 continue
-            right = 0
-            if cursor.row is not None and request.session.share in self._groups:
-                right = min(self._retract(request, cursor.row, batch), one.drafted)
-                self.counted["tokens_computed"] += right
-                own = common(cursor.row.tokens, path, cursor.length)  # others may have said more of it
-                self.counted["tokens_rebuilt"] += request.session.computes(path, cursor.length, own)
-            if one.drafts:
-                self.counted["tokens_guessed"] += one.drafted
-                self.counted["tokens_guessed_right"] += right
+            accepted = 0
+            if position.row is not None and request.session.share in self._groups:
+                accepted = min(self._discard_wrong(request, position.row, batch), ready.num_drafted)
+                self.stats["tokens_computed"] += accepted
+                # Other requests of the group may have sampled more of the path by now.
+                computed = common_prefix(position.row.tokens, path, position.length)
+                self.stats["tokens_rebuilt"] += request.session.record_computed(path, position.length, computed)
+            if ready.drafts:
+                self.stats["tokens_speculated"] += ready.num_drafted
+                self.stats["tokens_accepted"] += accepted
 
-    def _retract(self, request: Request, row: Row, batch: Sequence[Request]) -> int:
-        """Takes back what stands in the request's row and was said by nobody; returns how much is left behind its
-        place there."""
-        cursors = [(other.cursor.length, other.path) for other in batch if other.cursor.row is row]
-        same = min(length for length, _ in cursors)  # up to there the paths are the row's
-        known = same + max(common(row.tokens[same:], path[same:]) for _, path in cursors)
-        self._group(request).retract(row, known)
-        return max(0, len(row.tokens) - request.cursor.length)
+    def _discard_wrong(self, request: Request, row: CacheRow, batch: Sequence[Request]) -> int:
+        """Cut a row back to tokens that some request sampled; return how many follow the request's position."""
+        paths = [(other.prefix_position.length, other.path) for other in batch if other.prefix_position.row is row]
+        # Up to `same` all these paths are the row's; beyond it the longest path that agrees decides what stays.
+        same = min(length for length, _ in paths)
+        kept = same + max(common_prefix(row.tokens[same:], path[same:]) for _, path in paths)
+        self._group(request).truncate(row, kept)
+        return max(0, len(row.tokens) - request.prefix_position.length)
 
-    def _group(self, request: Request) -> Group:
+    def _group(self, request: Request) -> PrefixTree:
         share = request.session.share
         if share not in self._groups:
-            self._groups[share] = Group(self.memory, lean=not self._width)
+            self._groups[share] = PrefixTree(self.cache, share_prefixes=not self._width)
         return self._groups[share]
 
-    def _hear(self, request: Request, known: int) -> None:
-        """Learns once how what of a prompt is new, to its session and its group, goes on."""
-        if not request.heard and self._most and not isinstance(request.constraint, Given):
-            begin = max(known, request.session.met(request.path))
-            self._drafts.observe(request.path, begin + 1)  # the end of a turn goes on with nothing
-        request.heard = True
+    def _observe_prompt(self, request: Request, known: int) -> None:
+        """Let the speculator learn, once, the part of a prompt that is new to its session and its group."""
+        if not request.observed and self._max_drafts and not isinstance(request.constraint, ScoredTokens):
+            begin = max(known, request.session.count_seen(request.path))
+            self._speculator.observe(request.path, begin + 1)  # nothing follows the end of a turn
+        request.observed = True
 
-    def _guess(self, request: Request, room: int) -> Ready:
-        """The request with tokens that may come next: those that the group knows already, or else ones that this step
-        computes as well, for which the row has room."""
-        cursor, given = request.cursor, request.constraint
-        row, most = cursor.row, min(room, self._guesses(request))
+    def _speculate(self, request: Request, limit: int) -> ReadyRequest:
+        """Return the request with speculated tokens: known to the group already, or drafts that this step computes too.
+
+        Drafts must fit into the row as it is.
+        """
+        position, constraint = request.prefix_position, request.constraint
+        row, max_drafts = position.row, min(limit, self._draft_limit(request))
         assert row is not None
-        assert row.shelf is not None
-        if known := row.tokens[cursor.length : cursor.length + most]:
-            if isinstance(given, Given):
-                return Ready(request, known[: common(known, given.next(most))])
-            return Ready(request, self._drafts.turn(known))
-        most = min(most, row.shelf.capacity - (cursor.length - row.begin))
-        if isinstance(given, Given):
-            tokens = given.next(most)
-            return Ready(request, tokens, len(tokens))
-        drafts, likely = self._drafts.guess(request.path, most) if self._most and given is None else ([], 0)
-        return Ready(request, [draft.token for draft in drafts[:likely]], likely, drafts)
+        assert row.size_class is not None
+        if known := row.tokens[position.length : position.length + max_drafts]:
+            if isinstance(constraint, ScoredTokens):
+                return ReadyRequest(request, known[: common_prefix(known, constraint.next_tokens(max_drafts))])
+            return ReadyRequest(request, self._speculator.cut_at_stop(known))
+        max_drafts = min(max_drafts, row.size_class.capacity - (position.length - row.begin))
+        if isinstance(constraint, ScoredTokens):
+            tokens = constraint.next_tokens(max_drafts)
+            return ReadyRequest(request, tokens, len(tokens))
+        speculates = self._max_drafts and constraint is None
+        drafts, likely = self._speculator.propose(request.path, max_drafts) if speculates else ([], 0)
+        return ReadyRequest(request, [draft.token for draft in drafts[:likely]], likely, drafts)
 
-    def _draft(self, request: Request, tokens: Sequence[int], spans: dict[Request, Span], needed: set[Row]) -> None:
-        """Has guesses computed in the row of a request."""
-        end = request.cursor.copy()
-        held = self._group(request).extend(end, tokens, needed, next(self._clock), must=False)
-        assert held, "the row has room for them"
+    def _add_drafts(
+        self, request: Request, tokens: Sequence[int], spans: dict[Request, Span], pinned: set[CacheRow]
+    ) -> None:
+        """Add drafts to the span of a request."""
+        end = request.prefix_position.copy()
+        has_room = self._group(request).extend(end, tokens, pinned, next(self._clock), force=False)
+        assert has_room, "the row has room for them"
         assert end.row is not None
         if request in spans:
             spans[request].end = end.length
         else:
-            spans[request] = Span(end.row, request.cursor.length, end.length)
+            spans[request] = Span(end.row, request.prefix_position.length, end.length)
 
-    def _guesses(self, request: Request) -> int:
-        """How many tokens may be guessed for it."""
-        if self._width or (request.constraint is not None and not isinstance(request.constraint, Given)):
+    def _draft_limit(self, request: Request) -> int:
+        """Return how many tokens may be speculated for a request."""
+        if self._width or (request.constraint is not None and not isinstance(request.constraint, ScoredTokens)):
             return 0
-        most = GIVEN_TOKENS if isinstance(request.constraint, Given) else self._most
-        return max(0, min(most, request.left - 1, self._window - len(request.path)))
+        max_drafts = SCORED_TOKENS if isinstance(request.constraint, ScoredTokens) else self._max_drafts
+        return max(0, min(max_drafts, request.remaining - 1, self._window - len(request.path)))

@@ -1,4 +1,4 @@
-"""Who asks the engine: sessions, and their requests with what was sampled for them so far."""
+"""Sessions of the engine, and their requests with the tokens sampled so far."""
 
 from __future__ import annotations
 
@@ -8,78 +8,83 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turnstile.engines.local.constraint import Constraint, Given
-from turnstile.engines.local.group import Cursor, common
+from turnstile.engines.local.constraint import Constraint, ScoredTokens
+from turnstile.engines.local.prefix_tree import PrefixPosition, common_prefix
 from turnstile.types import Bool, Completion, Finish, Sampling
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One conversation: its group, and where in the group's tree its last turn ended."""
+    """One conversation: its group, and where in the group's prefix tree its last turn ended."""
 
     share: str
-    cursor: Cursor = field(default_factory=Cursor)
-    past: list[int] = field(default_factory=list)  # the last path of which something was computed for it
-    computed: int = 0  # how much of it
+    prefix_position: PrefixPosition = field(default_factory=PrefixPosition)
+    last_path: list[int] = field(default_factory=list)  # the last path that had tokens computed for this session
+    computed: int = 0  # how many tokens of it were computed
 
-    def computes(self, path: list[int], begin: int, end: int) -> int:
-        """Notes that tokens begin..end-1 of `path`, which may only grow, are computed for it; returns how many of them
-        were before."""
-        again = max(0, min(end, self.known(path)) - begin) if begin < self.computed else 0
-        if end - begin > again:
-            self.past, self.computed = path, end
-        return again
+    def record_computed(self, path: list[int], begin: int, end: int) -> int:
+        """Record that tokens begin..end-1 of `path` are computed; return how many of them were computed before.
 
-    def known(self, path: list[int]) -> int:
-        """How many of the first tokens of a path were computed for it."""
-        return min(self.computed, self.met(path))
+        `path` may only grow from then on.
+        """
+        recomputed = max(0, min(end, self.count_computed(path)) - begin) if begin < self.computed else 0
+        if end - begin > recomputed:
+            self.last_path, self.computed = path, end
+        return recomputed
 
-    def met(self, path: list[int]) -> int:
-        """With how many of its tokens a path begins, computed or, like the last one that was sampled, not."""
-        return common(self.past, path)
+    def count_computed(self, path: list[int]) -> int:
+        """Return how many of the first tokens of a path were computed for this session."""
+        return min(self.computed, self.count_seen(path))
+
+    def count_seen(self, path: list[int]) -> int:
+        """Return how many leading tokens a path shares with the session's last one.
+
+        Those may include the last sampled token, which was never computed.
+        """
+        return common_prefix(self.last_path, path)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One turn that is being sampled. `path` is the prompt and what was sampled after it."""
+    """One turn that is being sampled. `path` is the prompt and the tokens sampled after it."""
 
     session: Session
     path: list[int]
     sampling: Sampling
     future: asyncio.Future[Completion]
-    cursor: Cursor
-    constraint: Constraint | Given | None = None
+    prefix_position: PrefixPosition
+    constraint: Constraint | ScoredTokens | None = None
     started: float = field(default_factory=time.monotonic)
     versions: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
-    forced: list[bool] = field(default_factory=list)  # the only one that its constraint allowed
+    forced: list[bool] = field(default_factory=list)  # whether the constraint allowed no other token
     finish: Finish | None = None
-    heard: bool = False  # guesses were learnt from its prompt
+    observed: bool = False  # the speculator has observed its prompt
 
     @property
     def sampled(self) -> int:
-        """How many tokens were sampled."""
+        """Number of sampled tokens."""
         return len(self.logprobs)
 
     @property
-    def left(self) -> int:
-        """How many more tokens may be sampled."""
+    def remaining(self) -> int:
+        """Number of tokens that may still be sampled."""
         return self.sampling.max_tokens - self.sampled
 
     def allowed(self, ahead: int) -> Bool | None:
-        """The tokens [V] that it may go on with after `ahead` guesses; None if all."""
-        if isinstance(self.constraint, Given):
+        """Return the tokens bool[V] that are allowed after `ahead` speculated tokens; None for all."""
+        if isinstance(self.constraint, ScoredTokens):
             return self.constraint.allowed(ahead)
         return None if self.constraint is None else self.constraint.allowed()
 
     @property
-    def ids(self) -> list[int]:
-        """The tokens that were sampled."""
-        return self.last(self.sampled)
+    def sampled_ids(self) -> list[int]:
+        """The sampled tokens."""
+        return self.last_sampled(self.sampled)
 
-    def last(self, count: int) -> list[int]:
-        """The last of them, at most so many."""
+    def last_sampled(self, count: int) -> list[int]:
+        """Return the last sampled tokens, at most `count`."""
         return self.path[len(self.path) - min(count, self.sampled) :]
 
     def append(self, token: int, logprob: float, entropy: float, version: int, *, forced: bool = False) -> None:
@@ -90,10 +95,10 @@ class Request:
         self.forced.append(forced)
 
     def completion(self) -> Completion:
-        """What was sampled; the session's next turn goes on from there."""
-        self.session.cursor = self.cursor
+        """Return the completion, and let the session's next turn continue at its end."""
+        self.session.prefix_position = self.prefix_position
         return Completion(
-            token_ids=np.array(self.ids, np.int32),
+            token_ids=np.array(self.sampled_ids, np.int32),
             logprobs=np.array(self.logprobs, np.float32),
             entropies=np.array(self.entropies, np.float32),
             forced=np.array(self.forced, np.bool_) if isinstance(self.constraint, Constraint) else None,

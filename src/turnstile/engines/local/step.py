@@ -1,6 +1,6 @@
 """One step of the engine: the tokens of one pass, and the requests that get tokens from it.
 
-A step knows all places that it reads and writes, so that sessions may close while it is computed.
+A step holds all cache slots that it reads and writes, so sessions may close while it is computed.
 """
 
 from __future__ import annotations
@@ -12,66 +12,71 @@ import torch
 from torch import Tensor
 
 from turnstile.engines.local.kv_cache import SizeClass
-from turnstile.engines.local.layout import LonelyLayout, RowsLayout, Span
+from turnstile.engines.local.layout import CacheLayout, DeterministicLayout, Span
 from turnstile.engines.local.requests import Request
-from turnstile.engines.local.speculation import Guess
+from turnstile.engines.local.speculation import Draft
 
-Place = tuple[SizeClass, int, int]
-"""Where a token lies: shelf, place on it, column."""
+CacheSlot = tuple[SizeClass, int, int]
+"""Where a token is stored: size class, slot, column."""
 
 
 @dataclass(slots=True, eq=False)
-class Ready:
-    """A request that lacks nothing for its next token, nor for those after each of its guesses."""
+class ReadyRequest:
+    """A request whose next token, and the tokens after its speculated ones, can be sampled after this step."""
 
     request: Request
-    guesses: Sequence[int] = field(default_factory=list)  # tokens that lie behind its path, once the step is computed
-    drafted: int = 0  # how many of them this step computes
-    drafts: Sequence[Guess] = field(default_factory=list)  # what the engine thought would come: those, and one more
-    sampled: int = 0  # tokens that it got
+    speculated: Sequence[int] = field(default_factory=list)  # tokens cached after its path once the step is computed
+    num_drafted: int = 0  # how many of those this step computes
+    drafts: Sequence[Draft] = field(default_factory=list)  # what was proposed: those, and one more
+    sampled: int = 0  # tokens that the step gave it
 
 
-class Step:
-    """`spans` are laid out; `ready` lack nothing once they are computed. With a `width` every pass and every
-    projection takes that many rows, those that are missing filled up; `trunk` is the layer of which it is kept what
-    goes into it, if there is one."""
+class EngineStep:
+    """The laid-out `spans` to compute, and the `ready` requests that are sampled afterwards.
 
-    def __init__(self, spans: Sequence[Span], ready: Sequence[Ready], *, width: int = 0, trunk: int = 0) -> None:
-        self.spans, self.ready, self.width, self.trunk = spans, ready, width, trunk
-        self.layout = LonelyLayout(spans) if width else RowsLayout(spans)
+    With a `width`, every pass and every projection takes that many rows, padded if necessary. `activation_layer` is the
+    layer whose input is kept (0: none).
+    """
+
+    def __init__(
+        self, spans: Sequence[Span], ready: Sequence[ReadyRequest], *, width: int = 0, activation_layer: int = 0
+    ) -> None:
+        self.spans, self.ready, self.width, self.activation_layer = spans, ready, width, activation_layer
+        self.layout = DeterministicLayout(spans) if width else CacheLayout(spans)
         self._tokens = [token for span in spans for token in span.tokens]
         self._positions = [position for span in spans for position in range(span.begin, span.end)]
-        self._wanted = [(one, i, _place(one, i)) for one in ready for i in range(1 + len(one.guesses))]
+        self._queries = [(one, i, _slot_of(one, i)) for one in ready for i in range(1 + len(one.speculated))]
 
     def tokens(self) -> Tensor:
-        """The new tokens, i64[T]."""
-        return torch.tensor(self._filled(self._tokens))
+        """Return the new tokens, i64[T]."""
+        return torch.tensor(self._padded(self._tokens))
 
     def positions(self) -> Tensor:
-        """Their positions, i64[T]."""
-        return torch.tensor(self._filled(self._positions))
+        """Return the positions of the new tokens, i64[T]."""
+        return torch.tensor(self._padded(self._positions))
 
-    def keep(self, states: Sequence[Tensor]) -> None:
-        """Keeps the hidden states [T, H] of the pass."""
-        self.layout.keep(states)
+    def store_hidden(self, states: Sequence[Tensor]) -> None:
+        """Store the hidden states [T, H] of the pass."""
+        self.layout.store_hidden(states)
         for span in self.spans:
             span.row.computed = max(span.row.computed, span.end)
 
-    def hidden(self) -> tuple[Tensor, list[tuple[Ready, int, int]]]:
-        """The last hidden states [N, H] that tokens are sampled from, and for each token that may be sampled (the one
-        that is ready for it, how many come before it in this step, its place among the N): those at the same place
-        share one."""
-        nodes = {place: i for i, place in enumerate(dict.fromkeys(place for _, _, place in self._wanted))}
-        states = [shelf.hidden[0, place, column] for shelf, place, column in nodes]
-        states += states[:1] * (self.width - len(states))
-        return torch.stack(states), [(one, i, nodes[place]) for one, i, place in self._wanted]
+    def hidden(self) -> tuple[Tensor, list[tuple[ReadyRequest, int, int]]]:
+        """Return the last hidden states [N, H] to sample from, and (request, offset, index into N) of each token.
 
-    def _filled(self, values: list[int]) -> list[int]:
+        The offset counts the tokens of this step before it. Tokens at the same cache slot share one hidden state.
+        """
+        state_index = {slot: i for i, slot in enumerate(dict.fromkeys(slot for _, _, slot in self._queries))}
+        states = [size_class.hidden[0, slot, column] for size_class, slot, column in state_index]
+        states += states[:1] * (self.width - len(states))
+        return torch.stack(states), [(ready, i, state_index[slot]) for ready, i, slot in self._queries]
+
+    def _padded(self, values: list[int]) -> list[int]:
         return values + [0] * (self.width - len(values))
 
 
-def _place(ready: Ready, ahead: int) -> Place:
-    """Where the last hidden state lies that a token is sampled from, when `ahead` tokens of the step come before."""
-    cursor = ready.request.cursor
-    assert cursor.row is not None
-    return cursor.row.at(cursor.length - 1 + ahead)
+def _slot_of(ready: ReadyRequest, offset: int) -> CacheSlot:
+    """Return the slot of the hidden state that a token is sampled from, `offset` tokens of the step later."""
+    position = ready.request.prefix_position
+    assert position.row is not None
+    return position.row.locate(position.length - 1 + offset)

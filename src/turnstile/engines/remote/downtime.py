@@ -1,4 +1,4 @@
-"""Time that a request loses to an engine that is not there, told to who waits for the request."""
+"""Report time that a request loses to an unreachable or busy server, to the code that waits for the request."""
 
 from __future__ import annotations
 
@@ -8,53 +8,58 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 
-class Away:
-    """What one request loses: each piece is given to `told` as it ends, with why and in seconds, until the request is
-    over."""
+class DowntimeTracker:
+    """The time that one request loses.
 
-    def __init__(self, told: Callable[[str, float], None]) -> None:
-        self.told: Callable[[str, float], None] | None = told
-        self._until = time.monotonic()
+    Each interval is passed to `report` (reason, seconds) when it ends, until the request is over.
+    """
 
-    def rest(self) -> float:
-        """The seconds since it began, or since the last of what it lost."""
-        return time.monotonic() - self._until
+    def __init__(self, report: Callable[[str, float], None]) -> None:
+        self.report: Callable[[str, float], None] | None = report
+        self._counted_until = time.monotonic()
 
-    def lost(self, why: str, since: float) -> None:
-        """From `since`, of time.monotonic, to now it was not being answered. What was told before counts once."""
-        if self.told is not None:
+    def since_last(self) -> float:
+        """Return the seconds since the start, or since the end of the last reported interval."""
+        return time.monotonic() - self._counted_until
+
+    def record_downtime(self, why: str, since: float) -> None:
+        """Report that the request made no progress from `since` (of time.monotonic) to now.
+
+        Time that was reported before is not counted again.
+        """
+        if self.report is not None:
             now = time.monotonic()
-            seconds, self._until = now - max(since, self._until), now
-            self.told(why, seconds)
+            seconds, self._counted_until = now - max(since, self._counted_until), now
+            self.report(why, seconds)
 
 
-_HEARS: ContextVar[Away | None] = ContextVar("hears", default=None)
+_TRACKER: ContextVar[DowntimeTracker | None] = ContextVar("downtime", default=None)
 
 
 @contextmanager
-def hearing(told: Callable[[str, float], None]) -> Iterator[Away]:
-    """Within it `told` hears of the time that a request, made in this context, loses."""
-    away = Away(told)
-    token = _HEARS.set(away)
+def report_downtime(report: Callable[[str, float], None]) -> Iterator[DowntimeTracker]:
+    """Report the downtime of requests made in this context to `report` (reason, seconds)."""
+    tracker = DowntimeTracker(report)
+    token = _TRACKER.set(tracker)
     try:
-        yield away
+        yield tracker
     finally:
-        away.told = None  # what several requests wait for may go on without this one
-        _HEARS.reset(token)
+        tracker.report = None  # a task that other requests share may outlive this one
+        _TRACKER.reset(token)
 
 
-def lost(why: str, since: float) -> None:
-    """As `Away.lost`, of the request that is made in this context; nothing where nobody hears."""
-    away = _HEARS.get()
-    if away is not None:
-        away.lost(why, since)
+def record_downtime(why: str, since: float) -> None:
+    """Record downtime, as `DowntimeTracker.record_downtime`, if the current context reports it."""
+    tracker = _TRACKER.get()
+    if tracker is not None:
+        tracker.record_downtime(why, since)
 
 
 @contextmanager
-def losing(why: str) -> Iterator[None]:
-    """The time within it is lost, also where it is cut short."""
+def track_downtime(why: str) -> Iterator[None]:
+    """Record the time spent inside as downtime, also if it is cancelled."""
     since = time.monotonic()
     try:
         yield
     finally:
-        lost(why, since)
+        record_downtime(why, since)

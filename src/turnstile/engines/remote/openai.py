@@ -1,8 +1,8 @@
-"""Sampling from a server: vLLM, SGLang, `turnstile serve`, or anything else that speaks OpenAI's protocol.
+"""Sampling from a server: vLLM, SGLang, `turnstile serve`, or any other that speaks OpenAI's protocol.
 
-With `mode = "tokens"` prompts are ids and what comes back are ids with their log-probabilities; a server that cannot
-return these is refused. With `mode = "text"` prompts are messages and what comes back is text (see
-`engines.text_codec`): for evaluation and for judges.
+With `mode = "tokens"`, prompts are ids and completions are ids with log-probabilities; a server that cannot return
+these is refused. With `mode = "text"`, prompts are messages and completions are texts (see `engines.text_codec`): for
+evaluation and judges.
 """
 
 from __future__ import annotations
@@ -17,34 +17,33 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turnstile.engines.remote.dialects.base import CERTAIN, Answer, Dialect, rules
-from turnstile.engines.remote.dialects.completions import Completions
-from turnstile.engines.remote.dialects.messages import Messages
-from turnstile.engines.remote.dialects.sglang import SGLang
-from turnstile.engines.remote.dialects.vllm import VLLM
-from turnstile.engines.remote.downtime import losing
+from turnstile.engines.remote.dialects.base import CERTAINTY_TOLERANCE, Dialect, ServerCompletion, output_constraints
+from turnstile.engines.remote.dialects.completions import CompletionsDialect
+from turnstile.engines.remote.dialects.messages import MessagesDialect
+from turnstile.engines.remote.dialects.sglang import SGLangDialect
+from turnstile.engines.remote.dialects.vllm import VLLMDialect
+from turnstile.engines.remote.downtime import track_downtime
 from turnstile.engines.remote.endpoint import Endpoint
-from turnstile.engines.remote.weights import Weights, versions_of
+from turnstile.engines.remote.weights import PublishedWeights, versions_of
 from turnstile.errors import ConfigError, EngineError, WeightsLostError
 from turnstile.lookup import nearest
 from turnstile.types import I32, Completion, Finish, Sampling
 
-HEALTHY = 5.0  # seconds for a server to say that it is there
-COLD = 0.01  # a temperature at which hardly anything but the likeliest token is drawn
+HEALTH_TIMEOUT = 5.0  # seconds for a health check
+COLD_TEMPERATURE = 0.01  # a temperature at which practically only the likeliest token is drawn
 
 
 class OpenAIEngine:
-    """Obeys `engines.base.Engine`: the model of that name at `url` (default: the only one it serves).
+    """Samples from the model of that name at `url` (default: its only one); implements `engines.base.Engine`.
 
-    `key` names the environment variable with the server's key. At most `concurrent` requests are under way; each try
-    may take `timeout` seconds, and what the server could not answer is asked again up to `retries` times. With
-    `training` it samples with the weights that `load` gave it, and a server is refused that does not say of which a
-    token is, or whose log-probabilities are not of the distribution sampled from.
+    `key` names the environment variable with the server's key. At most `concurrent` requests run at once; each attempt
+    may take `timeout` seconds, and requests that the server could not answer are retried up to `retries` times. With
+    `training`, it samples with the weights that `load` gave it, and refuses a server that does not report the weights
+    of each token or whose log-probabilities are not of the distribution sampled from.
 
-    Raises ConfigError, at the first request, for a server that does not know the model or cannot do what the mode
-    needs; EngineGoneError while it cannot be reached, RequestFailedError for what it cannot answer, WeightsLostError
-    where it was started again and lost the weights that it was given, and EngineError for an answer that cannot be
-    used.
+    Raises, at the first request, ConfigError for a server that does not know the model or cannot do what the mode
+    needs; EngineGoneError while it is unreachable, RequestFailedError for requests that it cannot answer,
+    WeightsLostError if it was restarted and lost its weights, and EngineError for an unusable response.
     """
 
     def __init__(
@@ -65,107 +64,120 @@ class OpenAIEngine:
             raise ConfigError("engine.mode = 'text' is for evaluation and judges; training needs ids: use 'tokens'")
         self.endpoint = Endpoint(url, key=key, concurrent=concurrent, timeout=timeout, retries=retries)
         self.model = model
-        self.context = 0  # tokens that the model can hold, where the server says it
+        self.context = 0  # tokens that the model can hold; 0 if the server does not report it
         self.stats = {"requests": 0.0, "tokens_asked": 0.0, "tokens_sampled": 0.0, "seconds": 0.0}
         self._mode = mode
         self._training = training
-        self.loaded: Weights | None = None  # those that it samples with, where `load` gave it some
-        self._dialect: Dialect = Messages() if mode == "text" else Completions()
-        self._exact = {"temperature": True, "truncation": True}  # whether log-probabilities heed it
-        self._sessions: dict[str, str] = {}  # name -> what its requests have in common with others
-        self._own = secrets.token_hex(4)  # others may be clients of the server too
+        self.loaded: PublishedWeights | None = None  # the weights that it samples with; None for the initial ones
+        self._dialect: Dialect = MessagesDialect() if mode == "text" else CompletionsDialect()
+        self._heeds = {"temperature": True, "truncation": True}  # whether log-probabilities include it
+        self._sessions: dict[str, str] = {}  # session -> the share that the server sees
+        self._client_id = secrets.token_hex(4)  # the server may have other clients
         self._numbers = itertools.count()
-        self._meeting: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
+        """The server's address."""
         return self.endpoint.url
 
     def open(self, share: str) -> str:
+        """Open a session and return its id."""
         session = f"{share}#{next(self._numbers)}"
-        self._sessions[session] = f"{self._own}/{share}"
+        self._sessions[session] = f"{self._client_id}/{share}"
         return session
 
     def close(self, session: str) -> None:
+        """Close a session."""
         del self._sessions[session]
 
     async def disconnect(self) -> None:
-        """Closes the connections to the server."""
+        """Close the connections to the server."""
         await self.endpoint.close()
 
     async def healthy(self) -> bool:
-        """Whether the server answers just now."""
+        """Return whether the server answers a health check now."""
         try:
-            await self.endpoint.get("/models", seconds=HEALTHY, retries=0)
+            await self.endpoint.get("/models", seconds=HEALTH_TIMEOUT, retries=0)
         except EngineError:
             return False
         return True
 
-    async def answers(self, session: str) -> bool:
-        """As `healthy`; all sessions have the one server."""
+    async def is_reachable(self, session: str) -> bool:
+        """Return whether the server answers a health check now; all sessions share it."""
         return await self.healthy()
 
-    async def load(self, weights: Weights) -> None:
-        """Has the server sample with these weights from the next token on. Raises ConfigError for one that is not
-        started so that it can, EngineGoneError and EngineError where it does not."""
+    async def load(self, weights: PublishedWeights) -> None:
+        """Let the server sample with these weights from the next token on.
+
+        Raises ConfigError for a server whose start options do not allow it, EngineGoneError and EngineError if the load
+        fails.
+        """
         self.loaded = None
         await self._dialect.load(self.endpoint, weights)
         self.loaded = weights
 
-    def renew(self) -> None:
-        """The server was gone, and may be another one now."""
-        self._meeting = self.loaded = None
+    def reset(self) -> None:
+        """Forget what was found out: the server was gone, and another one may have taken its place."""
+        self._connecting = self.loaded = None
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
+        """Sample a completion."""
         if session not in self._sessions:
             raise EngineError(f"session {session!r} is not open")
         if len(prompt_ids) == 0:
             raise EngineError("the prompt is empty")
-        await self.meet(prompt_ids)
+        await self.connect(prompt_ids)
         if self._training:
             self._check(sampling)
         started, loaded = time.monotonic(), self.loaded
         share = self._sessions[session]
-        found = await self._dialect.ask(self.endpoint, self.model, prompt_ids, sampling, share)
-        completion = self._completion(found, sampling, time.monotonic() - started, loaded)
+        answer = await self._dialect.complete(self.endpoint, self.model, prompt_ids, sampling, share)
+        completion = self._completion(answer, sampling, time.monotonic() - started, loaded)
         self._count(len(prompt_ids), completion)
         return completion
 
     def _check(self, sampling: Sampling) -> None:
-        """Raises ConfigError for sampling of which the server's log-probabilities are no use to a trainer."""
+        """Raise ConfigError for sampling whose log-probabilities from this server are useless for training."""
         where = f"the server at {self.endpoint.url}"
-        drawn = sampling.temperature > 0  # else every token is certain
-        cut = drawn and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
-        for name, asked in (("temperature", drawn and sampling.temperature != 1), ("truncation", cut)):
-            if asked and not self._exact[name]:
+        random = sampling.temperature > 0  # otherwise every token is certain
+        truncated = random and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
+        for name, asked in (("temperature", random and sampling.temperature != 1), ("truncation", truncated)):
+            if asked and not self._heeds[name]:
                 raise ConfigError(
-                    f"{where} gives log-probabilities from before {name}, which training cannot use; start vLLM with "
+                    f"{where} returns log-probabilities from before {name}, which training cannot use; start vLLM with "
                     "--logprobs-mode processed_logprobs, or sample with temperature 1 and no truncation"
                 )
-        if rules(sampling) and self._dialect.masked:
+        if output_constraints(sampling) and self._dialect.logprobs_are_masked:
             raise ConfigError(
-                f"{where} gives log-probabilities of what a regex or a grammar left, which training cannot use; "
-                "sample without, or from turnstile serve"
+                f"{where} returns log-probabilities masked by a regex or a grammar, which training cannot use; "
+                "sample without them, or from turnstile serve"
             )
 
-    async def meet(self, prompt_ids: I32) -> None:
-        """Finds out, once, what the server is and can do; `prompt_ids` is any prompt. Who comes meanwhile waits for the
-        same answer. Raises as `generate`."""
-        if self._meeting is None:
-            self._meeting = asyncio.ensure_future(self._meet(prompt_ids))
-        meeting = self._meeting
-        if meeting.done() and not meeting.cancelled() and meeting.exception() is None:
+    async def connect(self, prompt_ids: I32) -> None:
+        """Find out, once, what the server is and can do; `prompt_ids` is any prompt.
+
+        Concurrent calls wait for the same result. Raises errors as `generate`.
+        """
+        if self._connecting is None:
+            self._connecting = asyncio.ensure_future(self._connect(prompt_ids))
+        connecting = self._connecting
+        if connecting.done() and not connecting.cancelled() and connecting.exception() is None:
             return
         try:
-            with losing(f"the server at {self.url} had not said yet what it can do"):
-                await asyncio.shield(meeting)
+            with track_downtime(f"the server at {self.url} had not reported its abilities yet"):
+                await asyncio.shield(connecting)
         finally:
-            if meeting.done() and (meeting.cancelled() or meeting.exception()) and self._meeting is meeting:
-                self._meeting = None  # the next one tries again
+            if (
+                connecting.done()
+                and (connecting.cancelled() or connecting.exception())
+                and self._connecting is connecting
+            ):
+                self._connecting = None  # the next call tries again
 
-    async def _meet(self, prompt_ids: I32) -> None:
+    async def _connect(self, prompt_ids: I32) -> None:
         listed = await self.endpoint.get("/models")
-        models = {str(item.get("id")): item for item in _items(listed.get("data"))}
+        models = {str(item.get("id")): item for item in _mappings(listed.get("data"))}
         if not self.model and len(models) == 1:
             self.model = next(iter(models))
         if self.model not in models:
@@ -180,78 +192,80 @@ class OpenAIEngine:
             await self._probe(prompt_ids)
 
     async def _probe(self, prompt_ids: I32) -> None:
-        """A token that is certain, for what the server returns of it. Truncation comes after temperature: where the
-        first is heeded both are."""
-        sure = Sampling(max_tokens=1, top_k=1)
-        found = await self._dialect.ask(self.endpoint, self.model, prompt_ids, sure)
+        """Sample a token that is certain, and check what the server returns of it.
+
+        Truncation comes after temperature: if log-probabilities include truncation, they include both.
+        """
+        certain = Sampling(max_tokens=1, top_k=1)
+        answer = await self._dialect.complete(self.endpoint, self.model, prompt_ids, certain)
         where = f"the server at {self.endpoint.url}"
-        if found is None:
+        if answer is None:
             raise ConfigError(
                 f"{where} does not return the ids of sampled tokens with their log-probabilities, which training "
                 "needs (vLLM 0.10.2 and `turnstile serve` do); for evaluation set engine.mode = 'text'"
             )
-        if self._training and found.labels is None:
+        if self._training and answer.labels is None:
             raise ConfigError(
-                f"{where} does not say of which weights a token is, which training needs (vLLM 0.32, SGLang and "
-                "`turnstile serve` do); it is good for turnstile eval"
+                f"{where} does not report the weights of each token, which training needs (vLLM 0.32, SGLang and "
+                "`turnstile serve` do); it can be used for turnstile eval"
             )
-        heeded = _is_certain(found)
-        self._exact = {"temperature": heeded, "truncation": heeded}
-        if self._training and not heeded:
-            cold = await self._dialect.ask(
-                self.endpoint, self.model, prompt_ids, replace(sure, top_k=0, temperature=COLD)
+        is_certain = _is_certain(answer)
+        self._heeds = {"temperature": is_certain, "truncation": is_certain}
+        if self._training and not is_certain:
+            cold_answer = await self._dialect.complete(
+                self.endpoint, self.model, prompt_ids, replace(certain, top_k=0, temperature=COLD_TEMPERATURE)
             )
-            self._exact["temperature"] = cold is not None and _is_certain(cold)
+            self._heeds["temperature"] = cold_answer is not None and _is_certain(cold_answer)
 
     def _completion(
-        self, found: Answer | None, sampling: Sampling, seconds: float, loaded: Weights | None
+        self, answer: ServerCompletion | None, sampling: Sampling, seconds: float, loaded: PublishedWeights | None
     ) -> Completion:
-        """The answer as a turn's, of a request that was made when the server had the weights `loaded`."""
+        """Return the response as a turn's completion; `loaded` are the weights that the server had at the request."""
         where = f"the server at {self.endpoint.url}"
-        if found is None or not found.ids or (self._mode == "tokens" and len(found.ids) > sampling.max_tokens):
+        if answer is None or not answer.ids or (self._mode == "tokens" and len(answer.ids) > sampling.max_tokens):
             raise EngineError(
                 f"{where} did not return 1 to {sampling.max_tokens} token ids with a log-probability of at most 0 each"
             )
-        finish, n = _finish(found.finish, where), len(found.ids)
-        logprobs = found.logprobs if sampling.temperature else [0.0] * n  # certain, whatever the logits are
+        finish, n = _finish(answer.finish, where), len(answer.ids)
+        logprobs = answer.logprobs if sampling.temperature else [0.0] * n  # at temperature 0 every token is certain
         try:
             known = self._training or loaded is not None
-            versions = versions_of(found.labels, n, loaded, where) if known else [0] * n
+            versions = versions_of(answer.labels, n, loaded, where) if known else [0] * n
         except WeightsLostError:
             self.loaded = None if self.loaded is loaded else self.loaded
             raise
         return Completion(
-            token_ids=np.array(found.ids, np.int32),
+            token_ids=np.array(answer.ids, np.int32),
             logprobs=np.minimum(np.array(logprobs, np.float32), 0),
-            entropies=None if found.entropies is None else np.array(found.entropies, np.float32),
-            forced=None if found.forced is None else np.array(found.forced, np.bool_),
+            entropies=None if answer.entropies is None else np.array(answer.entropies, np.float32),
+            forced=None if answer.forced is None else np.array(answer.forced, np.bool_),
             versions=np.array(versions, np.int32),
             sampling=sampling,
             finish=finish,
             seconds=seconds,
         )
 
-    def _count(self, asked: int, found: Completion) -> None:
-        """A request is counted when it was answered, however often it was sent."""
+    def _count(self, asked: int, answer: Completion) -> None:
+        """Count an answered request, once however often it was sent."""
         self.stats["requests"] += 1
         self.stats["tokens_asked"] += asked
-        self.stats["tokens_sampled"] += len(found.token_ids)
-        self.stats["seconds"] += found.seconds
+        self.stats["tokens_sampled"] += len(answer.token_ids)
+        self.stats["seconds"] += answer.seconds
 
 
 def _dialect_of(owner: str, *, training: bool) -> Dialect:
-    """How a server is spoken to, by who it says it is. Older servers of vLLM do well for an evaluation."""
+    """Return the dialect of a server by its owner; older versions of vLLM suffice for evaluation."""
     if owner == "sglang":
-        return SGLang()
-    return VLLM() if owner == "vllm" and training else Completions()
+        return SGLangDialect()
+    return VLLMDialect() if owner == "vllm" and training else CompletionsDialect()
 
 
-def _is_certain(found: Answer) -> bool:
-    return all(abs(value) <= CERTAIN for value in found.logprobs)
+def _is_certain(answer: ServerCompletion) -> bool:
+    return all(abs(value) <= CERTAINTY_TOLERANCE for value in answer.logprobs)
 
 
-def _items(found: object) -> list[Mapping[str, Any]]:
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
+def _mappings(answer: object) -> list[Mapping[str, Any]]:
+    return [item for item in answer if isinstance(item, Mapping)] if isinstance(answer, list) else []
 
 
 def _finish(reason: object, where: str) -> Finish:
@@ -261,4 +275,4 @@ def _finish(reason: object, where: str) -> Finish:
         case "stop" | "tool_calls" | "eos":
             return "stop"
         case other:
-            raise EngineError(f"{where} broke off ({other!r} is no end of a turn)")
+            raise EngineError(f"{where} stopped a turn early (finish reason {other!r})")

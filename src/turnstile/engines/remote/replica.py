@@ -1,4 +1,4 @@
-"""One of several servers as the router has it: whether it is there, and which weights it samples with."""
+"""One of the router's servers: whether it is reachable, and which weights it samples with."""
 
 from __future__ import annotations
 
@@ -9,219 +9,249 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from turnstile.engines.base import Engine
-from turnstile.engines.remote.downtime import losing, lost
-from turnstile.engines.remote.weights import Weights
+from turnstile.engines.remote.downtime import record_downtime, track_downtime
+from turnstile.engines.remote.weights import PublishedWeights
 from turnstile.errors import ConfigError, EngineError, EngineGoneError, RequestFailedError, WeightsLostError
 from turnstile.types import I32, Completion, Sampling
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
-LOSSES = 3  # of its weights, without an answer in between, that are put up with
-SILENT = 3  # health checks in a row without an answer, after which a server with work under way counts as gone
+MAX_LOSSES = 3  # times that a server may lose its weights without a completion in between
+MAX_SILENT_CHECKS = 3  # unanswered health checks in a row after which a busy server counts as unreachable
 
 
 class Replica(Engine, Protocol):
-    """An engine that can be gone: `meet`, `load` and `generate` raise EngineGoneError then, and RequestFailedError
-    where it is there and could not answer. `context` is how many tokens it can hold, 0 where it does not say; `loaded`
-    are the weights that it samples with, where it was given some, and it is None again when they are lost; `stats`
-    counts what was answered."""
+    """An engine that can become unreachable.
+
+    `connect`, `load` and `generate` then raise EngineGoneError, and RequestFailedError if the server is reachable but
+    could not answer. `context` is the number of tokens that it can hold (0: unknown); `loaded` the weights that it
+    samples with (None: the initial ones, or lost); `stats` counts what was answered.
+    """
 
     url: str
     context: int
-    loaded: Weights | None
+    loaded: PublishedWeights | None
     stats: dict[str, float]
 
-    async def meet(self, prompt_ids: I32) -> None: ...
+    async def connect(self, prompt_ids: I32) -> None:
+        """Find out, once, what the server is and can do."""
+        ...
 
-    async def load(self, weights: Weights) -> None: ...
+    async def load(self, weights: PublishedWeights) -> None:
+        """Let the server sample with these weights."""
+        ...
 
-    def renew(self) -> None: ...
+    def reset(self) -> None:
+        """Forget what was found out: the server was gone, and another one may have taken its place."""
+        ...
 
-    async def healthy(self) -> bool: ...
+    async def healthy(self) -> bool:
+        """Return whether the server answers a health check now."""
+        ...
 
-    async def disconnect(self) -> None: ...
+    async def disconnect(self) -> None:
+        """Close the connections."""
+        ...
 
 
-class Place:
-    """A replica and what the router knows of it. While it is gone it is asked every `again` seconds whether it is back,
-    and `back` is called when it is; while it has requests, or loads weights, it is asked as often whether it still is
-    there."""
+class ManagedReplica:
+    """A replica and its state in the router.
 
-    def __init__(self, number: int, engine: Replica, *, again: float, back: Callable[[], None]) -> None:
+    While it is unreachable, its health is checked every `health_interval` seconds, and `on_return` is called when it is
+    back. While it has requests or loads weights, it is checked as often.
+    """
+
+    def __init__(self, number: int, engine: Replica, *, health_interval: float, on_return: Callable[[], None]) -> None:
         self.number = number
         self.engine = engine
         self.sessions = 0
-        self.wanted: Weights | None = None
-        self.gone: EngineGoneError | None = None  # why, while it is
-        self._again, self._back = again, back
-        self._prompt: I32 | None = None  # any, to meet the server with when it is back
-        self._given = 0  # times that it got weights since it last answered
-        self._left = asyncio.Event()  # set while it is gone
-        self._requests: set[asyncio.Task[Any]] = set()  # and what gives it weights
+        self.target_weights: PublishedWeights | None = None
+        self.unreachable: EngineGoneError | None = None  # the reason, while it is unreachable
+        self._health_interval, self._on_return = health_interval, on_return
+        self._probe_prompt: I32 | None = None  # any prompt, to connect with when the server is back
+        self._loads_unanswered = 0  # times that it was given weights since its last completion
+        self._went_away = asyncio.Event()  # set while it is unreachable
+        self._requests: set[asyncio.Task[Any]] = set()  # requests under way, and loads of weights
         self._loading: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._recovering: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
 
     @property
-    def met(self) -> bool:
-        """Whether anything was asked of it."""
-        return self._prompt is not None
+    def was_used(self) -> bool:
+        """Whether anything was requested of it."""
+        return self._probe_prompt is not None
 
     @property
-    def lacks(self) -> bool:
-        """Whether it does not have the weights that are wanted."""
-        return self.wanted is not None and self.engine.loaded != self.wanted
+    def is_stale(self) -> bool:
+        """Whether it does not have the target weights."""
+        return self.target_weights is not None and self.engine.loaded != self.target_weights
 
-    async def meet(self, prompt_ids: I32) -> None:
-        """Raises as `Replica.meet`; a server that is gone is so from then on."""
-        self._prompt = prompt_ids
+    async def connect(self, prompt_ids: I32) -> None:
+        """Connect as `Replica.connect`; a server that cannot be reached is marked as unreachable."""
+        self._probe_prompt = prompt_ids
         try:
-            await self.engine.meet(prompt_ids)
+            await self.engine.connect(prompt_ids)
         except EngineGoneError as error:
-            self.miss(error)
+            self.mark_unreachable(error)
             raise
         except RequestFailedError as error:
-            await self._look_after(error)
+            await self._check_reachable(error)
             raise
 
-    async def ask(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
-        """A completion by the weights that are wanted. Raises EngineGoneError where the server is gone, or goes, and
-        RequestFailedError where it is there and could not answer this request: then others are none of its concern."""
-        self._prompt = prompt_ids
+    async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
+        """Return a completion by the target weights.
+
+        Raises EngineGoneError if the server is or becomes unreachable, RequestFailedError if it is reachable and could
+        not answer this request, which says nothing about other requests.
+        """
+        self._probe_prompt = prompt_ids
         while True:
-            if self.gone is not None:
-                raise self.gone
-            if self.lacks:
-                with losing(f"the server at {self.engine.url} was being given weights"):
-                    await self._loaded()
+            if self.unreachable is not None:
+                raise self.unreachable
+            if self.is_stale:
+                with track_downtime(f"the server at {self.engine.url} was loading weights"):
+                    await self._wait_until_loaded()
                 continue
-            began = time.monotonic()
+            started = time.monotonic()
             try:
-                found = await self._once(self.engine.generate(prompt_ids, sampling, session))
+                completion = await self._request(self.engine.generate(prompt_ids, sampling, session))
             except WeightsLostError as error:
-                if self._given > LOSSES:
-                    raise ConfigError(f"{error}, again and again; is there one server alone at this address?") from None
-                _log.warning("%s; it is given them again", error)
-                lost(str(error), began)
+                if self._loads_unanswered > MAX_LOSSES:
+                    raise ConfigError(
+                        f"{error}, repeatedly; make sure that exactly one server runs at this address"
+                    ) from None
+                _log.warning("%s; it loads them again", error)
+                record_downtime(str(error), started)
             except EngineGoneError as error:
-                self.miss(error)
+                self.mark_unreachable(error)
             except RequestFailedError as error:
-                await self._look_after(error)
+                await self._check_reachable(error)
                 raise
             else:
-                self._given = 0
-                return found
+                self._loads_unanswered = 0
+                return completion
 
     def load(self) -> asyncio.Task[None]:
-        """Gives it the weights that are wanted; where it does not take them it is gone."""
+        """Start loading the target weights unless a load is under way.
+
+        A server that does not take them becomes unreachable.
+        """
         if self._loading is None or self._loading.done():
-            self._loading = asyncio.ensure_future(self._give())
-            self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen by who waits
+            self._loading = asyncio.ensure_future(self._load_target())
+            self._loading.add_done_callback(
+                lambda task: task.cancelled() or task.exception()
+            )  # retrieves the error, which the waiting requests get
         return self._loading
 
-    def miss(self, error: EngineGoneError) -> None:
-        """From now on it is gone, and is looked for."""
-        if self.gone is None:
-            self.gone = error
-            self._left.set()
-            self.engine.renew()
-            _log.warning("%s; its sessions go to others until it is back", error)
-            self._looking = asyncio.ensure_future(self._look())
+    def mark_unreachable(self, error: EngineGoneError) -> None:
+        """Mark the server as unreachable and start waiting for its return."""
+        if self.unreachable is None:
+            self.unreachable = error
+            self._went_away.set()
+            self.engine.reset()
+            _log.warning("%s; its sessions move to other servers until it is back", error)
+            self._recovering = asyncio.ensure_future(self._recover())
 
-    async def _look_after(self, error: RequestFailedError) -> None:
-        """Whether a server that could not answer is there at all. Raises EngineGoneError where it does not say so."""
+    async def _check_reachable(self, error: RequestFailedError) -> None:
+        """Raise EngineGoneError if a server that could not answer does not pass a health check either."""
         if await self.engine.healthy():
             return
-        self.miss(EngineGoneError(f"{error}, nor does it say that it is there"))
-        assert self.gone is not None
-        raise self.gone from None
+        self.mark_unreachable(EngineGoneError(f"{error}, and does not answer health checks"))
+        assert self.unreachable is not None
+        raise self.unreachable from None
 
     async def close(self) -> None:
-        for task in (self._looking, self._loading, self._watching):
+        """Cancel all tasks and close the connections."""
+        for task in (self._recovering, self._loading, self._checking):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
         await self.engine.disconnect()
 
-    async def _loaded(self) -> None:
-        """Until it was given the weights that are wanted, or is gone: one that hangs ends no load. Raises ConfigError
-        for a server that cannot take any."""
-        loading, left = self.load(), asyncio.ensure_future(self._left.wait())
+    async def _wait_until_loaded(self) -> None:
+        """Wait until the target weights are loaded or the server is unreachable: a load on a hanging server never ends.
+
+        Raises ConfigError for a server that cannot load weights.
+        """
+        loading, went_away = self.load(), asyncio.ensure_future(self._went_away.wait())
         try:
-            await asyncio.wait([loading, left], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([loading, went_away], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            left.cancel()
-        if self.gone is None:
+            went_away.cancel()
+        if self.unreachable is None:
             loading.result()
 
-    async def _once(self, asked: Coroutine[Any, Any, _Answer]) -> _Answer:
-        """The answer to a request, which is given up when the server is found to be gone."""
-        task = asyncio.ensure_future(asked)
+    async def _request(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Return the answer to a request, which is cancelled if the server is found to be unreachable."""
+        task = asyncio.ensure_future(request)
         self._requests.add(task)
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.ensure_future(self._watch())
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.ensure_future(self._check_health())
         try:
             await asyncio.wait([task])
         finally:
             self._requests.discard(task)
-            if task.cancel():  # who asked was cancelled
+            if task.cancel():  # the caller was cancelled
                 await asyncio.wait([task])
-                task.cancelled() or task.exception()  # nobody wants it any more
+                task.cancelled() or task.exception()  # retrieves the error, which no caller gets
         if task.cancelled():
-            assert self.gone is not None
-            raise self.gone
+            assert self.unreachable is not None
+            raise self.unreachable
         return task.result()
 
-    async def _give(self) -> None:
-        """Newer weights may come meanwhile, and those at hand be put away."""
-        while self.lacks:
-            weights = self.wanted
+    async def _load_target(self) -> None:
+        """Load the target weights, until they are the newest ones: newer weights may arrive while a load runs.
+
+        The folder of an older version may be removed meanwhile, which fails its load without harm.
+        """
+        while self.is_stale:
+            weights = self.target_weights
             assert weights is not None
-            assert self._prompt is not None
+            assert self._probe_prompt is not None
             try:
-                await self._once(self._hand(weights, self._prompt))
-                self._given += 1
+                await self._request(self._load_once(weights, self._probe_prompt))
+                self._loads_unanswered += 1
             except EngineGoneError as error:
-                self.miss(error)
+                self.mark_unreachable(error)
                 return
             except EngineError as error:
-                if weights is self.wanted:
-                    self.miss(EngineGoneError(f"{error}; it has not taken the weights"))
+                if weights is self.target_weights:
+                    self.mark_unreachable(EngineGoneError(f"{error}; it did not load the weights"))
                     return
 
-    async def _hand(self, weights: Weights, prompt_ids: I32) -> None:
-        await self.engine.meet(prompt_ids)
-        with weights.held():
+    async def _load_once(self, weights: PublishedWeights, prompt_ids: I32) -> None:
+        await self.engine.connect(prompt_ids)
+        with weights.locked():
             await self.engine.load(weights)
 
-    async def _watch(self) -> None:
-        """A server may stop without closing its connections."""
-        silent = 0
+    async def _check_health(self) -> None:
+        """Check the server's health while it has requests: a server may hang without closing its connections."""
+        silent_checks = 0
         while self._requests:
-            await asyncio.sleep(self._again)
-            silent = 0 if await self.engine.healthy() else silent + 1
-            if silent == SILENT:
-                silent = 0
-                self.miss(EngineGoneError(f"the server at {self.engine.url} does not say that it is there"))
+            await asyncio.sleep(self._health_interval)
+            silent_checks = 0 if await self.engine.healthy() else silent_checks + 1
+            if silent_checks == MAX_SILENT_CHECKS:
+                silent_checks = 0
+                self.mark_unreachable(EngineGoneError(f"the server at {self.engine.url} does not answer health checks"))
                 for task in self._requests:
                     task.cancel()
 
-    async def _look(self) -> None:
-        """Until it is there, and has the weights that are wanted."""
+    async def _recover(self) -> None:
+        """Wait until the server is reachable and has the target weights."""
         since = time.monotonic()
         if self._loading is not None and not self._loading.done():
             await asyncio.wait([self._loading])
-        while self.gone is not None:
-            await asyncio.sleep(self._again)
+        while self.unreachable is not None:
+            await asyncio.sleep(self._health_interval)
             if not await self.engine.healthy():
                 continue
-            self.engine.renew()
+            self.engine.reset()
             try:
-                await self._give()
+                await self._load_target()
             except ConfigError as error:
                 _log.warning("%s", error)
-            if not self.lacks:
+            if not self.is_stale:
                 _log.warning("server %d is back after %.0f s", self.number, time.monotonic() - since)
-                self.gone = None
-                self._left.clear()
-                self._back()
+                self.unreachable = None
+                self._went_away.clear()
+                self._on_return()

@@ -1,5 +1,8 @@
-"""Several servers of one model as one engine: sessions stay where they were, and leave a server that is gone; each has
-the newest weights before it samples."""
+"""Several servers of one model as one engine.
+
+Sessions stay on their server and leave it when it becomes unreachable; every server gets the newest weights before it
+samples.
+"""
 
 from __future__ import annotations
 
@@ -10,171 +13,175 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from turnstile.engines.remote.downtime import losing, lost
-from turnstile.engines.remote.replica import Place, Replica
-from turnstile.engines.remote.weights import Weights
+from turnstile.engines.remote.downtime import record_downtime, track_downtime
+from turnstile.engines.remote.replica import ManagedReplica, Replica
+from turnstile.engines.remote.weights import PublishedWeights
 from turnstile.errors import ConfigError, EngineError, EngineGoneError
 from turnstile.types import I32, Completion, Sampling
 
-MOVES = 8
-"""How often one request is made anew because its server went, before that is held to be the request's own doing."""
+MAX_MOVES = 8
+"""Moves of one request to another server before its failures count as the request's own fault."""
 STATS = ("requests", "tokens_asked", "tokens_sampled")
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
     share: str
-    place: Place
-    inner: str  # what the replica calls it
+    replica: ManagedReplica
+    inner_session: str  # the replica's id of the session
 
 
 class Router:
-    """Obeys `engines.base.Engine` over `replicas` of one model, whose answers must not depend on which one gives them.
+    """Routes sessions over `replicas` of one model, any of which may answer; implements `engines.base.Engine`.
 
-    The sessions of one share go to one replica, which computes what they have in common once, and stay there; a new
-    share goes where the fewest sessions are. A request whose replica is gone is made at another one, whole, since a
-    prompt always is. A replica is asked every `again` seconds whether it is there, while it is gone and while it has
-    requests or loads weights. When all are gone one is waited for, up to `reconnect_timeout` seconds; then
-    EngineGoneError is raised, and also where a request has lost its server `MOVES` times. What a server that is there
-    cannot answer is asked of no other: RequestFailedError.
+    The sessions of one share go to one replica, which computes their shared prefix once, and stay there; a new share
+    goes to the replica with the fewest sessions. A request whose replica becomes unreachable is sent to another one;
+    the prompt is always whole. Every replica that is unreachable, has requests or loads weights is checked every
+    `health_interval` seconds. If all are unreachable, requests wait for one up to `reconnect_timeout` seconds; then
+    EngineGoneError is raised, as for a request that has lost its server more than `MAX_MOVES` times. A request that a
+    reachable server cannot answer is not sent to another one: RequestFailedError.
 
-    After `publish` a replica samples with those weights and no others: it is given them before its next request, and
-    again where it has lost them. One that does not take them is gone until it does.
+    After `publish`, a replica samples with those weights only: it loads them before its next request, and again if it
+    has lost them. One that fails to load them counts as unreachable until it succeeds.
     """
 
-    def __init__(self, replicas: Sequence[Replica], *, again: float = 5.0, reconnect_timeout: float = 0.0) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], *, health_interval: float = 5.0, reconnect_timeout: float = 0.0
+    ) -> None:
         if not replicas:
             raise ConfigError("a router needs a server at least; name their addresses in engine.url")
-        self._back = asyncio.Event()
-        self._places = [
-            Place(number, engine, again=again, back=self._back.set) for number, engine in enumerate(replicas)
+        self._returned = asyncio.Event()
+        self._replicas = [
+            ManagedReplica(number, engine, health_interval=health_interval, on_return=self._returned.set)
+            for number, engine in enumerate(replicas)
         ]
         self._reconnect_timeout = reconnect_timeout
-        self._asked = 0  # requests under way
-        self._began = self._busy = 0.0
+        self._num_requests = 0  # requests under way
+        self._busy_since = self._busy_seconds = 0.0
         self._counted = dict.fromkeys(STATS, 0.0)
         self.context = 0
         self._sessions: dict[str, _Session] = {}
-        self._homes: dict[str, Place] = {}  # of each share
+        self._home_of: dict[str, ManagedReplica] = {}  # share -> its replica
         self._numbers = itertools.count()
 
     def open(self, share: str) -> str:
+        """Open a session on the share's replica and return its id."""
         session = f"{share}#{next(self._numbers)}"
-        place = self._home(share) or self._places[0]  # where all are gone, the first request says so
-        self._sessions[session] = _enter(share, place)
+        replica = self._choose_home(share) or self._replicas[0]  # the first request reports if all are gone
+        self._sessions[session] = _open_on(share, replica)
         return session
 
     def close(self, session: str) -> None:
-        held = self._sessions.pop(session)
-        _leave(held)
-        if all(other.share != held.share for other in self._sessions.values()):
-            self._homes.pop(held.share, None)
+        """Close a session; the last one of a share frees the share's choice of a replica."""
+        state = self._sessions.pop(session)
+        _close_on(state)
+        if all(other.share != state.share for other in self._sessions.values()):
+            self._home_of.pop(state.share, None)
 
-    def publish(self, weights: Weights) -> None:
-        """From now on every replica samples with these, and all that are there are given them at once."""
-        for place in self._places:
-            place.wanted = weights
-            if place.gone is None and place.met:
-                place.load()
+    def publish(self, weights: PublishedWeights) -> None:
+        """Let every replica sample with these weights from now on; reachable ones start loading them at once."""
+        for replica in self._replicas:
+            replica.target_weights = weights
+            if replica.unreachable is None and replica.was_used:
+                replica.load()
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
+        """Sample a completion on the session's replica, moving the session if that becomes unreachable."""
         if session not in self._sessions:
             raise EngineError(f"session {session!r} is not open")
         with self._under_way():
-            for moved in itertools.count(1):
-                held, began = self._sessions[session], time.monotonic()
+            for attempt in itertools.count(1):
+                state, started = self._sessions[session], time.monotonic()
                 try:
-                    return await held.place.ask(prompt_ids, sampling, held.inner)
+                    return await state.replica.generate(prompt_ids, sampling, state.inner_session)
                 except EngineGoneError as error:
-                    lost(str(error), began)
-                    if moved > MOVES:
+                    record_downtime(str(error), started)
+                    if attempt > MAX_MOVES:
                         raise EngineGoneError(
-                            f"a request has lost its server {moved} times; the last: {error}"
+                            f"a request has lost its server {attempt} times; the last: {error}"
                         ) from None
-                    with losing(str(error)):
+                    with track_downtime(str(error)):
                         await self._move(session, error)
-        raise AssertionError("a request ends with an answer or an error")
+        raise AssertionError("a request ends with a completion or an error")
 
     async def _move(self, session: str, error: EngineGoneError) -> None:
-        """A session whose server is gone goes to another, once there is one."""
-        held = self._sessions[session]
+        """Move a session whose server is unreachable to another replica, waiting for one if necessary."""
+        state = self._sessions[session]
         deadline = time.monotonic() + self._reconnect_timeout
-        while (place := self._home(held.share)) is None:
-            self._back.clear()
+        while (replica := self._choose_home(state.share)) is None:
+            self._returned.clear()
             try:
-                await asyncio.wait_for(self._back.wait(), max(0.0, deadline - time.monotonic()))
+                await asyncio.wait_for(self._returned.wait(), max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                count = len(self._places)
+                count = len(self._replicas)
                 raise EngineGoneError(f"none of {count} servers answers; the last: {error}") from None
         if session not in self._sessions:
-            raise error  # closed meanwhile
-        if held.place is not place:
-            _leave(held)
-            self._sessions[session] = _enter(held.share, place)
+            raise error  # the session was closed meanwhile
+        if state.replica is not replica:
+            _close_on(state)
+            self._sessions[session] = _open_on(state.share, replica)
 
     def take_stats(self) -> dict[str, float]:
-        """What was done since the last call: tokens of requests that were answered, and the seconds in which some were
-        under way."""
-        counted = {name: sum(place.engine.stats[name] for place in self._places) for name in STATS}
+        """Return tokens of answered requests, and seconds with requests under way, since the last call."""
+        counted = {name: sum(replica.engine.stats[name] for replica in self._replicas) for name in STATS}
         taken = {name: counted[name] - self._counted[name] for name in STATS}
         now = time.monotonic()
-        taken["seconds"] = self._busy + (now - self._began if self._asked else 0.0)
-        self._counted, self._busy, self._began = counted, 0.0, now
+        taken["seconds"] = self._busy_seconds + (now - self._busy_since if self._num_requests else 0.0)
+        self._counted, self._busy_seconds, self._busy_since = counted, 0.0, now
         return taken
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:
-        """Adds up the seconds in which there are requests."""
-        if not self._asked:
-            self._began = time.monotonic()
-        self._asked += 1
+        """Count the seconds in which there are requests."""
+        if not self._num_requests:
+            self._busy_since = time.monotonic()
+        self._num_requests += 1
         try:
             yield
         finally:
-            self._asked -= 1
-            if not self._asked:
-                self._busy += time.monotonic() - self._began
+            self._num_requests -= 1
+            if not self._num_requests:
+                self._busy_seconds += time.monotonic() - self._busy_since
 
-    async def meet(self, prompt_ids: I32) -> None:
-        """Finds out what the servers are and can do. Raises as the first of them does, but for one that is gone while
-        others are there."""
-        for place in self._places:
+    async def connect(self, prompt_ids: I32) -> None:
+        """Connect to all servers. Raises the first error; ignores unreachable servers if others are reachable."""
+        for replica in self._replicas:
             try:
-                await place.meet(prompt_ids)
+                await replica.connect(prompt_ids)
             except EngineGoneError:
-                if all(other.gone is not None for other in self._places):
+                if all(other.unreachable is not None for other in self._replicas):
                     raise
-        self.context = min((place.engine.context for place in self._places if place.engine.context), default=0)
+        self.context = min((replica.engine.context for replica in self._replicas if replica.engine.context), default=0)
 
-    async def answers(self, session: str) -> bool:
-        """Whether the session's server says, just now, that it is there."""
-        place = self._sessions[session].place
-        return place.gone is None and await place.engine.healthy()
+    async def is_reachable(self, session: str) -> bool:
+        """Return whether the session's server answers a health check now."""
+        replica = self._sessions[session].replica
+        return replica.unreachable is None and await replica.engine.healthy()
 
     async def healthy(self) -> bool:
-        """Whether one of them answers just now."""
-        return any(await asyncio.gather(*(place.engine.healthy() for place in self._places)))
+        """Return whether any server answers a health check now."""
+        return any(await asyncio.gather(*(replica.engine.healthy() for replica in self._replicas)))
 
     async def disconnect(self) -> None:
-        """Closes the connections to all."""
-        for place in self._places:
-            await place.close()
+        """Close all connections."""
+        for replica in self._replicas:
+            await replica.close()
 
-    def _home(self, share: str) -> Place | None:
-        """The replica of a share: where it was, else the one with the fewest sessions of those that are there."""
-        there = [place for place in self._places if place.gone is None]
-        if not there:
+    def _choose_home(self, share: str) -> ManagedReplica | None:
+        """Return the replica of a share: its last one, or else the reachable one with the fewest sessions."""
+        reachable = [replica for replica in self._replicas if replica.unreachable is None]
+        if not reachable:
             return None
-        if self._homes.get(share) not in there:
-            self._homes[share] = min(there, key=lambda place: (place.sessions, place.number))
-        return self._homes[share]
+        if self._home_of.get(share) not in reachable:
+            self._home_of[share] = min(reachable, key=lambda replica: (replica.sessions, replica.number))
+        return self._home_of[share]
 
 
-def _enter(share: str, place: Place) -> _Session:
-    place.sessions += 1
-    return _Session(share, place, place.engine.open(share))
+def _open_on(share: str, replica: ManagedReplica) -> _Session:
+    replica.sessions += 1
+    return _Session(share, replica, replica.engine.open(share))
 
 
-def _leave(held: _Session) -> None:
-    held.place.sessions -= 1
-    held.place.engine.close(held.inner)
+def _close_on(state: _Session) -> None:
+    state.replica.sessions -= 1
+    state.replica.engine.close(state.inner_session)

@@ -1,4 +1,4 @@
-"""Weights that are given to servers: folders on this machine, and labels by which servers say what sampled a token."""
+"""Weights for servers: folders on this machine, and labels by which servers report the weights of a token."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from pathlib import Path
 
 from turnstile.errors import ConfigError, EngineError, WeightsLostError
 
-AS_IT_CAME = ("", "default")
-"""What servers call the weights that they started with."""
+INITIAL_LABELS = ("", "default")
+"""Labels of servers for the weights that they started with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Weights:
-    """The weights of a version in a Hugging Face folder that servers on this machine load. `owner` is who trains, and
-    `serial` counts what was given out, since a version may be given out twice. `head` says whether the output layer is
-    among what learns."""
+class PublishedWeights:
+    """The weights of a version in a Hugging Face folder that servers on this machine load.
+
+    `owner` identifies the training run; `serial` counts publications, since a version may be published twice. `head`
+    says whether the output layer is trained.
+    """
 
     version: int
     folder: Path
@@ -31,18 +33,20 @@ class Weights:
 
     @property
     def label(self) -> str:
-        """By this name servers know them."""
+        """The servers' name of these weights."""
         return f"{self.owner}/{self.serial}/{self.version}"
 
-    def tied(self) -> bool:
-        """Whether the output layer is the embedding."""
+    def has_tied_head(self) -> bool:
+        """Return whether the output layer is tied to the embedding."""
         config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         return bool(config.get("tie_word_embeddings"))
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keeps the folder from being put away meanwhile (see `put_away`), also by other processes; the end of this one
-        lets go of it."""
+    def locked(self) -> Iterator[None]:
+        """Keep the folder from being removed by `remove_unless_locked`, in this or another process.
+
+        The lock ends with the process that holds it.
+        """
         try:
             descriptor = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
@@ -54,8 +58,8 @@ class Weights:
             os.close(descriptor)
 
 
-def put_away(folder: Path) -> bool:
-    """Removes a folder of weights, unless a server is about to load it; says whether it did."""
+def remove_unless_locked(folder: Path) -> bool:
+    """Remove a folder of weights unless a server is about to load it; return whether it was removed."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,25 +72,25 @@ def put_away(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def versions_of(labels: Sequence[str] | None, count: int, since: Weights | None, where: str) -> list[int]:
-    """The version of each of `count` tokens that were asked for when a server had the weights `since` (None: those that
-    it started with, which are version 0).
+def versions_of(labels: Sequence[str] | None, count: int, since: PublishedWeights | None, where: str) -> list[int]:
+    """Return the version of each of `count` tokens, sampled by a server that had the weights `since` when it was asked.
 
-    Raises WeightsLostError where it has gone back to those it started with, ConfigError where somebody else has given
-    it others, and EngineError where it does not say, or has others than it started with and was given none.
+    None stands for the initial weights, version 0. Raises WeightsLostError if the server has gone back to its initial
+    weights, ConfigError if another run has given it weights, and EngineError if it does not report labels, or samples
+    with weights that it was not given.
     """
     if labels is None or len(labels) != count:
-        raise EngineError(f"{where} does not say of each token which weights it is of")
+        raise EngineError(f"{where} does not report the weights of each token")
     found = {label: _version(label, since, where) for label in dict.fromkeys(labels)}
     return [found[label] for label in labels]
 
 
-def _version(label: str, since: Weights | None, where: str) -> int:
+def _version(label: str, since: PublishedWeights | None, where: str) -> int:
     if since is None:
-        if label not in AS_IT_CAME:
+        if label not in INITIAL_LABELS:
             raise EngineError(f"{where} sampled with weights {label!r}, which it was not given for this request")
         return 0
-    if label in AS_IT_CAME:
+    if label in INITIAL_LABELS:
         raise WeightsLostError(f"{where} was started again and has lost the weights that it was given")
     owner, _, rest = label.partition("/")
     serial, _, version = rest.partition("/")
@@ -97,8 +101,8 @@ def _version(label: str, since: Weights | None, where: str) -> int:
     return int(version)
 
 
-def spread(spans: object, count: int) -> list[str] | None:
-    """The label of each of `count` tokens, from spans of tokens that follow each other."""
+def labels_per_token(spans: object, count: int) -> list[str] | None:
+    """Return the label of each of `count` tokens from spans of consecutive tokens; None if they do not fit."""
     if not isinstance(spans, list):
         return None
     labels: list[str] = []

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from turnstile.engines.local.cpu import compiled
 from turnstile.engines.local.cpu import thread_pool as teams
-from turnstile.engines.local.cpu.compiled import Attention, Part
+from turnstile.engines.local.cpu.compiled import CacheSegment, KernelAttention
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 
@@ -26,12 +26,12 @@ def kept(rows: int, columns: int, kv_heads: int, width: int) -> Tensor:
 
 
 def by_token(x: Tensor) -> Tensor:
-    """[T, heads, D] -> [1, heads, T, D], as a projection gives it."""
+    """Return x [T, heads, D] as [1, heads, T, D], strided as a projection returns it."""
     return x.transpose(0, 1)[None]
 
 
-def seen(parts: list[Part], layer: int, query: Tensor, scale: float) -> Tensor:
-    """What a token [Hq, D] sees."""
+def seen(parts: list[CacheSegment], layer: int, query: Tensor, scale: float) -> Tensor:
+    """Return the attention output of one token [Hq, D]."""
     key, value = torch.cat([kv[layer, :, row, :, :columns] for kv, row, columns in parts], dim=2).double()
     groups = len(query) // len(key)
     scores = (key.repeat_interleave(groups, 0) @ query.double()[..., None])[..., 0] * scale
@@ -41,15 +41,15 @@ def seen(parts: list[Part], layer: int, query: Tensor, scale: float) -> Tensor:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 8), (6, 1, 128), (14, 2, 80), (2, 1, 7), (3, 3, 1)]
 )
-def test_attention_is_that_of_float64(heads: int, kv_heads: int, width: int, threads: int) -> None:
+def test_attention_matches_float64(heads: int, kv_heads: int, width: int, threads: int) -> None:
     torch.manual_seed(0)
     chance = random.Random(heads)
     long, short = kept(3, 400, kv_heads, width), kept(40, 21, kv_heads, width)
-    parts: list[list[Part]] = [[(short, i, i % 21 + 1)] for i in range(40)]
+    parts: list[list[CacheSegment]] = [[(short, i, i % 21 + 1)] for i in range(40)]
     for each in parts:
         if chance.random() < 0.6:
             each.insert(0, (long, chance.randrange(3), chance.randint(1, 400)))
-    attention = Attention(parts)
+    attention = KernelAttention(parts)
     assert attention.count == 40
     for layer in range(LAYERS):
         everything = torch.randn(50, heads + 2 * kv_heads, width)  # ten tokens more than these
@@ -67,48 +67,48 @@ def test_attention_is_that_of_float64(heads: int, kv_heads: int, width: int, thr
             torch.testing.assert_close(found[i].double(), wanted, rtol=1e-5, atol=2e-6)
 
 
-def test_large_scores_are_no_trouble() -> None:
-    """A softmax of scores that are far apart, or far from zero."""
+def test_large_scores() -> None:
+    """Softmax of scores that are far apart or far from zero."""
     torch.manual_seed(1)
     kv = 30 * kept(2, 50, 2, 16)
     parts = [[(kv, 0, 50)], [(kv, 1, 1)]]
     query = by_token(30 * torch.randn(2, 4, 16))
-    found = Attention(parts).attend(1, query, 0.25)
+    found = KernelAttention(parts).attend(1, query, 0.25)
     for i, each in enumerate(parts):
         torch.testing.assert_close(found[i].double(), seen(each, 1, query[0, :, i], 0.25), rtol=1e-4, atol=1e-4)
 
 
-def test_what_a_token_gets_depends_neither_on_others_nor_on_threads() -> None:
+def test_token_output_is_independent_of_others_and_threads() -> None:
     """To the last bit."""
     torch.manual_seed(2)
     kv, base = kept(24, 90, 3, 64), kept(1, 300, 3, 64)
-    parts: list[list[Part]] = [[(base, 0, 300), (kv, i, 3 * i + 1)] for i in range(24)]
+    parts: list[list[CacheSegment]] = [[(base, 0, 300), (kv, i, 3 * i + 1)] for i in range(24)]
     query = by_token(torch.randn(24, 9, 64))
-    whole = Attention(parts).attend(0, query, 0.125)
+    whole = KernelAttention(parts).attend(0, query, 0.125)
     before = torch.get_num_threads()
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            assert Attention(parts).attend(0, query, 0.125).equal(whole)
+            assert KernelAttention(parts).attend(0, query, 0.125).equal(whole)
             for i in (0, 7, 23):
-                assert Attention([parts[i]]).attend(0, query[:, :, i : i + 1], 0.125)[0].equal(whole[i])
+                assert KernelAttention([parts[i]]).attend(0, query[:, :, i : i + 1], 0.125)[0].equal(whole[i])
     finally:
         torch.set_num_threads(before)
-        teams.leave_torch_threads()
+        teams.release_torch_threads()
 
 
-def test_what_counts_nothing_counts_nothing() -> None:
-    """A tile of scores that are all minus infinity, before others."""
+def test_negligible_scores_add_nothing() -> None:
+    """A tile whose scores are all -inf, before other tiles."""
     kv = kept(1, 300, 1, 4).abs()
     kv[0, 0, 0, :, :200] = float("-inf")
     query = torch.ones(1, 1, 1, 4)
-    found = Attention([[(kv, 0, 300)]]).attend(0, query, 0.5)
+    found = KernelAttention([[(kv, 0, 300)]]).attend(0, query, 0.5)
     torch.testing.assert_close(found[0].double(), seen([(kv, 0, 300)], 0, query[0, :, 0], 0.5), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("what", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", ["query", "key", "value"])
-def test_numbers_that_are_lost_stay_lost(what: float, where: str) -> None:
+def test_nan_survives(what: float, where: str) -> None:
     torch.manual_seed(6)
     kv = kept(2, 40, 2, 16)
     query = torch.randn(1, 4, 2, 16)
@@ -117,19 +117,19 @@ def test_numbers_that_are_lost_stay_lost(what: float, where: str) -> None:
         query[0, 1, 0, 3] = what
     else:
         kv[0, ("key", "value").index(where), 0, 0, 7, 3] = what
-    found = Attention([[(kv, 0, 40)], [(kv, 1, 40)]]).attend(0, query, 0.25)
+    found = KernelAttention([[(kv, 0, 40)], [(kv, 1, 40)]]).attend(0, query, 0.25)
     wanted = seen([(kv, 0, 40)], 0, query[0, :, 0], 0.25).isfinite()
     assert not wanted.all()
     assert found[0].isfinite().equal(wanted)
     assert found[1].isfinite().all()
 
 
-def test_numbers_that_do_not_lie_side_by_side() -> None:
+def test_strided_inputs() -> None:
     torch.manual_seed(3)
     kv = kept(5, 9, 2, 8)
-    parts: list[list[Part]] = [[(kv, i, i + 1)] for i in range(5)]
+    parts: list[list[CacheSegment]] = [[(kv, i, i + 1)] for i in range(5)]
     query, key, value = (torch.randn(1, heads, 8, 5).transpose(2, 3) for heads in (4, 2, 2))
-    attention = Attention(parts)
+    attention = KernelAttention(parts)
     attention.write(2, key, value)
     found = attention.attend(2, query, 1.0)
     for i, each in enumerate(parts):
@@ -159,7 +159,7 @@ def test_tokens_are_drawn_by_inversion(vocabulary: int, temperature: float, thre
 
 
 @pytest.mark.parametrize("what", [float("nan"), float("inf")])
-def test_entropies_tell_of_logits_that_are_not_finite(what: float) -> None:
+def test_entropy_is_nan_for_non_finite_logits(what: float) -> None:
     logits = torch.randn(3, 700)
     logits[1, 650] = what
     logits[2] = float("-inf")
@@ -167,14 +167,14 @@ def test_entropies_tell_of_logits_that_are_not_finite(what: float) -> None:
     assert [math.isnan(entropy) for entropy in entropies] == [False, True, True]
 
 
-def test_where_torch_has_other_threads_they_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There torch, which has all of them, is faster."""
+def test_unavailable_without_libgomp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is faster there, since it has all the threads."""
     monkeypatch.setattr(compiled, "has_torch_threads", lambda: False)
-    compiled.available.cache_clear()
+    compiled.is_available.cache_clear()
     try:
         assert not compiled.can_compute(torch.zeros(1))
     finally:
-        compiled.available.cache_clear()
+        compiled.is_available.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -183,21 +183,21 @@ def test_where_torch_has_other_threads_they_are_not_used(monkeypatch: pytest.Mon
         (0, torch.zeros(1, 4, 8, 16, dtype=torch.bfloat16), "torch.bfloat16"),
         (0, torch.zeros(1, 4, 8, 17), "want torch.float32 (1, 4, None, 16)"),
         (0, torch.zeros(1, 3, 8, 16), "want torch.float32 (1, 2, None, 16)"),
-        (0, torch.zeros(1, 4, 7, 16), "7 tokens for layer 0: 8 are kept, of 3 layers"),
-        (3, torch.zeros(1, 4, 8, 16), "8 tokens for layer 3: 8 are kept, of 3 layers"),
+        (0, torch.zeros(1, 4, 7, 16), "7 tokens for layer 0: the cache holds 8 tokens, 3 layers"),
+        (3, torch.zeros(1, 4, 8, 16), "8 tokens for layer 3: the cache holds 8 tokens, 3 layers"),
     ],
 )
-def test_what_does_not_fit_is_refused(layer: int, query: Tensor, said: str) -> None:
-    """Kernels would read and write beside it."""
+def test_rejects_wrong_shapes(layer: int, query: Tensor, said: str) -> None:
+    """Otherwise kernels would read and write out of bounds."""
     kv = kept(8, 30, 2, 16)
-    attention = Attention([[(kv, i, 30)] for i in range(8)])
+    attention = KernelAttention([[(kv, i, 30)] for i in range(8)])
     with pytest.raises(ValueError, match=re.escape(said)):
         attention.attend(layer, query, 0.25)
     with pytest.raises(ValueError):
         attention.write(layer, query[:, :1], query[:, :1])
     for other in (kept(8, 30, 2, 8), kv.double(), kv.transpose(4, 5).contiguous().transpose(4, 5)):
-        with pytest.raises(ValueError, match="kept: "):
-            Attention([[(kv, 0, 30), (other, 1, 3)]])
+        with pytest.raises(ValueError, match="cached: "):
+            KernelAttention([[(kv, 0, 30), (other, 1, 3)]])
     for rows, draws in (([3], [0.5]), ([-1], [0.5]), ([0], [0.5, 0.5])):
         with pytest.raises(ValueError, match="of 3"):
             compiled.draw(torch.zeros(3, 5), rows, draws, 1.0)
@@ -205,50 +205,46 @@ def test_what_does_not_fit_is_refused(layer: int, query: Tensor, said: str) -> N
         compiled.draw(torch.zeros(3, 5, dtype=torch.float64), [0], [0.5], 1.0)
 
 
-def test_a_kernel_that_does_not_begin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where it gets no memory: nothing would have been written, and what lay there would be taken for it."""
+def test_kernel_that_does_not_start_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example for lack of memory: otherwise stale output would be taken for the result."""
     monkeypatch.setattr(compiled, "in_torch_threads", lambda *_: None)
-    with pytest.raises(MemoryError, match="kernel draw could not begin"):
+    with pytest.raises(MemoryError, match="kernel draw could not start"):
         compiled.draw(torch.ones(3, 4), [0], [0.5], 1.0)
 
 
-def test_they_are_for_float32_on_a_cpu() -> None:
+def test_supports_float32_on_a_cpu_only() -> None:
     assert compiled.can_compute(torch.zeros(1))
     assert not compiled.can_compute(torch.zeros(1, dtype=torch.float64))
     assert not compiled.can_compute(torch.zeros(1, device="meta"))
 
 
-def test_a_numba_that_is_of_no_use_is_said_and_done_without(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_broken_numba_is_logged_and_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def broken(name: str) -> None:
         raise ImportError("Numba needs NumPy 2.3 or less. Got NumPy 9.9.\nAnd more.")
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    compiled.available.cache_clear()
+    compiled.is_available.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             assert not compiled.can_compute(torch.zeros(1))
             assert not compiled.can_compute(torch.zeros(1))
     finally:
-        compiled.available.cache_clear()
+        compiled.is_available.cache_clear()
     (record,) = caplog.records  # once
     assert record.getMessage() == (
-        "numba is installed and of no use here, so that sampling on this CPU is slower "
+        "numba is installed but does not work here, so sampling on this CPU is slower "
         "(ImportError: Numba needs NumPy 2.3 or less. Got NumPy 9.9.)"
     )
 
 
-def test_a_numba_that_is_missing_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_numba_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    compiled.available.cache_clear()
+    compiled.is_available.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             assert not compiled.can_compute(torch.zeros(1))
             assert not compiled.can_compute(torch.zeros(1))
     finally:
-        compiled.available.cache_clear()
+        compiled.is_available.cache_clear()
     (record,) = caplog.records
     assert "install it with: pip install 'turnstile-rl[cpu]'" in record.getMessage()

@@ -1,4 +1,4 @@
-"""Products with a matrix in panels, beside the same arithmetic in float64."""
+"""Products with a packed matrix, against the same arithmetic in float64."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wanted(x: Tensor, matrix: Tensor, bias: Tensor, floor: float | None, gated: 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("floor", [None, 0.3])
 @pytest.mark.parametrize(("width", "depth"), [(960, 576), (192, 1536), (100, 77), (2, 1)])
-def test_products_are_those_of_float64(width: int, depth: int, floor: float | None, gated: bool, threads: int) -> None:
+def test_products_match_float64(width: int, depth: int, floor: float | None, gated: bool, threads: int) -> None:
     torch.manual_seed(0)
     matrix, bias, scale = torch.randn(width, depth), torch.randn(width), torch.rand(depth)
     order = torch.randperm(width)
@@ -50,7 +50,7 @@ def test_products_are_those_of_float64(width: int, depth: int, floor: float | No
 
 
 @with_numba
-def test_a_row_depends_neither_on_others_nor_on_threads() -> None:
+def test_row_is_independent_of_others_and_threads() -> None:
     """To the last bit."""
     torch.manual_seed(1)
     panels = PackedMatrix([torch.randn(300, 400)], gated=True)
@@ -65,12 +65,12 @@ def test_a_row_depends_neither_on_others_nor_on_threads() -> None:
                 assert panels(x[begin:end], added[begin:end], 0.1).equal(whole[begin:end])
     finally:
         torch.set_num_threads(before)
-        teams.leave_torch_threads()
+        teams.release_torch_threads()
 
 
 @with_numba
-def test_whatever_lies_otherwise_is_taken_as_it_is() -> None:
-    """More dimensions, and numbers that do not lie side by side, or rows that do not."""
+def test_strided_inputs() -> None:
+    """More dimensions, and numbers or rows that are not contiguous."""
     torch.manual_seed(2)
     matrix, scale, bias = torch.randn(20, 30), torch.rand(20, 2)[:, 0], torch.randn(30, 3)[:, 1]
     x, added = torch.randn(3, 2, 20).transpose(0, 1), torch.randn(3, 2, 30).transpose(0, 1)
@@ -83,8 +83,8 @@ def test_whatever_lies_otherwise_is_taken_as_it_is() -> None:
 
 @with_numba
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_numbers_that_torch_makes_by_default_are_not_taken(dtype: torch.dtype) -> None:
-    """Loading a model sets them for a while, for all threads."""
+def test_rejects_other_dtypes_and_devices(dtype: torch.dtype) -> None:
+    """Loading a model changes torch's defaults for a while, for all threads."""
     matrix, x = torch.randn(50, 20), torch.randn(3, 20)
     should = PackedMatrix([matrix])(x)
     torch.set_default_dtype(dtype)
@@ -95,7 +95,7 @@ def test_the_numbers_that_torch_makes_by_default_are_not_taken(dtype: torch.dtyp
 
 
 @with_numba
-def test_nothing_of_nothing() -> None:
+def test_empty_input() -> None:
     assert PackedMatrix([torch.randn(20, 30)])(torch.zeros(0, 30)).shape == (0, 20)
     x = torch.randn(5, 30)
     row = torch.randn(1, 30)
@@ -104,8 +104,8 @@ def test_nothing_of_nothing() -> None:
 
 @with_numba
 @pytest.mark.parametrize("what", [float("nan"), float("inf")])
-def test_numbers_that_are_lost_stay_lost(what: float) -> None:
-    """In their row alone, also where the matrix has columns beyond its last."""
+def test_nan_survives(what: float) -> None:
+    """Only in its row, also if the matrix has padding columns."""
     x = torch.randn(6, 50)
     x[2, 7] = what
     found = PackedMatrix([torch.randn(31, 50)])(x)
@@ -114,14 +114,14 @@ def test_numbers_that_are_lost_stay_lost(what: float) -> None:
 
 
 @with_numba
-def test_what_does_not_fit_is_refused() -> None:
-    """The kernel would read and write beside it."""
+def test_rejects_wrong_shapes() -> None:
+    """Otherwise the kernel would read and write out of bounds."""
     panels = PackedMatrix([torch.zeros(6, 8)])
     for x, added, said in (
-        (torch.zeros(3, 7), None, "what comes in: torch.float32 (3, 7)"),
-        (torch.zeros(3, 8).double(), None, "what comes in: torch.float64"),
-        (torch.zeros(3, 8), torch.zeros(3, 5), "what is added: torch.float32 (3, 5)"),
-        (torch.zeros(3, 8), torch.zeros(6), "want torch.float32 (3, 6)"),
+        (torch.zeros(3, 7), None, "the input: torch.float32 (3, 7)"),
+        (torch.zeros(3, 8).double(), None, "the input: torch.float64"),
+        (torch.zeros(3, 8), torch.zeros(3, 5), "the added tensor: torch.float32 (3, 5)"),
+        (torch.zeros(3, 8), torch.zeros(6), "need torch.float32 (3, 6)"),
     ):
         with pytest.raises(ValueError, match=re.escape(said)):
             panels(x, added)
@@ -131,21 +131,21 @@ def test_what_does_not_fit_is_refused() -> None:
         PackedMatrix([torch.zeros(6, 8)], torch.zeros(5))
     with pytest.raises(ValueError, match="scales: "):
         PackedMatrix([torch.zeros(6, 8)], scale=torch.zeros(6))
-    with pytest.raises(ValueError, match="7 numbers come out, half of which"):
+    with pytest.raises(ValueError, match="7 outputs cannot be split"):
         PackedMatrix([torch.zeros(7, 8)], gated=True)
 
 
 @with_numba
-@pytest.mark.parametrize("features", [["avx512f", "avx"], ["avx"], []])
+@pytest.mark.parametrize("cpu_features", [["avx512f", "avx"], ["avx"], []])
 @pytest.mark.slow
-def test_tiles_of_every_processor(features: list[str], tmp_path: Path) -> None:
-    """Their numbers are the same, as sums are added up in one order."""
+def test_tile_sizes_of_every_processor(cpu_features: list[str], tmp_path: Path) -> None:
+    """The results are equal, since sums are accumulated in one order."""
     script = f"""
 import torch
 from llvmlite import binding
 from numba.core.registry import cpu_target
 cpu_target.target_context  # which compiles for this one
-binding.get_host_cpu_features = lambda: dict.fromkeys({features}, True)
+binding.get_host_cpu_features = lambda: dict.fromkeys({cpu_features}, True)
 from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
 torch.manual_seed(3)
 x = torch.randn(21, 90)
@@ -159,7 +159,7 @@ torch.save(PackedMatrix([torch.randn(130, 90)])(x), "found.pt")
 
 
 @with_numba
-def test_without_kernels_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnstile.engines.local.cpu.compiled.available", lambda: False)
-    with pytest.raises(RuntimeError, match="kernels cannot be used here"):
+def test_raises_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnstile.engines.local.cpu.compiled.is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="kernels are not available here"):
         PackedMatrix([torch.zeros(3, 4)])

@@ -1,4 +1,4 @@
-"""Reordered weights compute what the plain ones do, and follow them."""
+"""Packed weights compute what the plain ones do, and follow their changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = torch.randn(1, 5, 24, generator=torch.Generator().manual_seed(0))
 
 
 class Calls(nn.Module):
-    """Two layers, and a third that leads itself."""
+    """Two layers, and a third with a `forward` of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,37 +39,37 @@ def plain(model: Calls, x: Tensor) -> Tensor:
 
 
 def ran(packed: PackedLinears, model: Calls, x: Tensor = ROWS) -> Tensor:
-    with torch.no_grad(), packed.used():
+    with torch.no_grad(), packed.active():
         return model(x)
 
 
-def test_gives_what_the_plain_layers_give(model: Calls) -> None:
+def test_matches_plain_layers(model: Calls) -> None:
     packed = PackedLinears(model)
     for rows in (1, 5, 40):
         x = torch.randn(1, rows, 24)
         torch.testing.assert_close(ran(packed, model, x), plain(model, x), rtol=1e-5, atol=1e-5)
 
 
-def test_really_runs_on_the_copies(model: Calls) -> None:
-    """Otherwise nothing here would say anything: a change that nobody can see does not come through."""
+def test_runs_on_the_copies(model: Calls) -> None:
+    """Otherwise the other tests would prove nothing: an unnoticed change of the weights does not show."""
     packed = PackedLinears(model)
     before = ran(packed, model)
     model.first.weight.data.mul_(2)  # past the counter that changes in place raise
     assert torch.equal(ran(packed, model), before)
-    packed.forget()
+    packed.invalidate()
     torch.testing.assert_close(ran(packed, model), plain(model, ROWS), rtol=1e-5, atol=1e-5)
 
 
-def test_what_does_not_learn_is_kept(model: Calls) -> None:
+def test_frozen_copies_are_kept(model: Calls) -> None:
     model.first.requires_grad_(False)
     packed = PackedLinears(model)
     before = ran(packed, model)
     model.first.weight.data.mul_(2)
-    packed.forget()
+    packed.invalidate()
     assert torch.equal(ran(packed, model), before)
 
 
-def test_a_change_in_place_is_seen(model: Calls) -> None:
+def test_follows_changes_in_place(model: Calls) -> None:
     packed = PackedLinears(model)
     ran(packed, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
@@ -78,19 +78,19 @@ def test_a_change_in_place_is_seen(model: Calls) -> None:
     torch.testing.assert_close(ran(packed, model), plain(model, ROWS), rtol=1e-5, atol=1e-5)
 
 
-def test_another_thread_runs_on_the_weights_themselves(model: Calls) -> None:
-    """The trainer may have changed them while a thread still samples with the old ones."""
+def test_other_threads_run_on_the_weights(model: Calls) -> None:
+    """The trainer may have changed them while another thread still samples with the old ones."""
     packed = PackedLinears(model)
-    inside, changed = threading.Event(), threading.Event()
+    is_sampling, changed = threading.Event(), threading.Event()
 
     def sample() -> None:
-        with torch.no_grad(), packed.used():
-            inside.set()
+        with torch.no_grad(), packed.active():
+            is_sampling.set()
             assert changed.wait(60)
 
     sampling = threading.Thread(target=sample)
     sampling.start()
-    assert inside.wait(60)
+    assert is_sampling.wait(60)
     try:
         with torch.no_grad():
             model.first.weight.mul_(2)
@@ -100,16 +100,16 @@ def test_another_thread_runs_on_the_weights_themselves(model: Calls) -> None:
         sampling.join()
 
 
-def test_other_storage_is_seen(model: Calls) -> None:
+def test_follows_replaced_storage(model: Calls) -> None:
     packed = PackedLinears(model.requires_grad_(False))
     ran(packed, model)
     model.first.weight.data = model.first.weight.data * 2
     torch.testing.assert_close(ran(packed, model), plain(model, ROWS), rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_are_those_of_the_plain_layers(model: Calls) -> None:
+def test_gradients_match_plain_layers(model: Calls) -> None:
     packed = PackedLinears(model)
-    with packed.used():
+    with packed.active():
         model(ROWS).sum().backward()
     found = model.first.weight.grad
     assert found is not None
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_the_plain_layers(model: Calls) -> None:
     assert torch.equal(found, model.first.weight.grad)
 
 
-def test_leaves_the_model_as_it_was(model: Calls) -> None:
+def test_restores_the_model(model: Calls) -> None:
     own = model.second.forward
     model.second.forward = lambda x: own(x) + 1  # type: ignore[method-assign]
     packed = PackedLinears(model)
@@ -130,7 +130,7 @@ def test_leaves_the_model_as_it_was(model: Calls) -> None:
     assert "forward" not in vars(model.first)
 
 
-def test_other_numbers_are_left_alone() -> None:
+def test_other_dtypes_are_left_alone() -> None:
     model = network(dtype=torch.float64)
     packed = PackedLinears(model)
     assert not packed._packed
@@ -138,11 +138,11 @@ def test_other_numbers_are_left_alone() -> None:
 
 
 def test_without_kernels_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnstile.engines.local.cpu.compiled.available", lambda: False)
+    monkeypatch.setattr("turnstile.engines.local.cpu.compiled.is_available", lambda: False)
     assert not PackedLinears(network())._packed
 
 
-def test_some_of_the_layers_have_a_bias() -> None:
+def test_layers_with_and_without_bias() -> None:
     layers = [nn.Linear(24, 6, bias=bias) for bias in (True, False, True)]
     order = torch.randperm(18)
     packed = PackedWeight(*layers, order=order)
@@ -152,8 +152,8 @@ def test_some_of_the_layers_have_a_bias() -> None:
         torch.testing.assert_close(packed(ROWS), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_what_could_not_be_packed_is_packed_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the weights are those that were packed before it failed."""
+def test_failed_packing_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the weights are the ones that were packed before the failure."""
     layer = nn.Linear(24, 6)
     packed, own = PackedWeight(layer), layer.weight.data
     packed.refresh()

@@ -1,4 +1,4 @@
-"""Threads that help to compute are there while somebody computes, and no longer."""
+"""Threads of a pool exist while their thread computes, and no longer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from helpers import byte_tokenizer, tiny_llama
-from turnstile.engines.local.cpu.thread_pool import in_torch_threads, leave_torch_threads
+from turnstile.engines.local.cpu.thread_pool import in_torch_threads, release_torch_threads
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.types import Sampling
 
@@ -38,7 +38,7 @@ def tasks() -> int:
 
 
 def settles(count: int) -> bool:
-    """Whether there come to be so many: a thread that has ended is in the list for some moments more."""
+    """Return whether the number of threads becomes this: a thread that has ended stays listed for some moments."""
     ends = time.monotonic() + 10
     while tasks() != count and time.monotonic() < ends:
         time.sleep(0.01)
@@ -46,7 +46,7 @@ def settles(count: int) -> bool:
 
 
 def calm() -> int:
-    """How many there are, once nobody has come or gone for a while."""
+    """Return the number of threads once it has not changed for a while."""
     count, since = tasks(), time.monotonic()
     while time.monotonic() < since + 0.3:
         time.sleep(0.01)
@@ -58,26 +58,26 @@ def calm() -> int:
 @pytest.fixture
 def threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    leave_torch_threads()
+    release_torch_threads()
     yield None
     torch.set_num_threads(before)
-    leave_torch_threads()
+    release_torch_threads()
 
 
 @pytest.mark.usefixtures("threads")
-def test_who_leaves_its_team_ends_its_threads() -> None:
+def test_release_ends_the_pools_threads() -> None:
     alone = calm()
     compute()
     assert settles(alone + MEMBERS - 1)
-    leave_torch_threads()
+    release_torch_threads()
     assert settles(alone)
     compute()  # they come back
     assert settles(alone + MEMBERS - 1)
 
 
 @pytest.mark.usefixtures("threads")
-def test_all_of_a_team_work_at_once() -> None:
-    """Those that compute for torch, too."""
+def test_all_threads_of_a_pool_run_at_once() -> None:
+    """They are the threads that compute for torch."""
     compute()
     seen: list[int] = []
     meet = threading.Barrier(MEMBERS, timeout=20)
@@ -87,29 +87,29 @@ def test_all_of_a_team_work_at_once() -> None:
         seen.append(ctypes.c_int64.from_address(address).value)
         meet.wait()
 
-    class Given(ctypes.Structure):
+    class Args(ctypes.Structure):
         _fields_ = (("number", ctypes.c_int64),)
 
     before = tasks()
-    in_torch_threads(ctypes.cast(work, ctypes.c_void_p).value or 0, Given(number=7))
+    in_torch_threads(ctypes.cast(work, ctypes.c_void_p).value or 0, Args(number=7))
     assert seen == [7] * MEMBERS
     assert tasks() == before  # no other threads than torch's
 
 
 @pytest.mark.usefixtures("threads")
-def test_others_keep_theirs() -> None:
+def test_release_keeps_other_pools() -> None:
     with ThreadPoolExecutor(1) as other:
         other.submit(compute).result()
         both = calm()
-        leave_torch_threads()
+        release_torch_threads()
         assert calm() == both
-        other.submit(leave_torch_threads).result()
+        other.submit(release_torch_threads).result()
         assert settles(both - (MEMBERS - 1))
 
 
 @pytest.mark.usefixtures("threads")
-def test_an_engine_with_nothing_to_do_has_no_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And while it computes, the thread that asks it has none."""
+def test_idle_engine_has_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And while the engine computes, the calling thread has none."""
     words = byte_tokenizer()
     engine = TransformersEngine(tiny_llama(len(words)), words)
     step, seen = engine._step, []
@@ -134,5 +134,5 @@ def test_an_engine_with_nothing_to_do_has_no_team(monkeypatch: pytest.MonkeyPatc
     asyncio.run(ask())
     assert not any(main for main, _ in seen)
     assert seen[0] == (False, True)  # the engine's thread, and nobody's team
-    leave_torch_threads()
+    release_torch_threads()
     assert settles(alone + 1)

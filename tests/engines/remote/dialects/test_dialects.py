@@ -1,4 +1,4 @@
-"""What is said to vLLM and to SGLang, and what they may answer: bare servers that answer as the real ones do."""
+"""Requests to vLLM and SGLang and their responses, with bare servers that answer like the real ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from aiohttp import web
 
 from modelserver import Answer, bare_server
 from turnstile.engines.remote.openai import OpenAIEngine
-from turnstile.engines.remote.weights import Weights
+from turnstile.engines.remote.weights import PublishedWeights
 from turnstile.errors import ConfigError, EngineError, EngineGoneError, WeightsLostError
 from turnstile.types import Sampling
 
 PROMPT = np.array([7, 8, 9], np.int32)
 HOW = Sampling(max_tokens=4, seed=3, stop=("\n",))
-WEIGHTS = Weights(version=5, folder=Path("/runs/r/weights/000002-5"), owner="me", serial=2, head=False)
+WEIGHTS = PublishedWeights(version=5, folder=Path("/runs/r/weights/000002-5"), owner="me", serial=2, head=False)
 OLD, NEW = "me/1/4", "me/2/5"
 
 
 class Server:
-    """Keeps what it is asked, and answers by path."""
+    """A server that records requests and answers by path."""
 
     def __init__(self, owner: str) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -50,7 +50,7 @@ class Server:
 
 
 def generated(ids: list[int], logprobs: list[float], spans: list[tuple[str, int, int]], finish: str = "stop") -> Any:
-    """The answer of vLLM's /inference/v1/generate."""
+    """Return a response of vLLM's /inference/v1/generate."""
     content = [{"token_id": i, "logprob": lp, "top_logprobs": []} for i, lp in zip(ids, logprobs, strict=True)]
     versions = [{"version": label, "start": start, "end": end} for label, start, end in spans]
     choice = {"index": 0, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": finish}
@@ -58,7 +58,7 @@ def generated(ids: list[int], logprobs: list[float], spans: list[tuple[str, int,
 
 
 def told(tokens: list[list[Any]], label: str, finish: str = "stop") -> Any:
-    """The answer of SGLang's /generate."""
+    """Return a response of SGLang's /generate."""
     meta = {"output_token_logprobs": tokens, "weight_version": label, "finish_reason": {"type": finish}}
     return {"text": "", "meta_info": meta}
 
@@ -102,16 +102,16 @@ async def connect() -> AsyncIterator[Callable[[str], OpenAIEngine]]:
         await engine.disconnect()
 
 
-async def met(engine: OpenAIEngine, loaded: Weights | None = None) -> str:
-    await engine.meet(PROMPT)
+async def met(engine: OpenAIEngine, loaded: PublishedWeights | None = None) -> str:
+    await engine.connect(PROMPT)
     engine.loaded = loaded
     return engine.open("g")
 
 
-async def test_vllm_takes_ids_and_says_of_each_token_which_weights_it_is_of(vllm: Server, connect: Any) -> None:
+async def test_vllm_takes_ids_and_labels_each_token(vllm: Server, connect: Any) -> None:
     async with bare_server(vllm.paths()) as url:
         engine = connect(url)
-        session = await met(engine, Weights(version=4, folder=Path(), owner="me", serial=1))
+        session = await met(engine, PublishedWeights(version=4, folder=Path(), owner="me", serial=1))
         vllm.answers["/inference/v1/generate"] = generated([5, 6], [-1.5, -0.25], [(OLD, 0, 1), (NEW, 1, 2)], "length")
         found = await engine.generate(PROMPT, HOW, session)
     path, asked = vllm.asked[-1]
@@ -146,27 +146,25 @@ async def test_vllm_loads_a_folder_between_two_tokens(vllm: Server, connect: Any
     ]
 
 
-async def test_vllm_on_a_cpu_is_refused_where_it_would_keep_an_output_layer(
-    vllm: Server, connect: Any, tmp_path: Path
-) -> None:
+async def test_vllm_on_a_cpu_is_rejected_with_a_tied_head(vllm: Server, connect: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
-    tied = replace(WEIGHTS, folder=tmp_path, head=True)
+    has_tied_head = replace(WEIGHTS, folder=tmp_path, head=True)
     async with bare_server(vllm.paths()) as url:
         engine = connect(url)
         await met(engine)
-        with pytest.raises(ConfigError, match=r"does not renew an output layer .* model.train = 'top' or 'lora'"):
-            await engine.load(tied)
-        await engine.load(replace(tied, head=False))
+        with pytest.raises(ConfigError, match=r"does not reload an output layer .* model.train = 'top' or 'lora'"):
+            await engine.load(has_tied_head)
+        await engine.load(replace(has_tied_head, head=False))
         (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
-        await engine.load(tied)
+        await engine.load(has_tied_head)
         vllm.answers["/server_info"] = {"vllm_config": {"device_config": {"device": "cuda"}}}
         (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
         other = connect(url)
         await met(other)
-        await other.load(tied)
+        await other.load(has_tied_head)
 
 
-async def test_vllm_that_fails_to_load_goes_on_as_nobodys(vllm: Server, connect: Any) -> None:
+async def test_vllm_resumes_unlabelled_after_a_failed_load(vllm: Server, connect: Any) -> None:
     vllm.failing.add("/collective_rpc")
     async with bare_server(vllm.paths()) as url:
         engine = connect(url)
@@ -178,7 +176,7 @@ async def test_vllm_that_fails_to_load_goes_on_as_nobodys(vllm: Server, connect:
     assert vllm.asked[-2:] == [("/update_weight_version", {"new_version": "default"}), ("/resume", {})]
 
 
-async def test_vllm_that_a_killed_trainer_left_paused_goes_on_as_nobodys_before_it_is_asked(
+async def test_vllm_left_paused_is_resumed_before_the_first_request(
     vllm: Server, connect: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     vllm.answers["/is_paused"] = {"is_paused": True}
@@ -187,7 +185,7 @@ async def test_vllm_that_a_killed_trainer_left_paused_goes_on_as_nobodys_before_
         paths = [path for path, _ in vllm.asked]
         assert paths[:4] == ["/is_paused", "/update_weight_version", "/resume", "/inference/v1/generate"]
         assert vllm.asked[1][1] == {"new_version": "default"}
-        assert "was left paused in a reload" in caplog.text
+        assert "was left paused by a reload" in caplog.text
         vllm.answers["/is_paused"] = {"is_paused": False}
         vllm.asked.clear()
         await met(connect(url))
@@ -195,13 +193,13 @@ async def test_vllm_that_a_killed_trainer_left_paused_goes_on_as_nobodys_before_
     del vllm.answers["/is_paused"]
     async with bare_server(vllm.paths()) as url:
         with pytest.raises(ConfigError, match="started with VLLM_SERVER_DEV_MODE=1"):
-            await connect(url).meet(PROMPT)
+            await connect(url).connect(PROMPT)
 
 
-async def test_a_reload_that_is_given_up_does_not_wait_for_a_vllm_that_hangs(
+async def test_cancelled_reload_does_not_wait_for_a_hanging_vllm(
     vllm: Server, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("turnstile.engines.remote.dialects.vllm.ENDING", 0.05)
+    monkeypatch.setattr("turnstile.engines.remote.dialects.vllm.RESUME_TIMEOUT", 0.05)
     reloading = asyncio.Event()
 
     async def hang(request: web.Request) -> web.StreamResponse:
@@ -216,12 +214,12 @@ async def test_a_reload_that_is_given_up_does_not_wait_for_a_vllm_that_hangs(
         loading = asyncio.ensure_future(engine.load(WEIGHTS))
         await reloading.wait()
         loading.cancel()
-        with pytest.raises(EngineGoneError, match="did not go on within"):
+        with pytest.raises(EngineGoneError, match="did not resume within"):
             await loading
         assert engine.loaded is None
 
 
-async def test_vllm_without_its_paths_for_training_is_refused_in_one_line(vllm: Server, connect: Any) -> None:
+async def test_vllm_without_training_paths_is_rejected(vllm: Server, connect: Any) -> None:
     del vllm.answers["/server_info"]
     async with bare_server(vllm.paths()) as url:
         engine = connect(url)
@@ -231,10 +229,10 @@ async def test_vllm_without_its_paths_for_training_is_refused_in_one_line(vllm: 
     del vllm.answers["/inference/v1/generate"]
     async with bare_server(vllm.paths()) as url:
         with pytest.raises(ConfigError, match="has no /inference/v1/generate"):
-            await connect(url).meet(PROMPT)
+            await connect(url).connect(PROMPT)
 
 
-async def test_an_evaluation_asks_vllm_for_completions(connect: Any) -> None:
+async def test_evaluation_uses_vllms_completions(connect: Any) -> None:
     server = Server("vllm")
     choice = {"token_ids": [5], "logprobs": {"token_logprobs": [0.0]}, "finish_reason": "stop"}
     server.answers = {"/v1/completions": {"choices": [choice]}}
@@ -266,7 +264,7 @@ async def test_sglang_takes_ids_and_loads_a_folder(sglang: Server, connect: Any)
             await engine.load(WEIGHTS)
 
 
-async def test_sglang_whose_log_probabilities_do_not_heed_truncation(sglang: Server, connect: Any) -> None:
+async def test_sglang_with_logprobs_from_before_truncation(sglang: Server, connect: Any) -> None:
     async with bare_server(sglang.paths()) as url:
         engine = connect(url)
         sglang.answers["/generate"] = told([[-0.7, 5, None]], NEW)
@@ -289,7 +287,7 @@ async def test_sglang_whose_log_probabilities_do_not_heed_truncation(sglang: Ser
         (["me/x"] * 2, ConfigError, "another run"),
     ],
 )
-async def test_tokens_of_other_weights_are_not_taken(
+async def test_tokens_of_other_weights_are_rejected(
     vllm: Server, connect: Any, labels: list[str], error: type[Exception], line: str
 ) -> None:
     async with bare_server(vllm.paths()) as url:
@@ -311,8 +309,8 @@ async def test_tokens_of_other_weights_are_not_taken(
         generated([5], [0.5], []),
     ],
 )
-async def test_vllm_answers_without_the_ids_that_it_sampled(vllm: Server, connect: Any, bad: Any) -> None:
+async def test_vllm_response_without_ids_is_rejected(vllm: Server, connect: Any, bad: Any) -> None:
     vllm.answers["/inference/v1/generate"] = bad
     async with bare_server(vllm.paths()) as url:
         with pytest.raises(ConfigError, match="does not return the ids of sampled tokens"):
-            await connect(url).meet(PROMPT)
+            await connect(url).connect(PROMPT)

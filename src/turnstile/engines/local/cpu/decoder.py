@@ -1,10 +1,9 @@
-"""A decoder built like Llama, run with fewer and larger operations: for sampling on a CPU.
+"""A decoder built like Llama, run with fewer, larger operations for sampling on a CPU.
 
-The arithmetic is the model's own, in fewer operations: each costs its time also where it has little to compute.
-Queries, keys and values come from one projection; norms, activation, gating and residuals are computed inside the
-kernels of the projections, on weights that lie as those kernels want them (`engines/local/cpu/packed_weights.py`) and
-have those of the norms in them. Numbers that rotate as a pair lie side by side in queries and keys: then rotating is
-one complex product.
+The arithmetic is the model's own, in fewer operations, since each costs time even where it computes little. Queries,
+keys and values come from one projection; norms, activation, gating and residuals are computed inside the kernels of the
+projections, on packed weights that have those of the norms multiplied in (`engines/local/cpu/packed_weights.py`). The
+two numbers of a rotary pair are adjacent in queries and keys, so that rotation is one complex product.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 class CpuDecoder:
-    """The decoder of a model, fused. Follows changes of the weights in place; `forget` tells it of all others."""
+    """The fused decoder of a model. Follows in-place changes of the weights; `invalidate` reports all others."""
 
     def __init__(self, model: PreTrainedModel, layers: list[_Layer]) -> None:
         self._decoder: Any = model.get_decoder()
@@ -36,48 +35,48 @@ class CpuDecoder:
         self._stamp: Stamp | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> CpuDecoder | None:
-        """None where the parts are not those of a Llama with SiLU, or their numbers are not float32 on a CPU."""
+    def try_from(cls, model: PreTrainedModel) -> CpuDecoder | None:
+        """Return the fused decoder of a model, or None if it is not built like Llama with SiLU, in float32 on a CPU."""
         decoder: Any = model.get_decoder()
-        named = ("embed_tokens", "layers", "norm", "rotary_emb")
-        if not all(hasattr(decoder, name) for name in named) or eps_of(decoder.norm) is None:
+        required = ("embed_tokens", "layers", "norm", "rotary_emb")
+        if not all(hasattr(decoder, name) for name in required) or eps_of(decoder.norm) is None:
             return None
         if getattr(model.config.get_text_config(), "hidden_act", None) not in ("silu", "swish"):
             return None
-        found = [_Layer.of(layer) for layer in decoder.layers]
-        layers = [layer for layer in found if layer is not None]
-        if len(layers) < len(found) or _rotary_width(decoder) != len(layers[0].pairs):
+        built = [_Layer.try_from(layer) for layer in decoder.layers]
+        layers = [layer for layer in built if layer is not None]
+        if len(layers) < len(built) or _rotary_width(decoder) != len(layers[0].pairs):
             return None
         return cls(model, layers)
 
-    def is_of(self, model: PreTrainedModel) -> bool:
-        """Whether the model still has the layers that this was made of."""
-        parts = [_Parts.of(layer) for layer in cast(Any, model.get_decoder()).layers]
-        return parts == [layer.parts for layer in self._layers]
+    def matches(self, model: PreTrainedModel) -> bool:
+        """Return whether the model still has the layers that this decoder was built from."""
+        modules = [_LayerModules.try_from(layer) for layer in cast(Any, model.get_decoder()).layers]
+        return modules == [layer.modules for layer in self._layers]
 
-    def forget(self) -> None:
-        """The weights that learn have changed, in whatever way."""
+    def invalidate(self) -> None:
+        """Mark the packed copies of trainable weights as stale."""
         for weight in self._weights():
-            weight.forget()
+            weight.invalidate()
         self._parameters, self._stamp = [], None
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, keep: int = 0) -> list[Tensor]:
-        """As `engines.local.inference.Inference.hidden`."""
+        """Return hidden states as of `engines.local.inference.Inference.hidden`."""
         self._refresh()
         hidden = self._decoder.embed_tokens(tokens)
         cosine, sine = (
             x[0, :, None].chunk(2, dim=-1)[0] for x in self._decoder.rotary_emb(hidden[None], positions[None])
         )
-        turn = torch.complex(cosine, sine)  # [T, 1, D / 2]
+        rotation = torch.complex(cosine, sine)  # [T, 1, D / 2]
         kept = []
         for index, layer in enumerate(self._layers):
             if keep and index == keep:
                 kept.append(hidden)
-            hidden = layer.run(index, hidden, turn, layout)
-        return [_normed(hidden, self._decoder.norm), *kept]
+            hidden = layer.forward(index, hidden, rotation, layout)
+        return [_apply_norm(hidden, self._decoder.norm), *kept]
 
     def _refresh(self) -> None:
-        """Follows changes of the weights, by one look at all of them."""
+        """Renew packed weights that have changed in place, after one look at the versions of all of them."""
         self._parameters = self._parameters or [one for weight in self._weights() for one in weight.parameters()]
         stamp = stamp_of(self._parameters)
         if stamp != self._stamp:
@@ -92,32 +91,32 @@ class CpuDecoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """One layer: its modules, and their weights as they are computed with."""
+    """One layer: its modules, and their packed weights."""
 
-    parts: _Parts
+    modules: _LayerModules
     qkv: PackedWeight
     out: PackedWeight
     gate_up: PackedWeight
     down: PackedWeight
-    pairs: Tensor  # i64[D], the order of a head's numbers in which those that rotate together are side by side
+    pairs: Tensor  # i64[D], the order of a head's numbers that makes rotary pairs adjacent
     kv_heads: int
     scale: float
 
     @classmethod
-    def of(cls, layer: nn.Module) -> _Layer | None:
-        parts = _Parts.of(layer)
-        if parts is None:
+    def try_from(cls, layer: nn.Module) -> _Layer | None:
+        modules = _LayerModules.try_from(layer)
+        if modules is None:
             return None
-        q, k, v, out = parts.attention
-        gate, up, down = parts.mlp
-        before, after = parts.norms
+        q, k, v, out = modules.attention
+        gate, up, down = modules.mlp
+        before, after = modules.norms
         attention = cast(Any, layer).self_attn
         width, kv_heads = int(attention.head_dim), int(attention.config.num_key_value_heads)
         pairs = torch.arange(width).view(2, -1).T.flatten()
         heads = torch.arange(sum(cast(Any, linear).out_features for linear in (q, k, v))).view(-1, width)
         heads[:-kv_heads] = heads[:-kv_heads, pairs]
         return cls(
-            parts=parts,
+            modules=modules,
             qkv=PackedWeight(q, k, v, norm=before, order=heads.flatten()),
             out=PackedWeight(out),
             gate_up=PackedWeight(gate, up, norm=after, gated=True),
@@ -127,36 +126,36 @@ class _Layer:
             scale=float(attention.scaling),
         )
 
-    def run(self, index: int, hidden: Tensor, turn: Tensor, layout: Layout) -> Tensor:
-        """hidden [T, H], turn c64[T, 1, D / 2] -> [T, H]."""
+    def forward(self, index: int, hidden: Tensor, rotation: Tensor, layout: Layout) -> Tensor:
+        """Return hidden [T, H] after this layer; rotation is c64[T, 1, D / 2]."""
         width = len(self.pairs)
         heads = self.qkv(hidden).view(len(hidden), -1, width)
-        if self.parts.head_norms:
+        if self.modules.head_norms:
             self._norm_heads(heads)
-        torch.view_as_complex(heads[:, : -self.kv_heads].unflatten(-1, (-1, 2))).mul_(turn)
+        torch.view_as_complex(heads[:, : -self.kv_heads].unflatten(-1, (-1, 2))).mul_(rotation)
         query, key, value = heads.transpose(0, 1)[None].tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
         seen = layout.attend(index, query, key, value, self.scale)
         hidden = self.out(seen[0].transpose(0, 1).reshape(len(hidden), -1), hidden)
         return self.down(self.gate_up(hidden), hidden)
 
     def _norm_heads(self, heads: Tensor) -> None:
-        """Norms the queries and keys of [T, Hq + 2 Hkv, D] in place, as Qwen3 does."""
+        """Normalise the queries and keys of [T, Hq + 2 Hkv, D] in place, as Qwen3 does."""
         query, key, _ = heads.tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
-        for part, norm in zip((query, key), self.parts.head_norms, strict=True):
+        for part, norm in zip((query, key), self.modules.head_norms, strict=True):
             part.copy_(rms_norm(part, self.pairs.shape, cast(Tensor, norm.weight)[self.pairs], eps_of(norm)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """The modules of a layer. Equal for as long as they are the same ones."""
+class _LayerModules:
+    """The modules of a layer. Two are equal if they hold the same modules."""
 
-    attention: tuple[nn.Module, ...]  # the projections of queries, keys, values, and out
-    head_norms: tuple[nn.Module, ...]  # of queries and keys, as Qwen3 has them, or none
+    attention: tuple[nn.Module, ...]  # the query, key, value and output projections
+    head_norms: tuple[nn.Module, ...]  # of queries and keys (Qwen3), or empty
     mlp: tuple[nn.Module, ...]  # gate, up and down
     norms: tuple[nn.Module, nn.Module]  # before attention, and before the MLP
 
     @classmethod
-    def of(cls, layer: nn.Module) -> _Parts | None:
+    def try_from(cls, layer: nn.Module) -> _LayerModules | None:
         children = dict(layer.named_children())
         if set(children) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
             return None
@@ -164,24 +163,24 @@ class _Parts:
         head_norms = {name: attention.pop(name) for name in ("q_norm", "k_norm") if name in attention}
         if set(attention) != set(ATTENTION) or set(mlp) != {*MLP, "act_fn"} or len(head_norms) == 1:
             return None
-        parts = cls(
+        modules = cls(
             attention=tuple(attention[name] for name in ATTENTION),
             head_norms=tuple(head_norms.values()),
             mlp=tuple(mlp[name] for name in MLP),
             norms=(children["input_layernorm"], children["post_attention_layernorm"]),
         )
-        fits = all(is_linear(linear) and can_be_packed(linear) for linear in (*parts.attention, *parts.mlp))
-        norms = (*parts.norms, *parts.head_norms)
+        fits = all(is_linear(linear) and can_be_packed(linear) for linear in (*modules.attention, *modules.mlp))
+        norms = (*modules.norms, *modules.head_norms)
         known = all(eps_of(norm) is not None and can_be_packed(norm) for norm in norms)
-        return parts if fits and known else None
+        return modules if fits and known else None
 
 
 def _rotary_width(decoder: Any) -> int:
-    """How many of a head's numbers rotate."""
+    """Return how many of a head's numbers rotate."""
     cosine, _ = decoder.rotary_emb(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.int64))
     return int(cosine.shape[-1])
 
 
-def _normed(x: Tensor, norm: nn.Module) -> Tensor:
+def _apply_norm(x: Tensor, norm: nn.Module) -> Tensor:
     weight = cast(Tensor, norm.weight)
     return rms_norm(x, weight.shape, weight, eps_of(norm))

@@ -1,8 +1,8 @@
-"""Linear layers in the layout that a CPU's kernels want: decoding a few rows is bound by how weights lie in memory.
+"""Packed copies of linear layers for CPU kernels: decoding a few rows is bound by the memory layout of the weights.
 
-They lie in the panels of our own kernel (`engines/local/cpu/packed_matrix.py`), which numba compiles; without numba
-the model runs as it is. Reordering takes about as long as one pass over a few rows, so it is done once for as long as
-the weights stay what they are.
+The copies are panels for our own kernel (`engines/local/cpu/packed_matrix.py`), which numba compiles; without numba the
+model runs as it is. Packing takes about as long as one pass over a few rows, so it is done once and repeated only after
+the weights have changed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.nn.functional import linear
 
 from turnstile.engines.local.cpu import compiled
 from turnstile.engines.local.cpu.packed_matrix import PackedMatrix
-from turnstile.models.adapt import bias_of, eps_of, sources, weight_of
+from turnstile.models.adapt import bias_of, eps_of, parameters_of, weight_of
 
 Stamp = list[tuple[int, int]]
-"""By which it is seen that weights have changed: the version of each, and where it lies."""
+"""Version counter and address of each weight, which show that weights have changed."""
 
 
 def stamp_of(weights: Sequence[Tensor]) -> Stamp:
@@ -30,54 +30,54 @@ def stamp_of(weights: Sequence[Tensor]) -> Stamp:
     return [(weight._version, weight.data_ptr()) for weight in weights]
 
 
-_here = threading.local()
-"""Whether this thread is one that samples."""
+_thread = threading.local()
+"""Whether the current thread samples."""
 
 
 class PackedWeight:
-    """One or several linear layers of equal input, stacked and reordered, with their biases.
+    """One or several linear layers with the same input, stacked and packed, with their biases.
 
-    Made at first use, and again at the first use after they have changed. With `norm`, a root-mean-square norm, that
-    of what comes in is computed here, and its weights are multiplied in. `order` i64[out] is that of the numbers that
-    come out. Where it is `gated`, the second half of those is multiplied by the swish of the first.
+    Packed at first use, and again at the first use after a change. With `norm`, an RMS norm of the input is computed
+    here, and its weights are multiplied in. `order` i64[out] reorders the outputs. With `gated`, the second half of the
+    outputs is multiplied by the swish of the first.
     """
 
     def __init__(
         self, *layers: nn.Module, norm: nn.Module | None = None, order: Tensor | None = None, gated: bool = False
     ) -> None:
         self._layers, self._norm, self._order, self._gated = layers, norm, order, gated
-        self._floor = None if norm is None else _floor(norm)
+        self._norm_floor = None if norm is None else _norm_floor(norm)
         self._sources: list[nn.Parameter] = []
         self._stamp: Stamp | None = None
         self._matrix: PackedMatrix | None = None
 
-    def forget(self) -> None:
-        """What learns has changed, in whatever way."""
-        self._sources = self._found()
+    def invalidate(self) -> None:
+        """Mark the copy as stale if any of its weights is trainable."""
+        self._sources = self._collect_parameters()
         if any(tensor.requires_grad for tensor in self._sources):
             self._stamp = None
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that decide what this computes."""
-        self._sources = self._sources or self._found()
+        """Return the parameters that decide what this computes."""
+        self._sources = self._sources or self._collect_parameters()
         return self._sources
 
-    def _found(self) -> list[nn.Parameter]:
+    def _collect_parameters(self) -> list[nn.Parameter]:
         parts = (*self._layers, *(() if self._norm is None else (self._norm,)))
-        return [tensor for part in parts for tensor in sources(part)]
+        return [tensor for part in parts for tensor in parameters_of(part)]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Follows changes in place, and of place."""
+        """Pack the weights again if they have changed in place or were replaced."""
         stamp = stamp_of(self.parameters())
         if stamp == self._stamp:
             return
-        self._matrix = self._stamp = None  # its memory may serve the next
+        self._matrix = self._stamp = None  # frees its memory for the next one
         matrices, bias, scale = [weight_of(layer) for layer in self._layers], None, None
         biases = [bias_of(layer) for layer in self._layers]
         if any(one is not None for one in biases):
-            known = zip(matrices, biases, strict=True)
-            bias = torch.cat([matrix.new_zeros(len(matrix)) if one is None else one for matrix, one in known])
+            pairs = zip(matrices, biases, strict=True)
+            bias = torch.cat([matrix.new_zeros(len(matrix)) if one is None else one for matrix, one in pairs])
             bias = bias if self._order is None else bias[self._order]
         if self._norm is not None:
             weight = cast(Tensor, self._norm.weight)
@@ -85,17 +85,17 @@ class PackedWeight:
         self._matrix = PackedMatrix(matrices, bias, scale=scale, order=self._order, gated=self._gated)
         self._stamp = stamp
 
-    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """x [..., in] -> [..., out], to which `added` [..., out] is added."""
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the outputs [..., out] of x [..., in], plus `added` [..., out] if given."""
         assert self._matrix is not None, "`refresh` comes first"
-        return self._matrix(x, added, self._floor)
+        return self._matrix(x, residual, self._norm_floor)
 
 
 class PackedLinears:
-    """Reordered copies of a model's linear layers, at the price of their memory a second time.
+    """Packed copies of a model's linear layers, which take as much memory again.
 
-    Float32 on a CPU: elsewhere there are none, and the model runs as it is. A layer that something else
-    leads already (a `forward` of its own) is left alone.
+    Only layers in float32 on a CPU are packed; elsewhere the model runs as it is. A layer whose `forward` is already
+    replaced is left alone.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -104,46 +104,49 @@ class PackedLinears:
             for module in model.modules()
             if type(module) is nn.Linear and can_be_packed(module)
         }
-        self._learnt = False
+        self._is_stale = False
 
-    def forget(self) -> None:
-        """The weights that learn have changed, in whatever way. Heeded at the next use, as one may be going on."""
-        self._learnt = True
+    def invalidate(self) -> None:
+        """Mark the copies of trainable weights as stale. The next use renews them; one may be going on now."""
+        self._is_stale = True
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        """Inside, what this thread runs without gradients runs on the copies; those of weights that changed in place
-        are made again first. Other threads, whose weights may be newer, run on the weights themselves."""
-        learnt, self._learnt = self._learnt, False
-        led = []
+    def active(self) -> Iterator[None]:
+        """Run this thread's forward passes without gradients on the copies, renewed first where weights have changed.
+
+        Other threads, whose weights may be newer, run on the weights themselves.
+        """
+        learnt, self._is_stale = self._is_stale, False
+        replaced = []
         try:
             for layer, packed in self._packed.items():
                 if learnt:
-                    packed.forget()
+                    packed.invalidate()
                 if "forward" not in vars(layer):
                     packed.refresh()
                     vars(layer)["forward"] = functools.partial(_forward, layer, packed)
-                    led.append(layer)
-            _here.inside = True
+                    replaced.append(layer)
+            _thread.is_sampling = True
             yield
         finally:
-            _here.inside = False
-            for layer in led:
+            _thread.is_sampling = False
+            for layer in replaced:
                 del vars(layer)["forward"]
 
 
 def can_be_packed(layer: nn.Module) -> bool:
-    """Return whether a layer is in float32 on a CPU, where our kernels can be compiled."""
-    on_cpu = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in sources(layer))
-    return on_cpu and compiled.available()
+    """Return whether a layer is in float32 on a CPU where our kernels can be compiled."""
+    on_cpu = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in parameters_of(layer))
+    return on_cpu and compiled.is_available()
 
 
-def _floor(norm: nn.Module) -> float:
-    """With x of n numbers, sqrt(mean(x^2) + eps) is hypot(|x|, this) / sqrt(n)."""
+def _norm_floor(norm: nn.Module) -> float:
+    """Return the floor: for x of n numbers, sqrt(mean(x^2) + eps) is hypot(|x|, floor) / sqrt(n)."""
     return float((cast(float, eps_of(norm)) * cast(Tensor, norm.weight).numel()) ** 0.5)
 
 
 def _forward(layer: nn.Linear, packed: PackedWeight, x: Tensor) -> Tensor:
-    if torch.is_grad_enabled() or not getattr(_here, "inside", False):  # the copy has no gradient, and is of its time
+    # The copy has no gradient, and holds the weights as they were when sampling began.
+    if torch.is_grad_enabled() or not getattr(_thread, "is_sampling", False):
         return linear(x, layer.weight, layer.bias)
     return packed(x)

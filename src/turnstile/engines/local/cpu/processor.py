@@ -1,4 +1,4 @@
-"""What the processor at hand can do: what kernels are made for, and kept by."""
+"""Features of this processor, for which kernels are compiled and by which they are cached."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import functools
 
 
 @functools.cache
-def features() -> frozenset[str]:
-    """By the names of LLVM; none where it cannot tell. Wants numba."""
+def cpu_features() -> frozenset[str]:
+    """Return the features by LLVM's names; none if it cannot tell. Needs numba."""
     from llvmlite import binding
 
     try:

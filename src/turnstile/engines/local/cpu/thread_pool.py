@@ -1,9 +1,9 @@
-"""One team of OpenMP threads at a time.
+"""Keep one OpenMP thread pool active at a time.
 
-libgomp keeps a team for each thread that ever computed in parallel. Its threads spin while they wait for work, as long
-as all teams together have no more of them than there are processors; else they sleep, and every operation has to wake
-them. Where an engine computes in a thread beside the one that plans and trains, that was a fifth of a rollout's time.
-So whoever is done for now leaves its team, and the next to compute is alone.
+libgomp keeps a pool for each thread that ever computed in parallel. The pool's threads spin while they wait for work,
+as long as all pools together have no more threads than there are processors; otherwise they sleep, and every operation
+has to wake them. With an engine that computes in one thread and a trainer in another, that took a fifth of a rollout's
+time. So a thread that is done for now releases its pool, and the next one computes alone.
 """
 
 from __future__ import annotations
@@ -14,33 +14,39 @@ from pathlib import Path
 
 import torch
 
-_SOFT = 1  # omp_pause_soft: settings stay
+_SOFT = 1  # omp_pause_soft: keeps the settings
 
 
-def in_torch_threads(function: int, given: ctypes.Structure) -> None:
-    """Calls the C function `void (void *)` at an address in all threads of torch's team at once, in each with the
-    address of what is given. Ask `has_torch_threads` first."""
+def in_torch_threads(function: int, args: ctypes.Structure) -> None:
+    """Call the C function `void (void *)` at an address in all threads of torch's pool at once.
+
+    Each call gets the address of `args`. Call `has_torch_threads` first.
+    """
     runtime = _runtime_of_torch()
-    assert runtime is not None, "there is no team"
-    runtime.GOMP_parallel(function, ctypes.addressof(given), torch.get_num_threads(), 0)
+    assert runtime is not None, "there is no thread pool"
+    runtime.GOMP_parallel(function, ctypes.addressof(args), torch.get_num_threads(), 0)
 
 
 def has_torch_threads() -> bool:
-    """Whether work can be given to torch's threads: they are libgomp's, on Linux."""
+    """Return whether functions can run in torch's threads: they are libgomp's, on Linux."""
     return _runtime_of_torch() is not None
 
 
-def leave_torch_threads() -> None:
-    """Ends the threads that help the calling one to compute; they come back when it computes. Elsewhere than with
-    libgomp on Linux this does nothing."""
+def release_torch_threads() -> None:
+    """End the threads that help the calling one to compute; they come back when it computes again.
+
+    Without libgomp or outside Linux this does nothing.
+    """
     for runtime in _runtimes():
         runtime.omp_pause_resource_all(_SOFT)
 
 
 @functools.cache
 def _runtime_of_torch() -> ctypes.CDLL | None:
-    """The libgomp that lies with torch; elsewhere the only one there is. With another than torch's own there would be a
-    second team, which spins beside torch's."""
+    """Return the libgomp that torch bundles, or the only one in the process; None if there is no single one.
+
+    Any other libgomp would start a second pool, which spins beside torch's.
+    """
     home = Path(torch.__file__).parent
     homes = (home / "lib", home.with_name("torch.libs"))
     own = {str(path.resolve()) for folder in homes for path in folder.glob("libgomp*")}
@@ -54,15 +60,15 @@ def _runtime_of_torch() -> ctypes.CDLL | None:
 
 @functools.cache
 def _runtimes() -> list[ctypes.CDLL]:
-    """The libgomps of this process: torch brings its own."""
+    """Return the libgomps of this process; torch brings its own."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no Linux: then teams stay, and cost what they cost
+    except OSError:  # not Linux: pools stay as they are
         return []
     found = []
     for path in sorted({line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}):
         try:
             found.append(ctypes.CDLL(path))
-        except OSError:  # a file that was replaced since
+        except OSError:  # the file was replaced meanwhile
             continue
     return [runtime for runtime in found if hasattr(runtime, "omp_pause_resource_all")]

@@ -1,1 +1,1 @@
-"""How a server is asked for token ids and given new weights: one file for each kind of server."""
+"""Dialects: how each kind of server is asked for tokens and given new weights, one file for each kind."""

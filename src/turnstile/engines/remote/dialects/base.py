@@ -1,4 +1,4 @@
-"""What servers have in common: an answer to a prompt of ids, and who speaks how."""
+"""The protocol of dialects, and what they share: the parsed response to a prompt of ids."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from turnstile.engines.remote.weights import Weights
+from turnstile.engines.remote.weights import PublishedWeights
 from turnstile.errors import EngineError
 from turnstile.types import I32, Sampling
 
-CERTAIN = 1e-3
-"""The log-probability of the only token that may be drawn differs from 0 by no more."""
+CERTAINTY_TOLERANCE = 1e-3
+"""Largest deviation from 0 of the log-probability of the only token that may be drawn."""
 
 
 class Connection(Protocol):
-    """Requests to one server, see `engines.remote.endpoint`."""
+    """Requests to one server; implemented by `engines.remote.endpoint.Endpoint`."""
 
     url: str
 
@@ -30,9 +30,12 @@ class Connection(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What was sampled. `labels`: the name of the weights of each token, `forced`: whether a rule left no other, where
-    the server says it."""
+class ServerCompletion:
+    """Sampled tokens as a server returned them.
+
+    `labels` names the weights of each token, `forced` says whether a constraint allowed no other; None if the server
+    does not report them.
+    """
 
     ids: list[int]
     logprobs: list[float]
@@ -43,48 +46,52 @@ class Answer:
 
 
 class Dialect(Protocol):
-    """Speaks to one kind of server."""
+    """Protocol of one kind of server."""
 
-    masked: bool
-    """Whether log-probabilities of what a regex or a grammar holds heed that."""
+    logprobs_are_masked: bool
+    """Whether log-probabilities are those of the distribution that a regex or a grammar has masked."""
 
     async def prepare(self, server: Connection) -> None:
-        """Before anything is asked: mends the state that a trainer which was killed may have left a server in."""
+        """Repair, before the first request, a state that a killed trainer may have left the server in."""
         ...
 
-    async def ask(
+    async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
-    ) -> Answer | None:
-        """What the server samples; None where ids or log-probabilities are missing. Requests of one `session` have
-        much in common. Errors as of `Endpoint.post`."""
+    ) -> ServerCompletion | None:
+        """Sample from the server; None if ids or log-probabilities are missing.
+
+        Requests of one `session` share prefixes. Raises errors as `Endpoint.post`.
+        """
         ...
 
-    async def load(self, server: Connection, weights: Weights) -> None:
-        """Has the server sample with these from the next token on, and forget what it computed with others. Raises
-        ConfigError for a server that is not started so that it can, EngineError where it cannot."""
+    async def load(self, server: Connection, weights: PublishedWeights) -> None:
+        """Let the server sample with these weights from the next token on, and drop values cached with others.
+
+        Raises ConfigError for a server whose start options do not allow it, EngineError if the load fails.
+        """
         ...
 
 
-def the_one(items: object) -> Mapping[str, Any]:
-    """The only choice of an answer. Raises EngineError where there is not one."""
-    found = items if isinstance(items, list) else []
-    if len(found) != 1 or not isinstance(found[0], Mapping):
-        raise EngineError(f"the server answered with {len(found)} choices instead of one")
-    return found[0]
+def only_choice(items: object) -> Mapping[str, Any]:
+    """Return the only choice of a response. Raises EngineError if there is not exactly one."""
+    choices = items if isinstance(items, list) else []
+    if len(choices) != 1 or not isinstance(choices[0], Mapping):
+        raise EngineError(f"the server answered with {len(choices)} choices instead of one")
+    return choices[0]
 
 
-def sampled(ids: object, logprobs: object) -> tuple[list[int], list[float]] | None:
-    """Token ids and their log-probabilities, if these are such, with one for each."""
+def parse_sampled(ids: object, logprobs: object) -> tuple[list[int], list[float]] | None:
+    """Return token ids and log-probabilities if they are valid and equally many, else None."""
     if not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
         return None
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
         return None
-    if not all(isinstance(x, int | float) and math.isfinite(x) and x <= CERTAIN for x in logprobs):
+    if not all(isinstance(x, int | float) and math.isfinite(x) and x <= CERTAINTY_TOLERANCE for x in logprobs):
         return None
     return ids, [float(value) for value in logprobs]
 
 
-def rules(sampling: Sampling) -> dict[str, str]:
-    """What holds an answer, if anything does."""
-    found = {"regex": sampling.regex, "grammar": sampling.grammar}
-    return {name: text for name, text in found.items() if text}
+def output_constraints(sampling: Sampling) -> dict[str, str]:
+    """Return the regex or grammar that constrains the output, by name; empty if there is none."""
+    constraints = {"regex": sampling.regex, "grammar": sampling.grammar}
+    return {name: text for name, text in constraints.items() if text}

@@ -1,33 +1,40 @@
-"""OpenAI's completions with ids in and out: `turnstile serve`, and for evaluation vLLM from 0.10.2 on."""
+"""OpenAI's completions with ids in and out: `turnstile serve`, and vLLM from 0.10.2 on for evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turnstile.engines.remote.dialects.base import Answer, Connection, rules, sampled, the_one
-from turnstile.engines.remote.weights import Weights, spread
+from turnstile.engines.remote.dialects.base import (
+    Connection,
+    ServerCompletion,
+    only_choice,
+    output_constraints,
+    parse_sampled,
+)
+from turnstile.engines.remote.weights import PublishedWeights, labels_per_token
 from turnstile.errors import ConfigError
 from turnstile.types import I32, Sampling
 
 
-class Completions:
-    """Obeys `engines.remote.dialects.base.Dialect`; gives weights to `turnstile serve` alone."""
+class CompletionsDialect:
+    """Dialect of OpenAI's completions; can load weights into `turnstile serve` only."""
 
-    masked = False
+    logprobs_are_masked = False
 
     async def prepare(self, server: Connection) -> None:
-        """Nothing of it outlives a request."""
+        """Do nothing: no state outlives a request."""
 
-    async def ask(
+    async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
-    ) -> Answer | None:
+    ) -> ServerCompletion | None:
+        """Sample with /completions."""
         body = {
             "model": model,
             "prompt": prompt_ids.tolist(),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": sampling.top_k,  # also where it is off: for what is not said vLLM takes a model's own defaults
+            "top_k": sampling.top_k,  # also when off: vLLM replaces omitted settings by the model's own defaults
             "min_p": sampling.min_p,
             "seed": sampling.seed,
             "logprobs": 1,
@@ -37,28 +44,29 @@ class Completions:
         }
         if sampling.stop:
             body["stop"] = list(sampling.stop)
-        if held := rules(sampling):
-            body["structured_outputs"] = held
-        choice = the_one((await server.post("/completions", body, session=session)).get("choices"))
-        told = choice.get("logprobs")
-        logprobs = told.get("token_logprobs") if isinstance(told, Mapping) else None
-        found = sampled(choice.get("token_ids"), logprobs)
-        if found is None:
+        if constraints := output_constraints(sampling):
+            body["structured_outputs"] = constraints
+        choice = only_choice((await server.post("/completions", body, session=session)).get("choices"))
+        parsed = choice.get("logprobs")
+        logprobs = parsed.get("token_logprobs") if isinstance(parsed, Mapping) else None
+        sampled_tokens = parse_sampled(choice.get("token_ids"), logprobs)
+        if sampled_tokens is None:
             return None
-        entropies, forced, count = choice.get("entropies"), choice.get("forced"), len(found[0])
-        return Answer(
-            ids=found[0],
-            logprobs=found[1],
+        entropies, forced, count = choice.get("entropies"), choice.get("forced"), len(sampled_tokens[0])
+        return ServerCompletion(
+            ids=sampled_tokens[0],
+            logprobs=sampled_tokens[1],
             finish=choice.get("finish_reason"),
             entropies=entropies if isinstance(entropies, list) and len(entropies) == count else None,
             forced=forced if isinstance(forced, list) and len(forced) == count else None,
-            labels=spread(choice.get("weight_versions"), count),
+            labels=labels_per_token(choice.get("weight_versions"), count),
         )
 
-    async def load(self, server: Connection, weights: Weights) -> None:
+    async def load(self, server: Connection, weights: PublishedWeights) -> None:
+        """Load weights with /weights."""
         try:
             await server.control("/weights", {"folder": str(weights.folder), "version": weights.label})
         except ConfigError as error:
             raise ConfigError(
-                f"{error}; training gives a server its weights, which turnstile serve takes with --weights-from"
+                f"{error}; training loads weights into the server, so start turnstile serve with --weights-from"
             ) from None

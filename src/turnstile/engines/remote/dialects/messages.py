@@ -1,33 +1,36 @@
-"""Any server of messages: a conversation goes there and a text comes back (see `engines.text_codec`), which has no
-log-probabilities, so that nothing of it can be trained on."""
+"""Any server of messages: conversations in, texts out (see `engines.text_codec`).
+
+There are no log-probabilities, so the turns cannot be trained on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turnstile.engines.remote.dialects.base import Answer, Connection, rules, the_one
-from turnstile.engines.remote.weights import Weights
-from turnstile.engines.text_codec import END, conversation, spelled
+from turnstile.engines.remote.dialects.base import Connection, ServerCompletion, only_choice, output_constraints
+from turnstile.engines.remote.weights import PublishedWeights
+from turnstile.engines.text_codec import END_ID, decode_messages, encode_text
 from turnstile.errors import ConfigError, EngineError
 from turnstile.types import I32, Sampling
 
 
-class Messages:
-    """Obeys `engines.remote.dialects.base.Dialect`, and takes no weights."""
+class MessagesDialect:
+    """Dialect of OpenAI's chat completions; cannot load weights."""
 
-    masked = True
+    logprobs_are_masked = True
 
     async def prepare(self, server: Connection) -> None:
-        """Nothing of it outlives a request."""
+        """Do nothing: no state outlives a request."""
 
-    async def ask(
+    async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
-    ) -> Answer | None:
+    ) -> ServerCompletion | None:
+        """Sample with /chat/completions; the log-probabilities are 0."""
         try:
-            messages = [{"role": role, "content": text} for role, text in conversation(prompt_ids)]
+            messages = [{"role": role, "content": text} for role, text in decode_messages(prompt_ids)]
         except ValueError as error:
             raise ConfigError(f"engine.mode = 'text': {error}") from None
-        told = {
+        parsed = {
             "model": model,
             "messages": messages,
             "max_tokens": sampling.max_tokens,
@@ -39,18 +42,21 @@ class Messages:
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "stop": list(sampling.stop),
-            "structured_outputs": rules(sampling),
+            "structured_outputs": output_constraints(sampling),
         }
-        told |= {name: value for name, value in further.items() if value}  # not every server knows these
-        choice = the_one((await server.post("/chat/completions", told)).get("choices"))
+        parsed |= {
+            name: value for name, value in further.items() if value
+        }  # sent only if set, as not every server knows them
+        choice = only_choice((await server.post("/chat/completions", parsed)).get("choices"))
         message, finish = choice.get("message"), choice.get("finish_reason")
         text = message.get("content") if isinstance(message, Mapping) else None
         if text is None and isinstance(message, Mapping):
-            text = ""  # a model that said nothing, or only thought
+            text = ""  # the model returned nothing, or only reasoning
         if not isinstance(text, str):
             raise EngineError(f"the server at {server.url} answered a conversation without a message")
-        ids = [*spelled(text).tolist(), *([] if finish == "length" and text else [END])]
-        return Answer(ids=ids, logprobs=[0.0] * len(ids), finish=finish)
+        ids = [*encode_text(text).tolist(), *([] if finish == "length" and text else [END_ID])]
+        return ServerCompletion(ids=ids, logprobs=[0.0] * len(ids), finish=finish)
 
-    async def load(self, server: Connection, weights: Weights) -> None:
+    async def load(self, server: Connection, weights: PublishedWeights) -> None:
+        """Raise ConfigError: such servers cannot be trained over."""
         raise ConfigError("engine.mode = 'text' is for evaluation and judges; training needs ids: use 'tokens'")

@@ -1,6 +1,6 @@
-"""vLLM for training: its ids in and out with the weights of each token, and its folder reload.
+"""vLLM for training: ids in and out with the weights of each token, and weight reloads from a folder.
 
-The paths that give it weights are there when it was started with VLLM_SERVER_DEV_MODE=1.
+The paths that load weights exist if the server was started with VLLM_SERVER_DEV_MODE=1.
 """
 
 from __future__ import annotations
@@ -10,37 +10,46 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from turnstile.engines.remote.dialects.base import Answer, Connection, rules, sampled, the_one
-from turnstile.engines.remote.weights import AS_IT_CAME, Weights, spread
+from turnstile.engines.remote.dialects.base import (
+    Connection,
+    ServerCompletion,
+    only_choice,
+    output_constraints,
+    parse_sampled,
+)
+from turnstile.engines.remote.weights import INITIAL_LABELS, PublishedWeights, labels_per_token
 from turnstile.errors import ConfigError, EngineError, EngineGoneError
 from turnstile.types import I32, Sampling
 
 _log = logging.getLogger(__name__)
-ENDING = 30.0  # seconds for a server to go on after a reload, or after one that was given up
+RESUME_TIMEOUT = 30.0  # seconds for a server to resume after a reload, also after a cancelled one
 
 
-class VLLM:
-    """Obeys `engines.remote.dialects.base.Dialect`."""
+class VLLMDialect:
+    """Dialect of vLLM's token-level API."""
 
-    masked = True
+    logprobs_are_masked = True
 
     def __init__(self) -> None:
-        self._packs: bool | None = None  # not known yet
+        self._packs_layers: bool | None = None  # None until known
 
     async def prepare(self, server: Connection) -> None:
-        """A trainer that was killed in a reload has left the server paused, with nobody's weights; it would answer
-        nothing from then on."""
+        """Resume a server that was left paused.
+
+        A trainer that is killed during a reload leaves it so, with weights that belong to no version.
+        """
         try:
             paused = (await server.get("/is_paused", root=True)).get("is_paused")
         except ConfigError as error:
-            raise _unfit(error) from None
+            raise _missing_feature(error) from None
         if paused is not False:
-            _log.warning("the server at %s was left paused in a reload; it goes on", server.url)
-            await _go_on(server, AS_IT_CAME[1])
+            _log.warning("the server at %s was left paused by a reload; resuming it", server.url)
+            await _resume(server, INITIAL_LABELS[1])
 
-    async def ask(
+    async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
-    ) -> Answer | None:
+    ) -> ServerCompletion | None:
+        """Sample with /inference/v1/generate."""
         params: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -53,73 +62,84 @@ class VLLM:
             "skip_special_tokens": False,
             "logprobs": 0,  # of the sampled token alone
         }
-        if held := rules(sampling):
+        if held := output_constraints(sampling):
             params["structured_outputs"] = held
         body = {"model": model, "token_ids": prompt_ids.tolist(), "sampling_params": params}
-        choice = the_one((await server.post("/inference/v1/generate", body, root=True, session=session)).get("choices"))
-        told = choice.get("logprobs")
-        content = told.get("content") if isinstance(told, Mapping) else None
+        choice = only_choice(
+            (await server.post("/inference/v1/generate", body, root=True, session=session)).get("choices")
+        )
+        parsed = choice.get("logprobs")
+        content = parsed.get("content") if isinstance(parsed, Mapping) else None
         if not isinstance(content, list) or not all(isinstance(each, Mapping) for each in content):
             return None
-        found = sampled(choice.get("token_ids"), [each.get("logprob") for each in content])
-        if found is None or found[0] != [each.get("token_id") for each in content]:
+        sampled_tokens = parse_sampled(choice.get("token_ids"), [each.get("logprob") for each in content])
+        if sampled_tokens is None or sampled_tokens[0] != [each.get("token_id") for each in content]:
             return None
-        return Answer(
-            ids=found[0],
-            logprobs=found[1],
+        return ServerCompletion(
+            ids=sampled_tokens[0],
+            logprobs=sampled_tokens[1],
             finish=choice.get("finish_reason"),
-            labels=spread(choice.get("weight_versions"), len(found[0])),
+            labels=labels_per_token(choice.get("weight_versions"), len(sampled_tokens[0])),
         )
 
-    async def load(self, server: Connection, weights: Weights) -> None:
-        """Between two tokens: what is under way is held, and goes on from its tokens with the new weights."""
+    async def load(self, server: Connection, weights: PublishedWeights) -> None:
+        """Reload between two tokens: requests under way are paused, and continue with the new weights."""
         try:
-            packs = self._packs = await _is_on_cpu(server) if self._packs is None else self._packs
-            if not (packs and weights.head and weights.tied()):
+            packs_layers = self._packs_layers = (
+                await _is_on_cpu(server) if self._packs_layers is None else self._packs_layers
+            )
+            if not (packs_layers and weights.head and weights.has_tied_head()):
                 await _reload(server, weights)
                 return
         except ConfigError as error:
-            raise _unfit(error) from None
+            raise _missing_feature(error) from None
         raise ConfigError(
-            f"the server at {server.url} is vLLM on a CPU, whose reload does not renew an output layer that is tied to "
+            f"the server at {server.url} is vLLM on a CPU, which does not reload an output layer that is tied to "
             "the embedding, as this model's is; train over turnstile serve, or with model.train = 'top' or 'lora'"
         )
 
 
-def _unfit(error: ConfigError) -> ConfigError:
+def _missing_feature(error: ConfigError) -> ConfigError:
+    """Return the error for a vLLM that lacks the paths that load weights."""
     return ConfigError(
-        f"{error}; training gives a server its weights, which vLLM takes where it is started with "
-        "VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (0.32 does; older ones lack /update_weight_version)"
+        f"{error}; training loads weights into the server, so start vLLM with "
+        "VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (0.32 works; older versions lack /update_weight_version)"
     )
 
 
 async def _is_on_cpu(server: Connection) -> bool:
-    """There vLLM packs its layers."""
+    """Return whether vLLM runs on a CPU, where it packs its layers."""
     config = (await server.get("/server_info?config_format=json", root=True)).get("vllm_config")
     device = config.get("device_config") if isinstance(config, Mapping) else None
     return isinstance(device, Mapping) and device.get("device") == "cpu"
 
 
-async def _reload(server: Connection, weights: Weights) -> None:
+async def _reload(server: Connection, weights: PublishedWeights) -> None:
+    """Pause, reload, drop the prefix cache and resume."""
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
     await server.control("/pause?mode=keep", {}, root=True)
-    label = AS_IT_CAME[1]  # what is sampled after a reload that failed is nobody's
+    label = INITIAL_LABELS[1]  # for tokens sampled after a failed reload
     try:
         await server.control("/collective_rpc", reload, root=True)
-        found = await server.control("/reset_prefix_cache?reset_running_requests=true", {}, root=True)
-        if found.get("success") is False:
-            raise EngineError(f"the server at {server.url} keeps what it computed with other weights")
+        sampled_tokens = await server.control("/reset_prefix_cache?reset_running_requests=true", {}, root=True)
+        if sampled_tokens.get("success") is False:
+            raise EngineError(f"the server at {server.url} could not drop values cached with other weights")
         label = weights.label
     finally:
-        await _go_on(server, label)
+        await _resume(server, label)
 
 
-async def _go_on(server: Connection, label: str) -> None:
-    """With tokens of that label. One that hangs is not waited for as long as for an answer: who gives up a reload does
-    so because of it."""
+async def _resume(server: Connection, label: str) -> None:
+    """Resume sampling, with this label for the tokens.
+
+    A hanging server gets RESUME_TIMEOUT instead of a request's timeout: a reload is usually cancelled because the
+    server hangs.
+    """
     try:
-        async with asyncio.timeout(ENDING):
+        async with asyncio.timeout(RESUME_TIMEOUT):
             await server.control("/update_weight_version", {"new_version": label}, root=True)
             await server.control("/resume", {}, root=True)
     except TimeoutError:
-        raise EngineGoneError(f"the server at {server.url} did not go on within {ENDING:g} s of a reload") from None
+        raise EngineGoneError(
+            f"the server at {server.url} did not resume within {RESUME_TIMEOUT:g} s of a reload"
+        ) from None

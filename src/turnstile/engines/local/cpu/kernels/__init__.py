@@ -1,7 +1,7 @@
-"""Kernels of sampling on a CPU, compiled by numba for the machine they run on.
+"""Sampling kernels for CPUs, compiled by numba for the machine that they run on.
 
-What they compute, and on what, is in `engines/local/cpu/compiled.py` and `engines/local/cpu/packed_matrix.py`, which
-alone call them; what they are told is in `engines/local/cpu/kernel_args.py`, in addresses.
+Their callers `engines/local/cpu/compiled.py` and `engines/local/cpu/packed_matrix.py` describe what they compute;
+`engines/local/cpu/kernel_args.py` defines their arguments.
 """
 
 from turnstile.engines.local.cpu.kernels.attention import attend, write

@@ -1,7 +1,6 @@
-"""What kernels are made of: how they are compiled, and what numba has no word for.
+"""Building blocks of kernels: compilation, and operations that numba does not offer.
 
-Every member of a team of threads runs a kernel at the same time as the others; they take their tasks from a counter
-that they share.
+All threads of a pool run a kernel at the same time; they take their tasks from a shared counter.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -16,25 +15,25 @@ from numba import cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
 LINE = 64
-"""Bytes that come from memory together."""
+"""Bytes of a cache line."""
 
-# NaN and infinity are what they are: a policy that has lost its numbers must not sample as if it had not.
+# NaN and infinity must survive: a diverged policy must not sample as if it were sound.
 EXACT = {"reassoc", "contract", "arcp", "nsz"}
-# Helpers become part of the kernel that calls them. Where they were called, the linker would take the one that was
-# compiled first in this process, by itself or for another kernel: its sums may be rounded otherwise, so that a process
-# that compiles would not compute what one that loads does.
-_made_by = {"error_model": "numpy", "cache": True, "forceinline": True}
-compiled = njit(fastmath=EXACT, **_made_by)
+# Helpers are inlined into their kernel. If they were called, the linker would take the copy that was compiled first
+# in this process, alone or for another kernel, whose sums may round differently, so that a process that compiles would
+# not compute what a process that loads does.
+_COMPILE_OPTIONS = {"error_model": "numpy", "cache": True, "forceinline": True}
+compiled = njit(fastmath=EXACT, **_COMPILE_OPTIONS)
 
 
-def kernel_of(work: type) -> Any:
-    """Compiles a function of one work, given by address."""
-    signature = types.void(types.CPointer(from_dtype(np.dtype(work))))
+def kernel_of(args: type) -> Any:
+    """Return the decorator that compiles a function of the address of one argument structure."""
+    signature = types.void(types.CPointer(from_dtype(np.dtype(args))))
     return cfunc(signature, fastmath=EXACT, error_model="numpy", cache=True)
 
 
-def _numbers(kind: Any) -> Any:
-    """What finds the numbers of a kind that begin at an address."""
+def _pointer_type(kind: Any) -> Any:
+    """Return the intrinsic that turns an address into a pointer to numbers of this kind."""
 
     @intrinsic
     def found(context: Any, address: Any) -> Any:
@@ -46,29 +45,31 @@ def _numbers(kind: Any) -> Any:
     return found
 
 
-floats, doubles, integers = _numbers(types.float32), _numbers(types.float64), _numbers(types.int64)
+floats, doubles, integers = _pointer_type(types.float32), _pointer_type(types.float64), _pointer_type(types.int64)
 
 
 @compiled
 def address_of(x: Any) -> Any:
-    """Where an array begins, as i64: beside numbers of that kind numba would make one of its own kind a float."""
+    """Return the address of an array as i64; beside numbers of its own kind, numba would make it a float."""
     return np.int64(x.ctypes.data)
 
 
 @intrinsic
-def take(context: Any, work: Any, count: Any) -> Any:
-    """Adds to the first number of a work, which counts what is taken; what it was before. No two threads get the
-    same."""
+def take(context: Any, args: Any, count: Any) -> Any:
+    """Add `count` to the first field of an argument structure, atomically, and return its value before.
+
+    No two threads get the same value.
+    """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         counter = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
         return builder.atomic_rmw("add", counter, arguments[1], "monotonic")
 
-    return types.int64(work, types.int64), code
+    return types.int64(args, types.int64), code
 
 
-def code_of_fetch(builder: Any, address: Any) -> None:
-    """Asks for the memory at an address, and does not wait for it. There need be none."""
+def emit_prefetch(builder: Any, address: Any) -> None:
+    """Emit a prefetch of the memory at an address, which need not be mapped."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     prefetch = builder.module.declare_intrinsic(
         "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
@@ -79,37 +80,37 @@ def code_of_fetch(builder: Any, address: Any) -> None:
 
 @intrinsic
 def fetch(context: Any, address: Any) -> Any:
-    """As `code_of_fetch`."""
+    """Prefetch the memory at an address."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code_of_fetch(builder, arguments[0])
+        emit_prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), code
 
 
-LEAST = np.float32(-87)
-"""Below this e^x is nothing."""
+EXP_UNDERFLOW = np.float32(-87)
+"""e^x counts as 0 below this."""
 
 
 @compiled
 def exp(x: Any) -> Any:
-    """e^x for x <= 0, to 2e-7 of it: 2^n by its bits, and a polynomial for what is left."""
-    inside = x if x >= LEAST else LEAST  # NaN does not get as far as an integer
-    n = np.floor(inside * np.float32(1.44269504) + np.float32(0.5))
-    r = inside - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    """Return e^x for x <= 0 to a relative error of 2e-7: 2^n by its bits, and a polynomial for the rest."""
+    clamped = x if x >= EXP_UNDERFLOW else EXP_UNDERFLOW  # keeps NaN out of the integer conversion
+    n = np.floor(clamped * np.float32(1.44269504) + np.float32(0.5))
+    r = clamped - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
     p = np.float32(1 / 720) + r * np.float32(1 / 5040)
     p = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * p)
     p = np.float32(1 / 2) + r * (np.float32(1 / 6) + r * p)
     p = np.float32(1) + r * (np.float32(1) + r * p)
     p *= np.int32((np.int32(n) + 127) << 23).view(np.float32)
-    below = np.float32(0) if x < LEAST else x
-    return p if x >= LEAST else below
+    below = np.float32(0) if x < EXP_UNDERFLOW else x
+    return p if x >= EXP_UNDERFLOW else below
 
 
-@njit(fastmath={*EXACT, "nnan"}, **_made_by)  # else it goes one by one
+@njit(fastmath={*EXACT, "nnan"}, **_COMPILE_OPTIONS)  # otherwise the loop is not vectorised
 def highest_of(scores: Any) -> Any:
-    """Of scores f32[n]. Of those that hold NaN it is any number, and they stay what they are."""
+    """Return the maximum of scores f32[n]; any number if there is a NaN among them."""
     highest = scores[0]
     for column in range(1, len(scores)):
         highest = max(highest, scores[column])

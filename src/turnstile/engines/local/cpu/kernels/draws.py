@@ -1,4 +1,4 @@
-"""Drawing tokens from logits."""
+"""Sampling of tokens from logits."""
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -11,7 +11,7 @@ from numba import carray
 
 from turnstile.engines.local.cpu.kernel_args import DrawArgs
 from turnstile.engines.local.cpu.kernels.base import (
-    LEAST,
+    EXP_UNDERFLOW,
     compiled,
     doubles,
     exp,
@@ -22,40 +22,44 @@ from turnstile.engines.local.cpu.kernels.base import (
     take,
 )
 
-DRAW_STRETCH = 256
-"""Tokens whose probabilities are added up first, to find where in the vocabulary a draw falls."""
+SEGMENT = 256
+"""Tokens whose probabilities are summed first, to find the segment of the vocabulary in which a draw falls."""
 
 
 @compiled
-def _masses(logits: Any, best: Any, cooling: Any, masses: Any) -> Any:
-    """Adds up e^(cooling (logit - best)) in stretches of the vocabulary -> masses f64[n]; what they come to, what they
-    come to when each counts as much as its logarithm, and the last stretch that has any."""
-    total, leaning, last = np.float64(0), np.float64(0), 0
-    for stretch in range(len(masses)):
-        begin = stretch * DRAW_STRETCH
-        mass, lean = np.float32(0), np.float32(0)
-        for token in range(begin, min(begin + DRAW_STRETCH, len(logits))):
-            x = (logits[token] - best) * cooling
+def _masses(logits: Any, best: Any, inverse_temperature: Any, masses: Any) -> Any:
+    """Sum e^(inverse_temperature (logit - best)) by segments of the vocabulary into masses f64[n].
+
+    Returns the total, the total weighted by each term's logarithm, and the last segment with any mass.
+    """
+    total, weighted_total, last = np.float64(0), np.float64(0), 0
+    for segment in range(len(masses)):
+        begin = segment * SEGMENT
+        mass, weighted = np.float32(0), np.float32(0)
+        for token in range(begin, min(begin + SEGMENT, len(logits))):
+            x = (logits[token] - best) * inverse_temperature
             p = exp(x)
             mass += p
-            lean += p * (LEAST if x < LEAST else x)
-        masses[stretch] = mass
+            weighted += p * (EXP_UNDERFLOW if x < EXP_UNDERFLOW else x)
+        masses[segment] = mass
         total += mass
-        leaning += lean
-        last = stretch if mass > 0 else last
-    return total, leaning, last
+        weighted_total += weighted
+        last = segment if mass > 0 else last
+    return total, weighted_total, last
 
 
 @compiled
-def _find(logits: Any, best: Any, cooling: Any, masses: Any, end: Any, target: Any) -> Any:
-    """The token at which the mass goes beyond a target; the last that has any, where rounding keeps it from that. The
-    last stretch that has any is `end`."""
-    last, before, stretch = 0, np.float64(0), 0
-    while stretch < end and before + masses[stretch] <= target:
-        before += masses[stretch]
-        stretch += 1
-    for token in range(stretch * DRAW_STRETCH, min((stretch + 1) * DRAW_STRETCH, len(logits))):
-        p = exp((logits[token] - best) * cooling)
+def _find(logits: Any, best: Any, inverse_temperature: Any, masses: Any, end: Any, target: Any) -> Any:
+    """Return the token at which the cumulative mass exceeds a target, or the last token with any mass.
+
+    Rounding can keep the mass below the target. `end` is the last segment with any mass.
+    """
+    last, before, segment = 0, np.float64(0), 0
+    while segment < end and before + masses[segment] <= target:
+        before += masses[segment]
+        segment += 1
+    for token in range(segment * SEGMENT, min((segment + 1) * SEGMENT, len(logits))):
+        p = exp((logits[token] - best) * inverse_temperature)
         before += p
         last = token if p > 0 else last
         if before > target and p > 0:
@@ -64,21 +68,21 @@ def _find(logits: Any, best: Any, cooling: Any, masses: Any, end: Any, target: A
 
 
 @kernel_of(DrawArgs)
-def draw(given: Any) -> None:
-    """Tokens drawn from softmaxes by inversion, with their log-probabilities, and the entropies; a task is a draw."""
-    work = carray(given, 1)[0]
-    count, vocabulary, cooling = work.count, work.vocabulary, work.cooling
-    rows, draws = carray(integers(work.rows), count), carray(doubles(work.draws), count)
-    tokens, found = carray(integers(work.tokens), count), carray(doubles(work.found), (count, 2))
-    masses = np.empty((vocabulary + DRAW_STRETCH - 1) // DRAW_STRETCH, np.float64)
+def draw(args_address: Any) -> None:
+    """Draw tokens from softmaxes by inversion, with log-probabilities and entropies; a task is a draw."""
+    args = carray(args_address, 1)[0]
+    count, vocabulary, inverse_temperature = args.count, args.vocabulary, args.inverse_temperature
+    rows, draws = carray(integers(args.rows), count), carray(doubles(args.draws), count)
+    tokens, stats = carray(integers(args.tokens), count), carray(doubles(args.stats), (count, 2))
+    masses = np.empty((vocabulary + SEGMENT - 1) // SEGMENT, np.float64)
     while True:
-        i = take(given, 1)
+        i = take(args_address, 1)
         if i >= count:
             break
-        logits = carray(floats(work.logits + rows[i] * work.row), vocabulary)
+        logits = carray(floats(args.logits + rows[i] * args.row), vocabulary)
         best = highest_of(logits)
-        total, leaning, end = _masses(logits, best, cooling, masses)
-        tokens[i] = _find(logits, best, cooling, masses, end, draws[i] * total)
+        total, weighted_total, end = _masses(logits, best, inverse_temperature, masses)
+        tokens[i] = _find(logits, best, inverse_temperature, masses, end, draws[i] * total)
         norm = np.log(total)
-        found[i, 0] = min(np.float64((logits[tokens[i]] - best) * cooling) - norm, 0.0)
-        found[i, 1] = max(norm - leaning / total, 0.0) if np.isfinite(total) else np.nan
+        stats[i, 0] = min(np.float64((logits[tokens[i]] - best) * inverse_temperature) - norm, 0.0)
+        stats[i, 1] = max(norm - weighted_total / total, 0.0) if np.isfinite(total) else np.nan

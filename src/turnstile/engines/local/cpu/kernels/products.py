@@ -1,12 +1,12 @@
-"""Products of a few rows with a matrix that comes from memory.
+"""Products of a few rows with a matrix that streams from memory.
 
-The matrix is kept in panels f32[in, WIDTH]: what is read for so many of the numbers that come out lies in one stretch.
-A thread walks a panel in blocks that fit its nearest cache, and for each takes all rows, a tile of them at a time,
-whose sums stay in registers; meanwhile the block that follows comes from memory. So a matrix costs its operations, and
-hardly the time it takes to read, for which a library's product of 8 to 32 rows waits.
+The matrix is packed into panels f32[in, WIDTH]: the weights of WIDTH outputs are contiguous. A thread walks a panel in
+blocks that fit its first-level cache, and multiplies each block by all rows, a tile of rows at a time whose sums stay
+in registers, while the next block is prefetched. So a product costs its arithmetic, and hardly the time to read the
+matrix, which a library's product of 8 to 32 rows waits for.
 
-Each sum is added up in the order of the numbers that come in, whatever rows there are beside: what comes out for a row
-depends on that row alone, to the last bit.
+Each sum is accumulated in the order of the inputs, whatever the number of rows: the output of a row depends on that row
+alone, to the last bit.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -25,23 +25,25 @@ from numba.extending import intrinsic
 from turnstile.engines.local.cpu.kernel_args import PackArgs, ProductArgs
 from turnstile.engines.local.cpu.kernels.base import (
     address_of,
-    code_of_fetch,
     compiled,
+    emit_prefetch,
     exp,
     floats,
     integers,
     kernel_of,
     take,
 )
-from turnstile.engines.local.cpu.processor import features
+from turnstile.engines.local.cpu.processor import cpu_features
 
 
 def _tile() -> tuple[int, int, int]:
-    """Numbers in a register, registers of a row and rows of a tile: their sums, the numbers that they are multiplied by
-    and one number of a row must find room in the registers of this CPU, and be enough that none waits for another."""
-    if "avx512f" in features():
+    """Return numbers per register, registers per row and rows per tile for this CPU.
+
+    Sums, weights and one input must fit into the registers, and there must be enough sums that none waits for another.
+    """
+    if "avx512f" in cpu_features():
         return 16, 3, 8  # of 32 registers
-    if "avx" in features():
+    if "avx" in cpu_features():
         return 8, 3, 4  # of 16
     return (4, 3, 8) if platform.machine() in ("aarch64", "arm64") else (4, 3, 4)
 
@@ -49,32 +51,34 @@ def _tile() -> tuple[int, int, int]:
 LANES, REGISTERS, ROWS = _tile()
 
 WIDTH = LANES * REGISTERS
-"""Columns of a panel: the numbers that come out of it for a row."""
+"""Columns of a panel: the outputs that it computes for a row."""
 
 BLOCK = 18 * 1024 // (4 * WIDTH)
-"""Rows of a panel that are in the nearest cache at once."""
+"""Rows of a panel that are in the first-level cache at once."""
 
 BAND = 64
-"""Rows whose numbers and sums are in the second cache at once."""
+"""Rows whose inputs and sums are in the second-level cache at once."""
 
 
 @intrinsic
 def _add_products(
-    context: Any, rows: Any, given: Any, row: Any, block: Any, depth: Any, sums: Any, then: Any, share: Any
+    context: Any, rows: Any, inputs: Any, row: Any, block: Any, depth: Any, sums: Any, prefetch: Any, stride: Any
 ) -> Any:
-    """Adds the products of up to ROWS rows, which begin at `given` and lie `row` bytes apart, with a block f32[depth,
-    WIDTH] of a panel to sums f32[rows, WIDTH]. With each of the block's rows it asks for a line of what lies at `then`,
-    `share` bytes behind the one before. All are i64, addresses or numbers."""
+    """Add the products of up to ROWS rows with a block f32[depth, WIDTH] of a panel to sums f32[rows, WIDTH].
+
+    The rows begin at `inputs`, `row` bytes apart. With each of the block's rows, one line is prefetched, beginning at
+    `prefetch` and `stride` bytes apart. All arguments are i64, addresses or numbers.
+    """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         count, *others = arguments
         done = builder.append_basic_block("done")
         chosen = builder.switch(count, done)
-        for some in range(1, ROWS + 1):
-            case = builder.append_basic_block(f"rows_{some}")
-            chosen.add_case(_number(some), case)
+        for tile_rows in range(1, ROWS + 1):
+            case = builder.append_basic_block(f"rows_{tile_rows}")
+            chosen.add_case(_number(tile_rows), case)
             builder.position_at_end(case)
-            _code_of_tile(builder, some, *others)
+            _emit_tile(builder, tile_rows, *others)
             builder.branch(done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -89,11 +93,11 @@ def _number(n: int) -> Any:
     return ir.Constant(_INTEGER, n)
 
 
-def _code_of_tile(
-    builder: Any, rows: int, given: Any, row: Any, block: Any, depth: Any, sums: Any, then: Any, share: Any
+def _emit_tile(
+    builder: Any, rows: int, inputs: Any, row: Any, block: Any, depth: Any, sums: Any, prefetch: Any, stride: Any
 ) -> None:
-    """The loop over a block, for so many rows."""
-    times_plus = get_or_insert_function(
+    """Emit the loop over a block for a fixed number of rows."""
+    multiply_add = get_or_insert_function(
         builder.module, ir.FunctionType(_LANES, [_LANES] * 3), f"llvm.fmuladd.v{LANES}f32"
     )
     nothing, first = ir.Constant(_LANES, ir.Undefined), ir.Constant(ir.IntType(32), 0)
@@ -104,134 +108,138 @@ def _code_of_tile(
         return builder.inttoptr(builder.add(address, _number(4 * number)), kind.as_pointer())
 
     places = {(one, register): at(sums, one * WIDTH + register * LANES) for one, register in tile}
-    begins = [builder.add(given, builder.mul(row, _number(one))) for one in range(rows)]
-    begun = {each: builder.load(place, align=4) for each, place in places.items()}
+    begins = [builder.add(inputs, builder.mul(row, _number(one))) for one in range(rows)]
+    initial = {each: builder.load(place, align=4) for each, place in places.items()}
     before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(loop)
 
     builder.position_at_end(loop)
     step = builder.phi(_INTEGER)
     sum_of = {each: builder.phi(_LANES) for each in tile}
-    code_of_fetch(builder, builder.add(then, builder.mul(step, share)))
+    emit_prefetch(builder, builder.add(prefetch, builder.mul(step, stride)))
     line = builder.add(block, builder.mul(step, _number(4 * WIDTH)))
-    factors = [builder.load(at(line, register * LANES), align=4) for register in range(REGISTERS)]
+    multipliers = [builder.load(at(line, register * LANES), align=4) for register in range(REGISTERS)]
     here = builder.mul(step, _number(4))
-    more = {}
+    updated = {}
     for one in range(rows):
         number = builder.load(at(builder.add(begins[one], here), 0, _FLOAT), align=4)
         spread = builder.shuffle_vector(builder.insert_element(nothing, number, first), nothing, to_all)
-        for register, factor in enumerate(factors):
-            more[one, register] = builder.call(times_plus, [spread, factor, sum_of[one, register]])
+        for register, multiplier in enumerate(multipliers):
+            updated[one, register] = builder.call(multiply_add, [spread, multiplier, sum_of[one, register]])
     following = builder.add(step, _number(1))
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
     step.add_incoming(_number(0), before)
     step.add_incoming(following, loop)
     for each in tile:
-        sum_of[each].add_incoming(begun[each], before)
-        sum_of[each].add_incoming(more[each], loop)
+        sum_of[each].add_incoming(initial[each], before)
+        sum_of[each].add_incoming(updated[each], loop)
 
     builder.position_at_end(after)
     for each, place in places.items():
-        builder.store(more[each], place, align=4)
+        builder.store(updated[each], place, align=4)
 
 
 @compiled
-def _sum_up(given: Any, rows: Any, panel: Any, depth: Any, sums: Any) -> None:
-    """Products of f32[rows, depth] at an address with the panel f32[depth, WIDTH] at another, to sums f32[rows or more,
-    WIDTH]. What lies behind each block is asked for meanwhile: most often it is walked next."""
+def _sum_up(inputs: Any, rows: Any, panel: Any, depth: Any, sums: Any) -> None:
+    """Write the products of inputs f32[rows, depth] with a panel f32[depth, WIDTH] to sums f32[rows or more, WIDTH].
+
+    Both are given by address. What follows each block is prefetched: usually it is the next block.
+    """
     sums[:rows] = 0
     tiles = (rows + ROWS - 1) // ROWS
-    share = 4 * WIDTH // tiles
+    stride = 4 * WIDTH // tiles
     for begin in range(0, depth, BLOCK):
         deep = min(BLOCK, depth - begin)
         block = panel + begin * 4 * WIDTH
-        then = block + deep * 4 * WIDTH
+        prefetch = block + deep * 4 * WIDTH
         done = 0
         for tile in range(tiles):
-            count = (rows - done + tiles - tile - 1) // (tiles - tile)  # tiles of like size: small ones wait more
+            count = (rows - done + tiles - tile - 1) // (tiles - tile)  # tiles of similar size: small ones wait more
             _add_products(
-                count, given + (done * depth + begin) * 4, depth * 4, block, deep, address_of(sums[done:]),
-                then + tile * deep * share, share,
+                count, inputs + (done * depth + begin) * 4, depth * 4, block, deep, address_of(sums[done:]),
+                prefetch + tile * deep * stride, stride,
             )  # fmt: skip
             done += count
 
 
 @compiled
-def _shares(given: Any, floor: Any, shares: Any) -> None:
-    """What each of rows f32[n, in] is multiplied by to have length 1, or a little less where its length is hardly above
-    the floor. With a floor below zero they stay what they are."""
-    shares[:] = 1
-    if floor >= 0:
-        for row in range(len(given)):
-            squares = floor * floor
-            for i in range(given.shape[1]):
-                squares += given[row, i] * given[row, i]
-            shares[row] = np.float32(1) / np.sqrt(squares)
+def _inverse_norms(inputs: Any, norm_floor: Any, inverse_norms: Any) -> None:
+    """Write 1 / hypot(length, floor) of each row f32[n, in]; ones if the floor is negative."""
+    inverse_norms[:] = 1
+    if norm_floor >= 0:
+        for row in range(len(inputs)):
+            squares = norm_floor * norm_floor
+            for i in range(inputs.shape[1]):
+                squares += inputs[row, i] * inputs[row, i]
+            inverse_norms[row] = np.float32(1) / np.sqrt(squares)
 
 
 @compiled
 def _swish(x: Any) -> Any:
-    """x / (1 + e^-x)."""
+    """Return x / (1 + e^-x)."""
     e = exp(-abs(x))
     return x * (np.float32(1) if x >= 0 else e) / (np.float32(1) + e)
 
 
 @kernel_of(ProductArgs)
-def product(given: Any) -> None:
-    """Products of rows with a matrix in panels; a task is a panel, or two of which one gates the other, for a band of
-    the rows: where there are many, also more processors than panels have work."""
-    work = carray(given, 1)[0]
-    rows, depth, width, sides, chunk = work.rows, work.depth, work.width, work.sides, work.chunk
+def product(args_address: Any) -> None:
+    """Multiply rows by a packed matrix.
+
+    A task is a panel, or two of which one gates the other, for a band of the rows: with many rows, more processors than
+    panels have work.
+    """
+    args = carray(args_address, 1)[0]
+    rows, depth, width, halves, chunk = args.rows, args.depth, args.width, args.halves, args.chunk
     panels = (width + WIDTH - 1) // WIDTH
-    out = carray(floats(work.out), (rows, width))
-    bias = carray(floats(work.bias), (sides, width))
-    added = carray(floats(work.added), (rows, width))
-    shares, sums = np.empty(rows, np.float32), np.empty((sides, min(rows, BAND), WIDTH), np.float32)
-    _shares(carray(floats(work.given), (rows, depth)), work.floor, shares)
+    out = carray(floats(args.out), (rows, width))
+    bias = carray(floats(args.bias), (halves, width))
+    residual = carray(floats(args.residual), (rows, width))
+    inverse_norms, sums = np.empty(rows, np.float32), np.empty((halves, min(rows, BAND), WIDTH), np.float32)
+    _inverse_norms(carray(floats(args.inputs), (rows, depth)), args.norm_floor, inverse_norms)
     tasks = panels * ((rows + BAND - 1) // BAND)
     while True:
-        begin = take(given, chunk)
+        begin = take(args_address, chunk)
         if begin >= tasks:
             break
         for task in range(begin, min(begin + chunk, tasks)):
             top, panel = task // panels * BAND, task % panels
             count, first = min(BAND, rows - top), panel * WIDTH
-            for side in range(sides):
-                matrix = work.matrix + (panel * sides + side) * depth * WIDTH * 4
-                _sum_up(work.given + top * depth * 4, count, matrix, depth, sums[side])
+            for half in range(halves):
+                matrix = args.matrix + (panel * halves + half) * depth * WIDTH * 4
+                _sum_up(args.inputs + top * depth * 4, count, matrix, depth, sums[half])
             for i in range(count):
-                row, share = top + i, shares[top + i]
-                own = out[row, first : min(first + WIDTH, width)]
-                for j in range(len(own)):
-                    own[j] = sums[0, i, j] * share + bias[0, first + j]
-                if sides == 2:
-                    for j in range(len(own)):
-                        own[j] = _swish(own[j]) * (sums[1, i, j] * share + bias[1, first + j])
-                if work.added != 0:
-                    for j in range(len(own)):
-                        own[j] += added[row, first + j]
+                row, inverse_norm = top + i, inverse_norms[top + i]
+                tile = out[row, first : min(first + WIDTH, width)]
+                for j in range(len(tile)):
+                    tile[j] = sums[0, i, j] * inverse_norm + bias[0, first + j]
+                if halves == 2:
+                    for j in range(len(tile)):
+                        tile[j] = _swish(tile[j]) * (sums[1, i, j] * inverse_norm + bias[1, first + j])
+                if args.residual != 0:
+                    for j in range(len(tile)):
+                        tile[j] += residual[row, first + j]
 
 
 @kernel_of(PackArgs)
-def pack(given: Any) -> None:
-    """Panels of the rows of a matrix, each number multiplied by that of its column; a task is a panel."""
-    work = carray(given, 1)[0]
-    depth, width, sides = work.depth, work.width, work.sides
+def pack(args_address: Any) -> None:
+    """Pack the rows of a matrix into panels, each number multiplied by its column's scale; a task is a panel."""
+    args = carray(args_address, 1)[0]
+    depth, width, halves = args.depth, args.width, args.halves
     panels = (width + WIDTH - 1) // WIDTH
-    rows = carray(integers(work.rows), (sides, width))
-    scale = carray(floats(work.scale), depth)
-    out = carray(floats(work.out), (panels, sides, depth, WIDTH))
+    rows = carray(integers(args.rows), (halves, width))
+    scale = carray(floats(args.scale), depth)
+    out = carray(floats(args.out), (panels, halves, depth, WIDTH))
     while True:
-        task = take(given, 1)
-        if task >= panels * sides:
+        task = take(args_address, 1)
+        if task >= panels * halves:
             break
-        panel, side = task // sides, task % sides
-        own = out[panel, side]
+        panel, half = task // halves, task % halves
+        packed = out[panel, half]
         for column in range(WIDTH):
             if panel * WIDTH + column < width:
-                row = carray(floats(rows[side, panel * WIDTH + column]), depth)
+                row = carray(floats(rows[half, panel * WIDTH + column]), depth)
                 for i in range(depth):
-                    own[i, column] = row[i] * scale[i]
+                    packed[i, column] = row[i] * scale[i]
             else:
                 for i in range(depth):
-                    own[i, column] = 0
+                    packed[i, column] = 0
