@@ -32,7 +32,7 @@ class Lease:
         try:
             self._seconds = part(answer, "lease", float)
         except GarbageError as error:
-            raise SandboxError(f"what is at {self._line.url} is no sandbox server: {error}") from None
+            raise SandboxError(f"what is at {self._connection.url} is no sandbox server: {error}") from None
         self._beating = asyncio.create_task(self._beat())
 
     async def ask(self, verb: str, told: dict[str, Any], data: bytes = b"", *, identity: str | None = None) -> Answer:
@@ -69,7 +69,7 @@ class Lease:
         )
         if "gone" in answer:
             self.lost = SandboxError(
-                f"the sandbox server at {self._line.url} does not know us any more, and has closed what was ours: it "
+                f"the sandbox server at {self._connection.url} does not know us any more, and has closed what was ours: it "
                 f"was started again, or it did not hear of us for {answer['gone']} s"
             )
             raise self.lost

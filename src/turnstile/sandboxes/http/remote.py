@@ -49,7 +49,7 @@ class RemoteSandbox:
         try:
             return ExecResult(**part(answer, "result", dict))
         except (TypeError, ValueError) as error:
-            raise SandboxError(f"what is at {self._line.url} gives no result of a command: {error}") from None
+            raise SandboxError(f"what is at {self._connection.url} gives no result of a command: {error}") from None
 
     async def read(self, path: str) -> bytes:
         """Return a file's bytes.
@@ -148,7 +148,9 @@ class RemoteSandboxes:
         for _ in range(SENDINGS + 1):
             lease = await self._leased()
             if client not in (None, lease.client):
-                raise SandboxError(f"the snapshot went with an earlier stay at the sandbox server at {self._line.url}")
+                raise SandboxError(
+                    f"the snapshot went with an earlier stay at the sandbox server at {self._connection.url}"
+                )
             identity = secrets.token_hex(8)
             try:
                 answer, _ = await lease.ask("start", told, identity=identity)
@@ -160,7 +162,9 @@ class RemoteSandboxes:
                 return RemoteSandbox(self._connection, lease, identity)
             if archive is not None:
                 await self._send(told["template"]["tree"], archive)
-        raise SandboxError(f"the sandbox server at {self._line.url} keeps no template; give it more --templates-mb")
+        raise SandboxError(
+            f"the sandbox server at {self._connection.url} keeps no template; give it more --templates-mb"
+        )
 
     async def _leased(self) -> Lease:
         async with self._opening:
