@@ -21,7 +21,7 @@ from served import TOKEN, Served, proxy, served
 from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes, processes_with
-from turnstile.sandboxes.http import line
+from turnstile.sandboxes.http import connection
 from turnstile.sandboxes.http.remote import RemoteSandboxes
 
 LONG = Limits(seconds=300)
@@ -180,7 +180,7 @@ async def test_a_wrong_token_gets_nothing(server: Served, template: Path) -> Non
 
 
 async def test_a_server_that_dies_is_told_as_such(own: Served, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "PAUSES", (0.05, 0.05, 0.05))
+    monkeypatch.setattr(connection, "PAUSES", (0.05, 0.05, 0.05))
     provider = own.client()
     sandbox = await provider.start(template)
     task = await running(sandbox, "7654402")
@@ -211,8 +211,8 @@ async def test_a_server_that_was_started_again_is_worked_with(own: Served, templ
 
 
 async def test_a_server_that_hangs_is_given_up(own: Served, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "POLL", 0.5)
-    monkeypatch.setattr(line, "PAUSES", (0.1,))
+    monkeypatch.setattr(connection, "POLL", 0.5)
+    monkeypatch.setattr(connection, "PAUSES", (0.1,))
     provider = own.client(patience=2.0)
     sandbox = await provider.start(template)
     assert own.process is not None
@@ -317,7 +317,7 @@ async def test_what_is_no_sandbox_server_is_told_as_such(
         writer.write(said)
         writer.close()
 
-    monkeypatch.setattr(line, "PAUSES", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(connection, "PAUSES", (0.01, 0.01, 0.01))
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]

@@ -137,7 +137,7 @@ async def test_a_request_is_known_for_as_long_as_it_takes(
 
 async def test_what_a_cancelled_caller_does_not_get_is_undone(remote: RemoteSandboxes, template: Path) -> None:
     """The answer may have come while the caller's loop was busy: the sandbox is there, and nobody's."""
-    await remote.start(template)  # so that the line is open
+    await remote.start(template)  # so that the connection is open
     ended, undone = threading.Event(), []
 
     async def job() -> str:
@@ -147,7 +147,7 @@ async def test_what_a_cancelled_caller_does_not_get_is_undone(remote: RemoteSand
     async def undo(result: str) -> None:
         undone.append(result)
 
-    running = asyncio.create_task(remote._line.run(job(), undo))
+    running = asyncio.create_task(remote._connection.run(job(), undo))
     await asyncio.sleep(0)
     assert ended.wait(60)
     running.cancel()
@@ -158,7 +158,7 @@ async def test_what_a_cancelled_caller_does_not_get_is_undone(remote: RemoteSand
 
 async def test_a_sandbox_can_be_left(tier: Odd, remote: RemoteSandboxes, template: Path) -> None:
     sandbox = await remote.start(template)
-    await remote._line.run(sandbox.leave())
+    await remote._connection.run(sandbox.leave())
     assert tier.open == 0
 
 

@@ -150,7 +150,9 @@ class RemoteSandboxes:
         for _ in range(SENDINGS + 1):
             lease = await self._leased()
             if client not in (None, lease.client):
-                raise SandboxError(f"the snapshot went with an earlier stay at the sandbox server at {self._connection.url}")
+                raise SandboxError(
+                    f"the snapshot went with an earlier stay at the sandbox server at {self._connection.url}"
+                )
             identity = secrets.token_hex(8)
             try:
                 answer, _ = await lease.ask("start", told, identity=identity)
@@ -162,7 +164,9 @@ class RemoteSandboxes:
                 return RemoteSandbox(self._connection, lease, identity)
             if archive is not None:
                 await self._send(told["template"]["tree"], archive)
-        raise SandboxError(f"the sandbox server at {self._connection.url} keeps no template; give it more --templates-mb")
+        raise SandboxError(
+            f"the sandbox server at {self._connection.url} keeps no template; give it more --templates-mb"
+        )
 
     async def _leased(self) -> Lease:
         async with self._opening:
