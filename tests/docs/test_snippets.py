@@ -182,16 +182,20 @@ def test_the_estimator_of_ones_own(elsewhere: Path, model: str, capsys: Any) -> 
     assert last["critic/tasks"] == 2.0
 
 
-def test_what_conform_prints_of_the_functions_of_another_framework(capsys: Any) -> None:
-    page = EXAMPLES.parent / "conform.md"
-    shown = [text for of, text in blocks("text") if of == page]
-    asked = [words for of, words in commands() if of == page and words[1:] and words[1].startswith("their_functions")]
-    assert len(shown) == len(asked) == 2
+@pytest.mark.parametrize(
+    ("page", "module", "count"), [("index.md", "my_advantage", 1), ("howto/conform.md", "their_functions", 2)]
+)
+def test_conform_prints_the_output_of_the_page(page: str, module: str, count: int, capsys: Any) -> None:
+    """The page shows the function as its file has it, and the output of each command on it."""
+    file = ROOT / "docs" / page
+    shown = [text for of, text in blocks("text") if of == file]
+    asked = [words for of, words in commands() if of == file and words[1:] and words[1].startswith(f"{module}:")]
+    assert len(shown) == len(asked) == count
     for words, text in zip(asked, shown, strict=True):
         assert run_command(words) == 1
         assert "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines()) == text.rstrip()
-    code = (EXAMPLES / "their_functions.py").read_text(encoding="utf-8")
-    assert all(text in code for of, text in blocks("python") if of == page)
+    code = (EXAMPLES / f"{module}.py").read_text(encoding="utf-8")
+    assert all(text in code for of, text in blocks("python") if of == file)
 
 
 def test_every_recipe_in_a_document_is_one() -> None:
