@@ -120,7 +120,7 @@ def work(model: PreTrainedModel, batch: int, length: int) -> dict[str, float]:
 
 def parts(results: Mapping[str, Body]) -> list[str]:
     rows = []
-    order = {case: slot for slot, case in enumerate(CASES)}
+    order = {case: place for place, case in enumerate(CASES)}
     for name, body in sorted(results.items(), key=lambda item: (order.get(item[0].split()[1], 99), item[0])):
         batch, prompt, sharing = name.split()[1].split("x")
         what = f"{batch}, prompts of {prompt}" + (f", groups of {sharing}" if sharing != "1" else "")

@@ -35,7 +35,7 @@ def test_dtypes(folder: Path) -> None:
     assert load_model(str(folder), device="cpu", dtype="float64").dtype == torch.float64
     assert pick_dtype("auto", torch.device("cpu")) == torch.float32
     assert pick_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
-    with pytest.raises(ConfigError, match=r"model\.dtype = 'half': known are auto, float32, bfloat16, float64"):
+    with pytest.raises(ConfigError, match=r"model\.dtype = 'half': use auto, float32, bfloat16 or float64"):
         pick_dtype("half", torch.device("cpu"))  # type: ignore[arg-type]
 
 

@@ -77,11 +77,11 @@ def _split_into_bins(
             again, far = best[begin][0]
             choices.append(((again + commons[begin], far + size**2 + best_size**2), begin))
         best.append(min(choices))
-    found, end = [], len(lengths)
+    bins, end = [], len(lengths)
     while end:
-        found.append((best[end][1], end))
+        bins.append((best[end][1], end))
         end = best[end][1]
-    return found[::-1]
+    return bins[::-1]
 
 
 @dataclass

@@ -105,7 +105,7 @@ class EngineServer:
             OrderedDict()
         )  # name -> (session that keeps the prefixes, time of last use)
         self._expiry: asyncio.TimerHandle | None = None
-        self._names = {"localhost", socket.gethostname().lower()}  # host names that requests may use
+        self._host_names = {"localhost", socket.gethostname().lower()}  # host names that requests may use
         self.app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         self.app.add_routes(
             [
@@ -120,7 +120,7 @@ class EngineServer:
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
         """Serve at an address (port 0: any free port) and yield its URL. Raises ConfigError if it cannot."""
-        self._names.add(host.lower())
+        self._host_names.add(host.lower())
         runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         try:
             await runner.setup()
@@ -160,7 +160,7 @@ class EngineServer:
         if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
             return f"web pages need a key; start the server with one in {TOKEN_VARIABLE}"
         name = (urlsplit(f"//{request.host}").hostname or "").lower()
-        if name in self._names or _is_address(name):
+        if name in self._host_names or _is_address(name):
             return ""
         return f"host name {name!r} needs a key; use an IP address, or start the server with a key in {TOKEN_VARIABLE}"
 
@@ -251,8 +251,8 @@ class EngineServer:
     def _keep_share(self, group: str) -> str:
         """Return the share of a session, and keep its prefixes until it has been unused for a while."""
         share = f"group/{group}"
-        held = self._groups.pop(group)[0] if group in self._groups else self._engine.open(share)
-        self._groups[group] = held, time.monotonic()
+        guard_session = self._groups.pop(group)[0] if group in self._groups else self._engine.open(share)
+        self._groups[group] = guard_session, time.monotonic()
         self._expire_shares()
         return share
 

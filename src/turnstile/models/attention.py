@@ -50,11 +50,11 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     layout: Layout | None = None,
-    **more: Any,
+    **extra: Any,
 ) -> tuple[Tensor, None]:
     if attention_mask is not None:
         raise ValueError("this model attends through layouts and does not take an attention mask")
-    non_plain = [name for name in NON_PLAIN_ARGUMENTS if more.get(name) is not None]
+    non_plain = [name for name in NON_PLAIN_ARGUMENTS if extra.get(name) is not None]
     if non_plain:
         raise _NotPlainError(", ".join(non_plain))
     layout = layout or CausalLayout()  # a plain call of the model: one unpadded sequence
@@ -93,7 +93,7 @@ def try_layouts(model: PreTrainedModel) -> str:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     non_plain = [name for name in NON_PLAIN_SETTINGS if getattr(config, name, None)]
     if kind := _length_dependent_rope(config):
-        return f"model family {config.model_type!r} here rotates all of a pass by its longest row (rope_type {kind!r})"
+        return f"model family {config.model_type!r} rotates by the longest row of a pass (rope_type {kind!r})"
     if layer_types != {"full_attention"} or window or non_plain:
         reasons = [*sorted(layer_types), *non_plain, *([f"window {window}"] if window else [])]
         return (

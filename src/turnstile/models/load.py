@@ -53,7 +53,7 @@ def pick_dtype(name: DType, device: torch.device) -> torch.dtype:
         return torch.float32
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}.get(name)
     if torch_dtype is None:
-        raise ConfigError(f"model.dtype = {name!r}: known are auto, float32, bfloat16, float64")
+        raise ConfigError(f"model.dtype = {name!r}: use auto, float32, bfloat16 or float64")
     return torch_dtype
 
 
@@ -95,7 +95,7 @@ def check_model(name: str, where: str) -> None:
     except Exception as error:  # no network or no hub: an error of whichever HTTP library the client uses
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{where} = {name!r} is not in the cache, and the hub cannot be asked ({why}); {advice}"
+            f"{where} = {name!r} is not in the cache, and the hub cannot be reached ({why}); {advice}"
         ) from error
 
 

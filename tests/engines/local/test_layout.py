@@ -43,9 +43,8 @@ def extend_row(cache: KVCache, row: CacheRow, count: int) -> Span:
 
 def attend_naively(row: CacheRow, layer: int, end: int, query: torch.Tensor) -> torch.Tensor:
     """Return the output for one token [Hq, D] over the first `end` tokens of a row's path."""
-    kv = torch.stack(
-        [size_class.kv[layer, :, slot, :, at] for size_class, slot, at in map(row.offset, range(end))]
-    )  # [n, 2, H, D]
+    stored = [size_class.kv[layer, :, slot, :, column] for size_class, slot, column in map(row.locate, range(end))]
+    kv = torch.stack(stored)  # [n, 2, H, D]
     key, value = kv.double().repeat_interleave(len(query) // kv.shape[2], dim=2).permute(1, 2, 0, 3)
     scores = (query.double()[:, None] * key).sum(-1) * WIDTH**-0.5
     return (scores.softmax(-1)[..., None] * value).sum(1)

@@ -65,14 +65,14 @@ def attention_tiles(queries: Mapping[CacheRow, Sequence[Query]]) -> list[tuple[S
     for row, row_queries in queries.items():
         assert row.size_class is not None
         size_classes.setdefault(row.size_class, {})[row.slot] = row_queries
-    found = []
+    chosen = []
     for size_class, rows in size_classes.items():
         short = {slot: row_queries for slot, row_queries in rows.items() if len(row_queries) <= DECODE_QUERIES}
         long = {slot: row_queries for slot, row_queries in rows.items() if len(row_queries) > DECODE_QUERIES}
         together, apart = [(rows, _merge_tiles(rows))], [(part, _merge_tiles(part)) for part in (short, long)]
         for part, tiles in min(together, apart, key=_cost):
-            found += [(size_class, one, [part.get(slot, ()) for slot in one.slots]) for one in tiles]
-    return found
+            chosen += [(size_class, one, [part.get(slot, ()) for slot in one.slots]) for one in tiles]
+    return chosen
 
 
 def max_columns(queries: Sequence[Query]) -> int:
@@ -87,12 +87,12 @@ def _cost(parts: Sequence[tuple[object, Sequence[Tile]]]) -> int:
 
 def _merge_tiles(rows: Mapping[int, Sequence[Query]]) -> list[Tile]:
     """Return the tiles of `rows`, merged with their neighbours where that pays."""
-    found: list[Tile] = []
+    merged: list[Tile] = []
     for slot in sorted(rows):
         seen = [columns for _, columns in rows[slot]]
         one = Tile(slot, slot + 1, 1, len(seen), max(seen), sum(seen))
-        if found and (both := found[-1].merged(one)).padding <= MAX_PADDING * (both.occupied - 1):
-            found[-1] = both
+        if merged and (union := merged[-1].merged(one)).padding <= MAX_PADDING * (union.occupied - 1):
+            merged[-1] = union
         else:
-            found.append(one)
-    return found
+            merged.append(one)
+    return merged

@@ -42,9 +42,9 @@ def draw(
         return [(int(token), 0.0, 0.0) for token in tokens.tolist()]
     untruncated = allowed is None and sampling.top_p == 1 and not sampling.top_k and not sampling.min_p
     if untruncated and compiled.can_compute(logits):
-        found = compiled.draw(logits, rows.tolist(), draws, sampling.temperature)
-        _check_finite(torch.tensor([entropy for _, _, entropy in found]))
-        return found
+        sampled = compiled.draw(logits, rows.tolist(), draws, sampling.temperature)
+        _check_finite(torch.tensor([entropy for _, _, entropy in sampled]))
+        return sampled
     scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
     cut = truncate(scaled, sampling)
     p = cut.softmax(dim=-1)

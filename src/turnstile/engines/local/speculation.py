@@ -26,8 +26,7 @@ DIGITS = -1
 """Stands in a context for any token of digits."""
 
 MAX_CONTEXT = 16
-"""Number of last tokens in which contexts are searched; longer numbers, with their frame, have no context of their own.
-"""
+"""Number of last tokens in which contexts are searched; longer numbers with their frame have no context."""
 
 MAX_KIND_HITS = 4
 """Hits from which on all drafts are of one kind."""

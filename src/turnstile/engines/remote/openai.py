@@ -142,8 +142,8 @@ class OpenAIEngine:
         where = f"the server at {self.endpoint.url}"
         random = sampling.temperature > 0  # otherwise every token is certain
         truncated = random and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
-        for name, asked in (("temperature", random and sampling.temperature != 1), ("truncation", truncated)):
-            if asked and not self._heeds[name]:
+        for name, used in (("temperature", random and sampling.temperature != 1), ("truncation", truncated)):
+            if used and not self._heeds[name]:
                 raise ConfigError(
                     f"{where} returns log-probabilities from before {name}, which training cannot use; start vLLM with "
                     "--logprobs-mode processed_logprobs, or sample with temperature 1 and no truncation"
@@ -181,9 +181,9 @@ class OpenAIEngine:
         if not self.model and len(models) == 1:
             self.model = next(iter(models))
         if self.model not in models:
-            wanted = f"engine.model = {self.model!r} is none of" if self.model else "engine.model must name one of"
+            problem = f"engine.model = {self.model!r} is none of" if self.model else "engine.model must name one of"
             raise ConfigError(
-                f"{wanted} the {len(models)} models at {self.endpoint.url}; {nearest(self.model, models)}"
+                f"{problem} the {len(models)} models at {self.endpoint.url}; {nearest(self.model, models)}"
             )
         self.context = int(models[self.model].get("max_model_len") or 0)
         if self._mode == "tokens":
@@ -229,8 +229,8 @@ class OpenAIEngine:
         finish, n = _finish(answer.finish, where), len(answer.ids)
         logprobs = answer.logprobs if sampling.temperature else [0.0] * n  # at temperature 0 every token is certain
         try:
-            known = self._training or loaded is not None
-            versions = versions_of(answer.labels, n, loaded, where) if known else [0] * n
+            has_versions = self._training or loaded is not None
+            versions = versions_of(answer.labels, n, loaded, where) if has_versions else [0] * n
         except WeightsLostError:
             self.loaded = None if self.loaded is loaded else self.loaded
             raise
@@ -245,10 +245,10 @@ class OpenAIEngine:
             seconds=seconds,
         )
 
-    def _count(self, asked: int, answer: Completion) -> None:
+    def _count(self, prompt_tokens: int, answer: Completion) -> None:
         """Count an answered request, once however often it was sent."""
         self.stats["requests"] += 1
-        self.stats["tokens_asked"] += asked
+        self.stats["tokens_asked"] += prompt_tokens
         self.stats["tokens_sampled"] += len(answer.token_ids)
         self.stats["seconds"] += answer.seconds
 

@@ -81,8 +81,8 @@ def versions_of(labels: Sequence[str] | None, count: int, since: PublishedWeight
     """
     if labels is None or len(labels) != count:
         raise EngineError(f"{where} does not report the weights of each token")
-    found = {label: _version(label, since, where) for label in dict.fromkeys(labels)}
-    return [found[label] for label in labels]
+    version_of = {label: _version(label, since, where) for label in dict.fromkeys(labels)}
+    return [version_of[label] for label in labels]
 
 
 def _version(label: str, since: PublishedWeights | None, where: str) -> int:

@@ -92,7 +92,7 @@ def _compile(make: Callable[[], T]) -> T:
 
 @contextmanager
 def _cached_in(folder: Path) -> Iterator[None]:
-    """Keep what numba compiles inside in `folder`, one process at a time.
+    """Cache in `folder` what numba compiles inside, one process at a time.
 
     Where two processes write to one folder, numba's index may name one kernel and point to the code of another.
     """

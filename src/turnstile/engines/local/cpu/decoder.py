@@ -171,8 +171,8 @@ class _LayerModules:
         )
         fits = all(is_linear(linear) and can_be_packed(linear) for linear in (*modules.attention, *modules.mlp))
         norms = (*modules.norms, *modules.head_norms)
-        known = all(eps_of(norm) is not None and can_be_packed(norm) for norm in norms)
-        return modules if fits and known else None
+        norms_fit = all(eps_of(norm) is not None and can_be_packed(norm) for norm in norms)
+        return modules if fits and norms_fit else None
 
 
 def _rotary_width(decoder: Any) -> int:

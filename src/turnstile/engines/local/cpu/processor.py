@@ -11,7 +11,7 @@ def cpu_features() -> frozenset[str]:
     from llvmlite import binding
 
     try:
-        known = binding.get_host_cpu_features()
+        available = binding.get_host_cpu_features()
     except RuntimeError:
         return frozenset()
-    return frozenset(name for name, has in known.items() if has)
+    return frozenset(name for name, has in available.items() if has)

@@ -49,13 +49,13 @@ def _runtime_of_torch() -> ctypes.CDLL | None:
     """
     home = Path(torch.__file__).parent
     homes = (home / "lib", home.with_name("torch.libs"))
-    own = {str(path.resolve()) for folder in homes for path in folder.glob("libgomp*")}
-    found = [runtime for runtime in _runtimes() if runtime._name in own] or _runtimes()
-    if len(found) != 1:
+    bundled = {str(path.resolve()) for folder in homes for path in folder.glob("libgomp*")}
+    libraries = [runtime for runtime in _runtimes() if runtime._name in bundled] or _runtimes()
+    if len(libraries) != 1:
         return None
-    found[0].GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    found[0].GOMP_parallel.restype = None
-    return found[0]
+    libraries[0].GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    libraries[0].GOMP_parallel.restype = None
+    return libraries[0]
 
 
 @functools.cache
@@ -65,10 +65,10 @@ def _runtimes() -> list[ctypes.CDLL]:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # not Linux: pools stay as they are
         return []
-    found = []
+    libraries = []
     for path in sorted({line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}):
         try:
-            found.append(ctypes.CDLL(path))
+            libraries.append(ctypes.CDLL(path))
         except OSError:  # the file was replaced meanwhile
             continue
-    return [runtime for runtime in found if hasattr(runtime, "omp_pause_resource_all")]
+    return [runtime for runtime in libraries if hasattr(runtime, "omp_pause_resource_all")]

@@ -62,8 +62,8 @@ class VLLMDialect:
             "skip_special_tokens": False,
             "logprobs": 0,  # of the sampled token alone
         }
-        if held := output_constraints(sampling):
-            params["structured_outputs"] = held
+        if constraints := output_constraints(sampling):
+            params["structured_outputs"] = constraints
         body = {"model": model, "token_ids": prompt_ids.tolist(), "sampling_params": params}
         choice = only_choice(
             (await server.post("/inference/v1/generate", body, root=True, session=session)).get("choices")

@@ -36,13 +36,13 @@ def _pointer_type(kind: Any) -> Any:
     """Return the intrinsic that turns an address into a pointer to numbers of this kind."""
 
     @intrinsic
-    def found(context: Any, address: Any) -> Any:
+    def to_pointer(context: Any, address: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
         return types.CPointer(kind)(types.int64), code
 
-    return found
+    return to_pointer
 
 
 floats, doubles, integers = _pointer_type(types.float32), _pointer_type(types.float64), _pointer_type(types.int64)
