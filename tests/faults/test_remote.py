@@ -83,7 +83,7 @@ async def test_memory_that_runs_out_keeps_its_name(server: Served, template: Pat
     provider = server.client()
     sandbox = await provider.start(template)
     hog = ["python", "-c", "x = [bytearray(1024) for _ in range(10**6)]"]
-    with pytest.raises(OutOfMemoryError, match=r"raise sandbox\.memory_mb"):
+    with pytest.raises(OutOfMemoryError, match=r"raise sandbox\.resources\.memory_mb"):
         await sandbox.exec(hog, limits=LONG)
     assert (await sandbox.exec(["cat", "name"])).stdout == "template\n"
     await provider.close()

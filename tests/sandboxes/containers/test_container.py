@@ -82,7 +82,7 @@ async def test_memory_that_runs_out_is_no_verdict(containers: Make, template: Pa
     provider = containers(memory_mb=96)
     sandbox = await provider.start(template)
     hog = ["python", "-c", "x = [bytearray(1024) for _ in range(10**6)]"]
-    with pytest.raises(OutOfMemoryError, match=r"raise sandbox\.memory_mb"):
+    with pytest.raises(OutOfMemoryError, match=r"raise sandbox\.resources\.memory_mb"):
         await sandbox.exec(hog, limits=Limits(seconds=60))
     assert (await sandbox.exec(["./run.sh"])).stdout == "ran\n"
     result = await sandbox.exec(hog, limits=Limits(memory_mb=48, seconds=60))
@@ -92,10 +92,10 @@ async def test_memory_that_runs_out_is_no_verdict(containers: Make, template: Pa
 async def test_a_full_disk_is_no_verdict(containers: Make, template: Path) -> None:
     provider = containers(disk_mb=8)
     sandbox = await provider.start(template)
-    with pytest.raises(DiskFullError, match=r"raise sandbox\.disk_mb"):
+    with pytest.raises(DiskFullError, match=r"raise sandbox\.resources\.disk_mb"):
         await sandbox.write("large", bytes(9 << 20))
     assert (await sandbox.exec(["./run.sh"])).stdout == "ran\n"
-    with pytest.raises(DiskFullError, match=r"raise sandbox\.disk_mb"):
+    with pytest.raises(DiskFullError, match=r"raise sandbox\.resources\.disk_mb"):
         await sandbox.exec(["dd", "if=/dev/zero", "of=fill", "bs=1M"])
     (template / "large").write_bytes(bytes(9 << 20))
     with pytest.raises(DiskFullError):

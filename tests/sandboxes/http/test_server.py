@@ -101,7 +101,7 @@ async def remote(tier: Odd) -> AsyncIterator[RemoteSandboxes]:
         ContainerDiedError("it ended"),
         DaemonError("no answer"),
         DiskFullError("full"),
-        OutOfMemoryError("no memory; raise sandbox.memory_mb"),
+        OutOfMemoryError("no memory; raise sandbox.resources.memory_mb"),
         ConfigError("no such image"),
         ValueError("it leaves the sandbox"),
         FileNotFoundError(errno.ENOENT, "No such file or directory", "there/caf\udce9"),
