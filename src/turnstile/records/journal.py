@@ -63,7 +63,7 @@ class Journal:
         self._playing: dict[Key, str] = {}
 
     def turn(self, step: int, key: Key, number: int, turn: Turn) -> None:
-        """Write that a turn reached its stage. Number 0 being sampled starts the attempt anew for readers."""
+        """Write that a turn reached its stage; a newly sampled turn 0 starts the attempt anew for readers."""
         if number == 0 and turn.stage is Stage.SAMPLED:
             self._playing[key] = _new_playing_id()
         known = {name: encode(getattr(turn, name)) for name in _FIELDS_OF_STAGE[turn.stage]}

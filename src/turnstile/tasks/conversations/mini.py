@@ -95,8 +95,8 @@ def _action(info: Mapping[str, Any], where: str) -> re.Pattern[str] | None:
     In version 1 it is a knob of the agent, later one of the text-based models.
     """
     config = _object(info.get("config"))
-    found = [_object(config.get(part)).get("action_regex") for part in ("agent", "model")]
-    pattern = next(filter(None, found), "")
+    patterns = [_object(config.get(part)).get("action_regex") for part in ("agent", "model")]
+    pattern = next(filter(None, patterns), "")
     try:
         return re.compile(str(pattern), re.S) if pattern else None
     except re.error as error:
