@@ -137,28 +137,24 @@ def _overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Finding]:
 
 def _unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int, list[str]]:
     """Return the attempts whose tokens differ between ledger and record, or that one of them lacks."""
-    ledger_tokens = {
+    in_ledger = {
         (group, number): tokens
         for group, number, tokens in db.execute(
             'SELECT "group", number, tokens FROM attempts WHERE settled <= ?', (committed,)
         )
     }
-    recorded_tokens = {
+    in_record = {
         trajectory.key: sum(len(turn.completion.token_ids) for turn in trajectory.turns)
         for entry in read_record(run, phase="train")
         if entry.step <= committed
         for trajectory in entry.group.trajectories
     }
-    wrong = [
-        key
-        for key in ledger_tokens.keys() | recorded_tokens.keys()
-        if ledger_tokens.get(key) != recorded_tokens.get(key)
-    ]
+    wrong = [key for key in in_ledger.keys() | in_record.keys() if in_ledger.get(key) != in_record.get(key)]
     return _summarized(
         (
             1,
-            f"{key[0]}, attempt {key[1]}: tokens in the ledger {ledger_tokens.get(key, 'none')}, "
-            f"in the record {recorded_tokens.get(key, 'none')}",
+            f"{key[0]}, attempt {key[1]}: tokens in the ledger {in_ledger.get(key, 'none')}, "
+            f"in the record {in_record.get(key, 'none')}",
         )
         for key in sorted(wrong)
     )

@@ -131,10 +131,7 @@ class Ledger:
         with self._transaction():
             self._db.executemany(
                 f"UPDATE attempts SET state = ?, why = ?, outcome = ?, settled = ? WHERE {_KEY}",
-                [
-                    (disposition.state, disposition.why, disposition.outcome, step, *disposition.key)
-                    for disposition in dispositions
-                ],
+                [(each.state, each.why, each.outcome, step, *each.key) for each in dispositions],
             )
             for number, keys in enumerate(passes):
                 self._db.executemany(

@@ -68,7 +68,7 @@ def _step_difference(step: int, first: list[Entry], other_step: int, second: lis
         names = " and ".join(repr(names[index]) if index < len(names) else "none" for names in drawn)
         return RecordDifference(step=step, what="the tasks drawn", where=f"place {index} ({names})")
     pairs = list(zip(first, second, strict=True))
-    for compare in (_play_differences, _score_differences, _credit_differences, _training_differences):
+    for compare in (_play_diffs, _score_diffs, _credit_diffs, _training_diffs):
         differences = [(what, where) for a, b in pairs for what, where in compare(a, b)]
         if differences:
             what, where = differences[0]
@@ -76,11 +76,11 @@ def _step_difference(step: int, first: list[Entry], other_step: int, second: lis
     return None
 
 
-Differences = Iterator[tuple[str, str]]
+Diffs = Iterator[tuple[str, str]]
 """(what differs, where)"""
 
 
-def _play_differences(first: Entry, second: Entry) -> Differences:
+def _play_diffs(first: Entry, second: Entry) -> Diffs:
     if not _same(first.group.task, second.group.task):
         yield "the task's contents", first.group.id
     for a, b in zip_longest(first.group.trajectories, second.group.trajectories):
@@ -127,7 +127,7 @@ def _turn_difference(a: Turn, b: Turn) -> tuple[str, str] | None:
     return None
 
 
-def _score_differences(first: Entry, second: Entry) -> Differences:
+def _score_diffs(first: Entry, second: Entry) -> Diffs:
     for trajectory, a, b in zip(first.group.trajectories, first.scores, second.scores, strict=True):
         if not _same(a, b):
             yield f"the scores ({_total(a)}, {_total(b)})", f"{first.group.id}, attempt {trajectory.attempt}"
@@ -137,21 +137,19 @@ def _total(score: Score) -> str:
     return "no verdict" if score.outcome is None else f"{score.total:.9g}"
 
 
-def _credit_differences(first: Entry, second: Entry) -> Differences:
-    return _array_differences("the advantages", first, first.advantages or (), second.advantages or ())
+def _credit_diffs(first: Entry, second: Entry) -> Diffs:
+    return _array_diffs("the advantages", first, first.advantages or (), second.advantages or ())
 
 
-def _training_differences(first: Entry, second: Entry) -> Differences:
+def _training_diffs(first: Entry, second: Entry) -> Diffs:
     for name, what in {
         "weight": "the tokens' weights in the loss",
         "logprob": "the trainer's log-probabilities",
     }.items():
-        yield from _array_differences(what, first, first.trained.get(name, ()), second.trained.get(name, ()))
+        yield from _array_diffs(what, first, first.trained.get(name, ()), second.trained.get(name, ()))
 
 
-def _array_differences(
-    what: str, entry: Entry, first: Sequence[Sequence[F32]], second: Sequence[Sequence[F32]]
-) -> Differences:
+def _array_diffs(what: str, entry: Entry, first: Sequence[Sequence[F32]], second: Sequence[Sequence[F32]]) -> Diffs:
     for index, trajectory in enumerate(entry.group.trajectories):
         a, b = (side[index] if side else () for side in (first, second))  # empty if it was not trained on
         nothing = np.empty(0, np.float32)

@@ -34,9 +34,7 @@ class Limits:
     tokens: int = 0  # sampled in the whole episode
     context: int = 0  # of the context window: prompt, observations and sampled tokens
     seconds: float = 300.0  # wall clock, of the turns; without measuring at the end and engine downtime
-    measure_seconds: float = (
-        3600.0  # of measuring at the end; twice what the longest suite of tests here may take (1800 s)
-    )
+    measure_seconds: float = 3600.0  # of measuring at the end; twice the limit of the longest test suites here (1800 s)
     max_downtime: float = MAX_DOWNTIME  # total engine downtime by which `seconds` is extended
     unparsed: int = 0  # turns in a row without a readable action
 
@@ -201,8 +199,8 @@ class _Episode:
     async def _act(self, turn: Turn) -> Step:
         """Let the environment carry out the turn's action.
 
-        The turn is recorded before, and completed with the environment's answer, so an episode that ends in between keeps
-        its sampled tokens.
+        The turn is recorded before, and completed with the environment's answer, so an episode that ends in
+        between keeps its sampled tokens.
         """
         number = len(self.turns)
         self.turns.append(turn)
