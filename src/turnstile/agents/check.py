@@ -57,12 +57,14 @@ def check_renderer(renderer: Renderer, *, conversations: Sequence[RendererCase] 
         history = list(conversation.opening)
         for number, (reply, answers) in enumerate(conversation.turns):
             where = f"{conversation.name}, turn {number}"
-            problems += [f"{where}: {what}" for what in _turn(renderer, history, reply, answers, conversation.tools)]
+            problems += [
+                f"{where}: {what}" for what in _turn_problems(renderer, history, reply, answers, conversation.tools)
+            ]
             history += [reply, *answers]
-    return problems + list(_forged(renderer))
+    return problems + list(_forgeries(renderer))
 
 
-def _forged(renderer: Renderer) -> Iterator[str]:
+def _forgeries(renderer: Renderer) -> Iterator[str]:
     """Yield a line for each place where quoted text writes control tokens or disappears."""
     tokenizer: Tokenizer | None = getattr(renderer, "tokenizer", None)
     marks = marks_of(tokenizer) if tokenizer else {}
@@ -111,7 +113,7 @@ def _quoting(text: str) -> list[list[Message]]:
     ]
 
 
-def _turn(
+def _turn_problems(
     renderer: Renderer,
     history: Sequence[Message],
     reply: Message,

@@ -65,11 +65,11 @@ def audit(run: Path, expected: Expected, *, record: bool = False) -> Audit:
     try:
         committed = db.execute("SELECT MAX(step) FROM checkpoints").fetchone()[0]
         states = {State(name): count for name, count in db.execute("SELECT state, COUNT(*) FROM attempts GROUP BY 1")}
-        lost_count, lost = _summarized(_lost(db, committed, expected))
+        lost_count, lost = _summarize(_lost(db, committed, expected))
         if record and committed is not None:
             count, lines = _unrecorded(db, run, committed)
             lost_count, lost = lost_count + count, [*lost, *lines]
-        overused_count, overused = _summarized(_overused(db, expected))
+        overused_count, overused = _summarize(_overused(db, expected))
         tasks = task_balances(db)
         return Audit(
             committed=committed,
@@ -150,7 +150,7 @@ def _unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int,
         for trajectory in entry.group.trajectories
     }
     wrong = [key for key in in_ledger.keys() | in_record.keys() if in_ledger.get(key) != in_record.get(key)]
-    return _summarized(
+    return _summarize(
         (
             1,
             f"{key[0]}, attempt {key[1]}: tokens in the ledger {in_ledger.get(key, 'none')}, "
@@ -160,7 +160,7 @@ def _unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int,
     )
 
 
-def _summarized(findings: Iterable[Finding]) -> tuple[int, list[str]]:
+def _summarize(findings: Iterable[Finding]) -> tuple[int, list[str]]:
     """Return the total of the findings, and the lines of the first ones."""
     everything = list(findings)
     lines = [line for _, line in everything[:MAX_NAMED]]

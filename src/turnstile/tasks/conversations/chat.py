@@ -54,8 +54,8 @@ def message_of(item: Any, where: str) -> FlaggedMessage:
     content = text_of(item.get("content"), where)
     if role != "assistant":
         call_ids = item.get("tool_call_ids") or ()
-        answered = item.get("tool_call_id") or next(iter(call_ids), None)
-        return Message(role=role, content=content, tool_call_id=answered if role == "tool" else None), False
+        call_id = item.get("tool_call_id") or next(iter(call_ids), None)
+        return Message(role=role, content=content, tool_call_id=call_id if role == "tool" else None), False
     calls = item.get("tool_calls") or ([{"function": item["function_call"]}] if item.get("function_call") else [])
     reasoning = item.get("reasoning_content") or item.get("reasoning") or _thinking(item.get("content"))
     message = assistant_message(content, reasoning)

@@ -33,7 +33,7 @@ BASH = ToolSpec(
 def read(row: Mapping[str, Any], where: str) -> Conversation:
     """Return a trajectory as a conversation.
 
-    A text in which the agent found more or fewer than one action is not learned. Raises TaskError naming what is wrong.
+    A text without exactly one action is not learned. Raises TaskError naming what is wrong with it.
     """
     info = _object(row.get("info"))
     messages = chat.as_list(row.get("messages"), "messages", where)
