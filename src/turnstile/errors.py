@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-RESUME_HINT = "what is finished is kept, and the same command goes on from there"
+RESUME_HINT = "finished work is kept, and the same command resumes from there"
 """What a stopped run tells the user."""
 
 

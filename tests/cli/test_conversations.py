@@ -35,9 +35,9 @@ def talks(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("options", "kept", "why"),
     [
-        ([], "abc", ["1 left out: nothing in it to learn"]),
-        (["--resolved"], "a", ["1 left out: not resolved", "1 left out: nothing says whether it was resolved"]),
-        (["--ended", "Submitted"], "ab", ["1 left out: nothing says how it ended"]),
+        ([], "abc", ["1 left out: nothing to learn"]),
+        (["--resolved"], "a", ["1 left out: not resolved", "1 left out: not known whether it was resolved"]),
+        (["--ended", "Submitted"], "ab", ["1 left out: not known how it ended"]),
         (["--report", "report.json", "--resolved"], "bc", ["1 left out: not resolved"]),
     ],
 )

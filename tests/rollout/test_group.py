@@ -275,7 +275,7 @@ async def test_tolerates_and_logs_errors_up_to_a_limit(
     assert engine.open_now == set()
     first, second = caplog.records
     assert first.getMessage().endswith(
-        ": ZeroDivisionError: a mistake; this attempt is given up, the others go on "
+        ": ZeroDivisionError: a mistake; this attempt is given up, the others continue "
         "(1 of at most 2, rollout.max_failures)"
     )
     assert first.exc_info is not None

@@ -41,7 +41,7 @@ def test_a_run_is_watched_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     done = on_terminal(train, when=interrupt, cwd=stopped.HERE)
     assert done.code == 128 + signal.SIGINT
     assert (done.restored, done.hides_the_cursor) == (True, False)
-    assert "error: interrupted; what is finished is kept, and the same command goes on from there" in done.seen
+    assert "error: interrupted; finished work is kept, and the same command resumes from there" in done.seen
     steps = [int(line.split()[1]) for line in done.seen if line.startswith("step ")]
     assert steps == list(range(1, len(metrics(run)) + 1))
     assert not any(line.startswith(("╭", "│", "╰")) for line in done.seen)

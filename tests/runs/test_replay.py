@@ -61,7 +61,7 @@ def test_a_record_that_ends_is_said(original: Path, tmp_path: Path, capsys: pyte
     shutil.copytree(original, cut)
     (cut / "record/000003-train.jsonl.gz").unlink()
     assert command(["train", "--replay", str(cut), "--out", str(tmp_path / "again")]) == 1
-    assert "has recorded no group 'train/3/0/" in capsys.readouterr().err
+    assert "has no record of group 'train/3/0/" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

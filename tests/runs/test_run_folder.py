@@ -140,7 +140,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:
-        with pytest.raises(RunFolderError, match=r"what is finished is kept.* once there is room"), room_for(tmp_path):
+        with pytest.raises(RunFolderError, match=r"finished work is kept.* once there is room"), room_for(tmp_path):
             (tmp_path / "file").write_text("more than ten bytes")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

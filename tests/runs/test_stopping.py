@@ -40,7 +40,7 @@ def test_stopped_between_two_steps(number: signal.Signals, tmp_path: Path, capsy
         _, told = process.communicate(timeout=120)
     assert process.returncode == 128 + number
     name = "interrupted" if number is signal.SIGINT else "stopped by SIGTERM"
-    assert told.splitlines()[-1] == f"error: {name}; what is finished is kept, and the same command goes on from there"
+    assert told.splitlines()[-1] == f"error: {name}; finished work is kept, and the same command resumes from there"
     found, complaints = checkpoint.latest(run / "checkpoints")
     assert found is not None
     assert (found.step, complaints) == (logged(run), [])

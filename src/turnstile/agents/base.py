@@ -14,11 +14,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
         """Return the ids of a text."""
-        ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
         """Return the text of ids."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

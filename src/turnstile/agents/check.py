@@ -55,14 +55,16 @@ def check_renderer(renderer: Renderer, *, conversations: Sequence[RendererCase] 
     ]
     for conversation in CONVERSATIONS if conversations is None else conversations:
         history = list(conversation.opening)
-        for number, (said, answers) in enumerate(conversation.turns):
+        for number, (reply, answers) in enumerate(conversation.turns):
             where = f"{conversation.name}, turn {number}"
-            problems += [f"{where}: {what}" for what in _turn(renderer, history, said, answers, conversation.tools)]
-            history += [said, *answers]
-    return problems + list(_forged(renderer))
+            problems += [
+                f"{where}: {what}" for what in _turn_problems(renderer, history, reply, answers, conversation.tools)
+            ]
+            history += [reply, *answers]
+    return problems + list(_forgeries(renderer))
 
 
-def _forged(renderer: Renderer) -> Iterator[str]:
+def _forgeries(renderer: Renderer) -> Iterator[str]:
     """Yield a line for each place where quoted text writes control tokens or disappears."""
     tokenizer: Tokenizer | None = getattr(renderer, "tokenizer", None)
     marks = marks_of(tokenizer) if tokenizer else {}
@@ -133,15 +135,15 @@ def _quoting(text: str) -> list[list[Message]]:
     ]
 
 
-def _turn(
+def _turn_problems(
     renderer: Renderer,
     history: Sequence[Message],
-    said: Message,
+    reply: Message,
     answers: Sequence[Message],
     tools: Sequence[ToolSpec],
 ) -> Iterator[str]:
     """Yield what is wrong with one turn."""
-    after = [*history, said]
+    after = [*history, reply]
     prompt, full = renderer.prompt(history, tools), renderer.prompt([*after, *answers], tools)
     marker = renderer.completion("")
     ended = renderer.completion("x")
@@ -149,7 +151,7 @@ def _turn(
     cut = renderer.observation(after, answers, tools, ended[: len(ended) - len(marker)])
     extends = np.array_equal(full[: len(prompt)], prompt)
     if context.fresh or cut.fresh:
-        if extends and not said.reasoning:
+        if extends and not reply.reasoning:
             yield "the context is fresh though a full render extends the prompt"
         for each in (context, cut):
             if not np.array_equal(each.ids, full):
@@ -163,10 +165,10 @@ def _turn(
         yield "a full render does not end in the context"
     elif not np.array_equal(middle[len(middle) - len(marker) :], marker):
         yield f"in a full render the context does not follow the end marker but {renderer.text(middle[-3:])!r}"
-    elif not said.tool_calls and said.content.strip() not in renderer.text(middle):
-        yield f"a full render has {renderer.text(middle)!r} where the assistant said {said.content!r}"
-    elif not np.array_equal(middle, own := renderer.assistant_turn(history, said, tools)):
-        yield f"assistant_turn gives {renderer.text(own)!r} where a full render has {renderer.text(middle)!r}"
+    elif not reply.tool_calls and reply.content.strip() not in renderer.text(middle):
+        yield f"a full render has {renderer.text(middle)!r} where the assistant said {reply.content!r}"
+    elif not np.array_equal(middle, given := renderer.assistant_turn(history, reply, tools)):
+        yield f"assistant_turn gives {renderer.text(given)!r} where a full render has {renderer.text(middle)!r}"
     if not np.array_equal(cut.ids, np.concatenate([marker, context.ids])):
         yield "after a turn cut short the context is not the end marker and then the same"
 

@@ -1,4 +1,4 @@
-"""Conversations for servers that take messages, without a tokenizer or a template of ours."""
+"""Conversations for servers that take messages, without a local tokenizer or template."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ class Writer(Protocol):
 
     async def __call__(self, messages: Sequence[Message], seed: int, regex: str = "") -> str:
         """Return the model's answer."""
-        ...
 
 
 def model_writer(engine: Engine, renderer: Renderer, sampling: Sampling) -> Writer:

@@ -65,11 +65,11 @@ def audit(run: Path, expected: Expected, *, record: bool = False) -> Audit:
     try:
         committed = db.execute("SELECT MAX(step) FROM checkpoints").fetchone()[0]
         states = {State(name): count for name, count in db.execute("SELECT state, COUNT(*) FROM attempts GROUP BY 1")}
-        lost_count, lost = _summarized(_lost(db, committed, expected))
+        lost_count, lost = _summarize(_lost(db, committed, expected))
         if record and committed is not None:
             count, lines = _unrecorded(db, run, committed)
             lost_count, lost = lost_count + count, [*lost, *lines]
-        overused_count, overused = _summarized(_overused(db, expected))
+        overused_count, overused = _summarize(_overused(db, expected))
         tasks = task_balances(db)
         return Audit(
             committed=committed,
@@ -137,34 +137,30 @@ def _overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Finding]:
 
 def _unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int, list[str]]:
     """Return the attempts whose tokens differ between ledger and record, or that one of them lacks."""
-    ledger_tokens = {
+    in_ledger = {
         (group, number): tokens
         for group, number, tokens in db.execute(
             'SELECT "group", number, tokens FROM attempts WHERE settled <= ?', (committed,)
         )
     }
-    recorded_tokens = {
+    in_record = {
         trajectory.key: sum(len(turn.completion.token_ids) for turn in trajectory.turns)
         for entry in read_record(run, phase="train")
         if entry.step <= committed
         for trajectory in entry.group.trajectories
     }
-    wrong = [
-        key
-        for key in ledger_tokens.keys() | recorded_tokens.keys()
-        if ledger_tokens.get(key) != recorded_tokens.get(key)
-    ]
-    return _summarized(
+    wrong = [key for key in in_ledger.keys() | in_record.keys() if in_ledger.get(key) != in_record.get(key)]
+    return _summarize(
         (
             1,
-            f"{key[0]}, attempt {key[1]}: tokens in the ledger {ledger_tokens.get(key, 'none')}, "
-            f"in the record {recorded_tokens.get(key, 'none')}",
+            f"{key[0]}, attempt {key[1]}: tokens in the ledger {in_ledger.get(key, 'none')}, "
+            f"in the record {in_record.get(key, 'none')}",
         )
         for key in sorted(wrong)
     )
 
 
-def _summarized(findings: Iterable[Finding]) -> tuple[int, list[str]]:
+def _summarize(findings: Iterable[Finding]) -> tuple[int, list[str]]:
     """Return the total of the findings, and the lines of the first ones."""
     everything = list(findings)
     lines = [line for _, line in everything[:MAX_NAMED]]

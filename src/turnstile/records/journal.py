@@ -63,9 +63,9 @@ class Journal:
         self._playing: dict[Key, str] = {}
 
     def turn(self, step: int, key: Key, number: int, turn: Turn) -> None:
-        """Write that a turn reached its stage. Number 0 being sampled starts the attempt anew for readers."""
+        """Write that a turn reached its stage; a newly sampled turn 0 starts the attempt anew for readers."""
         if number == 0 and turn.stage is Stage.SAMPLED:
-            self._playing[key] = _new_playing_id()
+            self._playing[key] = _new_id()
         known = {name: encode(getattr(turn, name)) for name in _FIELDS_OF_STAGE[turn.stage]}
         self._write(
             step, JournalLine(group=key[0], attempt=key[1], playing=self._playing[key], number=number, turn=known)
@@ -74,7 +74,7 @@ class Journal:
     def end(self, step: int, trajectory: Trajectory) -> None:
         """Write the end of an attempt, after all its turns."""
         bare = replace(trajectory, turns=())
-        playing = self._playing.pop(bare.key, None) or _new_playing_id()
+        playing = self._playing.pop(bare.key, None) or _new_id()
         stages = tuple(turn.stage for turn in trajectory.turns)
         self._write(step, JournalLine(group=bare.group, attempt=bare.attempt, playing=playing, end=bare, stages=stages))
 
@@ -122,7 +122,7 @@ def _lines(path: Path) -> Iterator[JournalLine]:
         yield decode(body, JournalLine)
 
 
-def _new_playing_id() -> str:
+def _new_id() -> str:
     return secrets.token_hex(4)
 
 

@@ -92,7 +92,7 @@ class Ledger:
     def __init__(self, run: Path) -> None:
         self._path = Path(run) / FILE
         self._lock = threading.RLock()
-        with _translated_errors(self._path):
+        with _translate_errors(self._path):
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=30, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -131,10 +131,7 @@ class Ledger:
         with self._transaction():
             self._db.executemany(
                 f"UPDATE attempts SET state = ?, why = ?, outcome = ?, settled = ? WHERE {_KEY}",
-                [
-                    (disposition.state, disposition.why, disposition.outcome, step, *disposition.key)
-                    for disposition in dispositions
-                ],
+                [(each.state, each.why, each.outcome, step, *each.key) for each in dispositions],
             )
             for number, keys in enumerate(passes):
                 self._db.executemany(
@@ -193,7 +190,7 @@ class Ledger:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Run one transaction, completely or not at all."""
-        with self._lock, _translated_errors(self._path):
+        with self._lock, _translate_errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:  # commits, or rolls back
                 yield
@@ -207,7 +204,7 @@ def open_ledger(run: Path) -> sqlite3.Connection:
     path = Path(run) / FILE
     if not path.is_file():
         raise LedgerError(f"run {str(run)!r} has no {FILE}; give the folder of a run that was trained, like runs/NAME")
-    with _translated_errors(path):
+    with _translate_errors(path):
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
         _check(db, path)
         result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -223,7 +220,7 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
 
 
 @contextmanager
-def _translated_errors(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
     """Raise SQLite's errors as LedgerError with the file's name, and a full disk as OSError."""
     try:
         yield

@@ -40,18 +40,18 @@ def first_difference(one: Path, other: Path) -> RecordDifference | int:
     If one run has more steps, those of both are compared. Raises TurnstileError for a run without a record.
     """
     last = 0
-    for ours, theirs in zip(_steps(one), _steps(other), strict=False):
-        if found := _step_difference(*ours, *theirs):
-            return found
-        last = ours[0]
+    for first, second in zip(_steps(one), _steps(other), strict=False):
+        if difference := _step_difference(*first, *second):
+            return difference
+        last = first[0]
     return last
 
 
 def _steps(run: Path) -> Iterator[tuple[int, list[Entry]]]:
     """Yield the groups of each trained step, sorted by id; the warm start counts as step 0."""
     entries = (entry for entry in read_record(run) if entry.phase != "eval")
-    for step, found in groupby(entries, key=lambda entry: entry.step):
-        yield step, sorted(found, key=_order)
+    for step, group in groupby(entries, key=lambda entry: entry.step):
+        yield step, sorted(group, key=_order)
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:
@@ -59,42 +59,42 @@ def _order(entry: Entry) -> tuple[Any, ...]:
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in entry.group.id.split("/"))
 
 
-def _step_difference(step: int, ours: list[Entry], other_step: int, theirs: list[Entry]) -> RecordDifference | None:
+def _step_difference(step: int, first: list[Entry], other_step: int, second: list[Entry]) -> RecordDifference | None:
     if step != other_step:
         return RecordDifference(step=min(step, other_step), what="the steps recorded")
-    drawn = [[entry.group.task.id for entry in entries] for entries in (ours, theirs)]
+    drawn = [[entry.group.task.id for entry in entries] for entries in (first, second)]
     if drawn[0] != drawn[1]:
-        place = next(i for i, (a, b) in enumerate(zip_longest(*drawn)) if a != b)
-        names = " and ".join(repr(names[place]) if place < len(names) else "none" for names in drawn)
-        return RecordDifference(step=step, what="the tasks drawn", where=f"place {place} ({names})")
-    pairs = list(zip(ours, theirs, strict=True))
-    for compare in (_play_differences, _score_differences, _credit_differences, _training_differences):
-        found = [(what, where) for a, b in pairs for what, where in compare(a, b)]
-        if found:
-            what, where = found[0]
-            return RecordDifference(step=step, what=what, where=where, others=len(found) - 1)
+        index = next(i for i, (a, b) in enumerate(zip_longest(*drawn)) if a != b)
+        names = " and ".join(repr(names[index]) if index < len(names) else "none" for names in drawn)
+        return RecordDifference(step=step, what="the tasks drawn", where=f"place {index} ({names})")
+    pairs = list(zip(first, second, strict=True))
+    for compare in (_play_diffs, _score_diffs, _credit_diffs, _training_diffs):
+        differences = [(what, where) for a, b in pairs for what, where in compare(a, b)]
+        if differences:
+            what, where = differences[0]
+            return RecordDifference(step=step, what=what, where=where, others=len(differences) - 1)
     return None
 
 
-Differences = Iterator[tuple[str, str]]
+Diffs = Iterator[tuple[str, str]]
 """(what differs, where)"""
 
 
-def _play_differences(ours: Entry, theirs: Entry) -> Differences:
-    if not _same(ours.group.task, theirs.group.task):
-        yield "the task's contents", ours.group.id
-    for a, b in zip_longest(ours.group.trajectories, theirs.group.trajectories):
-        where = f"{ours.group.id}, attempt {(a or b).attempt}"
+def _play_diffs(first: Entry, second: Entry) -> Diffs:
+    if not _same(first.group.task, second.group.task):
+        yield "the task's contents", first.group.id
+    for a, b in zip_longest(first.group.trajectories, second.group.trajectories):
+        where = f"{first.group.id}, attempt {(a or b).attempt}"
         if a is None or b is None:
             yield "the attempts", where
-        elif found := _attempt_difference(a, b):
-            yield found[0], f"{where}{found[1]}"
+        elif difference := _attempt_difference(a, b):
+            yield difference[0], f"{where}{difference[1]}"
 
 
 def _attempt_difference(a: Trajectory, b: Trajectory) -> tuple[str, str] | None:
-    for number, (ours, theirs) in enumerate(zip(a.turns, b.turns, strict=False)):
-        if found := _turn_difference(ours, theirs):
-            return found[0], f", turn {number}{found[1]}"
+    for number, (first, second) in enumerate(zip(a.turns, b.turns, strict=False)):
+        if difference := _turn_difference(first, second):
+            return difference[0], f", turn {number}{difference[1]}"
     if len(a.turns) != len(b.turns) or a.stop is not b.stop:
         return f"the ends ({a.stop.value} after {len(a.turns)} turns, {b.stop.value} after {len(b.turns)})", ""
     if not _same(a.signals, b.signals):
@@ -103,8 +103,8 @@ def _attempt_difference(a: Trajectory, b: Trajectory) -> tuple[str, str] | None:
 
 
 def _turn_difference(a: Turn, b: Turn) -> tuple[str, str] | None:
-    if (place := _first_index(a.context_ids, b.context_ids)) is not None:
-        return "the tokens shown", f", token {place}"
+    if (index := _first_index(a.context_ids, b.context_ids)) is not None:
+        return "the tokens shown", f", token {index}"
     tokens = _first_index(a.completion.token_ids, b.completion.token_ids)
     logprobs = _first_index(a.completion.logprobs, b.completion.logprobs)
     if logprobs is not None and (tokens is None or logprobs < tokens):
@@ -115,45 +115,43 @@ def _turn_difference(a: Turn, b: Turn) -> tuple[str, str] | None:
         )
     if tokens is not None:
         return "the tokens sampled", f", token {tokens}"
-    for what, ours, theirs in (
+    for what, first, second in (
         ("the distributions sampled from", a.completion.sampling, b.completion.sampling),
         ("the answers", a.observation, b.observation),
         ("the environment's rewards", a.rewards, b.rewards),
         ("the turn's signals", a.signals, b.signals),
         ("the environment's states", a.state_key, b.state_key),
     ):
-        if not _same(ours, theirs):
+        if not _same(first, second):
             return what, ""
     return None
 
 
-def _score_differences(ours: Entry, theirs: Entry) -> Differences:
-    for trajectory, a, b in zip(ours.group.trajectories, ours.scores, theirs.scores, strict=True):
+def _score_diffs(first: Entry, second: Entry) -> Diffs:
+    for trajectory, a, b in zip(first.group.trajectories, first.scores, second.scores, strict=True):
         if not _same(a, b):
-            yield f"the scores ({_total(a)}, {_total(b)})", f"{ours.group.id}, attempt {trajectory.attempt}"
+            yield f"the scores ({_total(a)}, {_total(b)})", f"{first.group.id}, attempt {trajectory.attempt}"
 
 
 def _total(score: Score) -> str:
     return "no verdict" if score.outcome is None else f"{score.total:.9g}"
 
 
-def _credit_differences(ours: Entry, theirs: Entry) -> Differences:
-    return _array_differences("the advantages", ours, ours.advantages or (), theirs.advantages or ())
+def _credit_diffs(first: Entry, second: Entry) -> Diffs:
+    return _array_diffs("the advantages", first, first.advantages or (), second.advantages or ())
 
 
-def _training_differences(ours: Entry, theirs: Entry) -> Differences:
+def _training_diffs(first: Entry, second: Entry) -> Diffs:
     for name, what in {
         "weight": "the tokens' weights in the loss",
         "logprob": "the trainer's log-probabilities",
     }.items():
-        yield from _array_differences(what, ours, ours.trained.get(name, ()), theirs.trained.get(name, ()))
+        yield from _array_diffs(what, first, first.trained.get(name, ()), second.trained.get(name, ()))
 
 
-def _array_differences(
-    what: str, entry: Entry, ours: Sequence[Sequence[F32]], theirs: Sequence[Sequence[F32]]
-) -> Differences:
-    for place, trajectory in enumerate(entry.group.trajectories):
-        a, b = (side[place] if side else () for side in (ours, theirs))  # nothing where it was not trained on
+def _array_diffs(what: str, entry: Entry, first: Sequence[Sequence[F32]], second: Sequence[Sequence[F32]]) -> Diffs:
+    for index, trajectory in enumerate(entry.group.trajectories):
+        a, b = (side[index] if side else () for side in (first, second))  # empty if it was not trained on
         nothing = np.empty(0, np.float32)
         for number, (x, y) in enumerate(zip_longest(a, b, fillvalue=nothing)):
             if (token := _first_index(x, y)) is not None:

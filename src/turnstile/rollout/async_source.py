@@ -116,8 +116,8 @@ class AsyncSource:
         self._worker: Worker | None = None
         self._weights: WeightUpdate | None = None
         self._steps: dict[int, _StepJobs] = {}
-        self._done: Mapping[str, Any] = sampler.state()
-        self._taken: Mapping[str, Any] = self._done
+        self._sampler_state: Mapping[str, Any] = sampler.state()
+        self._next_sampler_state: Mapping[str, Any] = self._sampler_state
         self._stats: dict[str, float] = {}
         self._deaths = 0
         self._board = board or StatusBoard()
@@ -136,14 +136,14 @@ class AsyncSource:
         while step_jobs.missing:
             await self._receive_event()
             report_progress(len(step_jobs.played), len(step_jobs.jobs))
-        self._taken = step_jobs.state
+        self._next_sampler_state = step_jobs.state
         with self._lock:
             del self._steps[step]
         return await grade_groups(step_jobs.groups(self._attempts), self._graders, step, self._board)
 
     def publish(self, version: int) -> None:
         """Publish the weights, and request the groups that they are new enough for."""
-        self._done = self._taken
+        self._sampler_state = self._next_sampler_state
         self._engine.publish(version)
         self._weights = WeightUpdate(version, self._write(version))
         if self._worker is None:
@@ -158,7 +158,7 @@ class AsyncSource:
             self._worker.send(PlayJobs(step_jobs.missing))
 
     def state(self) -> Mapping[str, Any]:
-        return self._done
+        return self._sampler_state
 
     def take_stats(self) -> dict[str, float]:
         with self._lock:

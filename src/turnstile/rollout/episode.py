@@ -186,8 +186,8 @@ class _Episode:
     async def _act(self, turn: Turn) -> Step:
         """Let the environment carry out the turn's action.
 
-        The turn is recorded before, and completed with the environment's answer, so a crash in between loses no sampled
-        token.
+        The turn is recorded before, and completed with the environment's answer, so an episode that ends in
+        between keeps its sampled tokens.
         """
         number = len(self.turns)
         self.turns.append(turn)

@@ -32,7 +32,7 @@ class Failures:
         if self.count > self.limit:
             return False
         _log.warning(
-            "%s: %s: %s; this attempt is given up, the others go on (%d of at most %d, rollout.max_failures)",
+            "%s: %s: %s; this attempt is given up, the others continue (%d of at most %d, rollout.max_failures)",
             where, type(fault).__name__, fault, self.count, self.limit, exc_info=fault,
         )  # fmt: skip
         return True

@@ -53,12 +53,12 @@ class EpisodeCallback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Player:
-    """Plays episodes: everything an episode needs but its task.
+    """Plays episodes; holds everything that an episode needs except its task.
 
     `retries` is how often an attempt is played again after an infrastructure failure; `failures` how many attempts may
     fail by program errors before one is raised (default: none); `concurrent` how many episodes run at once. With
-    `deterministic` they run in fixed waves of that many, all opened before the first begins, so that which requests
-    meet in the engine does not depend on timing. `graders` grade the groups when all are played, one after the other.
+    `deterministic` they run in fixed waves of that many, all opened before the first begins, so that the engine's
+    batches do not depend on timing. `graders` grade the groups when all are played, one after the other.
     `board` shows the status of the episodes while they are played.
     """
 
@@ -235,7 +235,7 @@ async def grade_groups(
 
 
 async def _close(env: Env, tolerates: Callable[[Exception], bool]) -> None:
-    """Close an environment. The episode's result stands even if that fails."""
+    """Close an environment. The episode's result is kept even if that fails."""
     clock = asyncio.timeout(CLOSE_TIMEOUT)
     try:
         async with clock:

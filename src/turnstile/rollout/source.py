@@ -31,11 +31,9 @@ class Publisher(Protocol):
 
     def publish(self, version: int) -> None:
         """Sample with the current weights from now on, as version `version`."""
-        ...
 
     def take_stats(self) -> dict[str, float]:
         """Return what sampling cost since the last call."""
-        ...
 
 
 class GroupSource(Protocol):
@@ -64,7 +62,7 @@ def group_prefix(step: int) -> str:
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Return how many versions a step's sampled tokens are behind `version`, that of its first weights."""
+    """Return how many versions a step's sampled tokens are behind `version`, with which it begins."""
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     if not turns:
         return {"staleness/mean": 0.0, "staleness/max": 0.0}

@@ -128,9 +128,11 @@ class Worker:
 
     @property
     def pid(self) -> int:
+        """Process id of the worker."""
         return self._process.pid
 
     def send(self, message: PlayJobs | WeightUpdate) -> None:
+        """Queue a message to the worker."""
         self._pipe.send(message)
 
     async def receive(self) -> Any:

@@ -30,7 +30,6 @@ class Alarm(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        ...
 
 
 def numeric(metrics: Scalars, name: str) -> float | None:

@@ -38,4 +38,3 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Release files and threads."""
-        ...

@@ -283,7 +283,7 @@ def test_write_and_read_are_inverse(file: Rows, row: Mapping[str, Any]) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part of type 'image_url'; only text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "a tool call has no function with a name"),
         ({"messages": [{"role": "assistant", "tool_calls": [called("a", "{")]}]}, "arguments of 'a' are not JSON"),
-        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "[]")]}]}, "arguments of 'a' are not an object"),
+        ({"messages": [{"role": "assistant", "tool_calls": [called("a", "[]")]}]}, "of 'a' are not an object"),
         ({"messages": [{"role": "assistant", "weight": 0.5}]}, "weight is 0 or 1, or true or false, not 0.5"),
         ({"messages": [], "resolved": "yes"}, "resolved is true or false, not 'yes'"),
         ({"messages": [], "tools": [{}]}, "a tool has no name"),

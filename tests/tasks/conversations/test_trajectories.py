@@ -129,7 +129,7 @@ def test_counts_messages_that_the_parser_cannot_read(scaffolds: dict[str, Scaffo
     played = to_trajectories([fine, silent, talk(USER, SAYS), talk(USER, CALLS, tools=())], lines, context=0)
     assert [one.task_id for one in played.trajectories] == ["t"]
     assert played.left_out == {NOTHING: 1, UNREADABLE: 2}  # several lines; arguments that no tool declares
-    assert "1 left out: nothing in it to learn" in played.summary()
+    assert "1 left out: nothing to learn" in played.summary()
     marker = talk(USER, replace(SAYS, content="It ends in <|im_end|>, they say."))
     assert to_trajectories([marker], scaffolds["smollm2"], context=0).left_out == {UNREADABLE: 1}
     blank = talk(USER, replace(SAYS, content=" \n"))

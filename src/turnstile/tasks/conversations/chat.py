@@ -27,8 +27,8 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
     """Return a row as a conversation. Raises TaskError naming what is wrong with it."""
     messages = as_list(row.get("messages"), "messages", where)
     flagged = [message_of(item, f"{where}, message {number}") for number, item in enumerate(messages, start=1)]
-    found = assemble(flagged, tools_of(row.get("tools"), where))
-    return replace(found, **metadata_of(row, where))
+    conversation = assemble(flagged, tools_of(row.get("tools"), where))
+    return replace(conversation, **metadata_of(row, where))
 
 
 def write(conversation: Conversation) -> dict[str, JSON]:
@@ -54,8 +54,8 @@ def message_of(item: Any, where: str) -> FlaggedMessage:
     content = text_of(item.get("content"), where)
     if role != "assistant":
         call_ids = item.get("tool_call_ids") or ()
-        answered = item.get("tool_call_id") or next(iter(call_ids), None)
-        return Message(role=role, content=content, tool_call_id=answered if role == "tool" else None), False
+        call_id = item.get("tool_call_id") or next(iter(call_ids), None)
+        return Message(role=role, content=content, tool_call_id=call_id if role == "tool" else None), False
     calls = item.get("tool_calls") or ([{"function": item["function_call"]}] if item.get("function_call") else [])
     reasoning = item.get("reasoning_content") or item.get("reasoning") or _thinking(item.get("content"))
     message = assistant_message(content, reasoning)
@@ -69,8 +69,8 @@ def assistant_message(content: str, reasoning: Any = None) -> Message:
     """
     if isinstance(reasoning, str) and reasoning:
         return Message(role="assistant", content=content, reasoning=reasoning)
-    if found := _THOUGHT.match(content):
-        return Message(role="assistant", content=content[found.end() :], reasoning=found[1].strip() or None)
+    if match := _THOUGHT.match(content):
+        return Message(role="assistant", content=content[match.end() :], reasoning=match[1].strip() or None)
     return Message(role="assistant", content=content)
 
 
@@ -100,7 +100,7 @@ def _thinking(content: Any) -> str:
 
 def calls_of(calls: Any, where: str) -> tuple[ToolCall, ...]:
     """Return tool calls, whose arguments are an object or JSON in a text. Raises TaskError for anything else."""
-    found = []
+    result = []
     for call in as_list(calls, "tool_calls", where):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -113,13 +113,13 @@ def calls_of(calls: Any, where: str) -> tuple[ToolCall, ...]:
                 raise TaskError(f"{where}: the arguments of {function['name']!r} are not JSON ({error.msg})") from error
         if arguments is not None and not isinstance(arguments, Mapping):
             raise TaskError(f"{where}: the arguments of {function['name']!r} are not an object")
-        found.append(ToolCall(id=str(call.get("id") or ""), name=function["name"], arguments=dict(arguments or {})))
-    return tuple(found)
+        result.append(ToolCall(id=str(call.get("id") or ""), name=function["name"], arguments=dict(arguments or {})))
+    return tuple(result)
 
 
 def tools_of(tools: Any, where: str) -> tuple[ToolSpec, ...]:
     """Return tools in OpenAI's format, with or without the wrapping `function`. Raises TaskError for others."""
-    found = []
+    result = []
     for tool in as_list(tools, "tools", where):
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
@@ -127,8 +127,8 @@ def tools_of(tools: Any, where: str) -> tuple[ToolSpec, ...]:
         schema = inner.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(schema, Mapping):
             raise TaskError(f"{where}: the parameters of the tool {inner['name']!r} are not a JSON schema")
-        found.append(ToolSpec(name=inner["name"], description=str(inner.get("description") or ""), schema=schema))
-    return tuple(found)
+        result.append(ToolSpec(name=inner["name"], description=str(inner.get("description") or ""), schema=schema))
+    return tuple(result)
 
 
 def is_trainable(item: Mapping[str, Any], where: str) -> bool:

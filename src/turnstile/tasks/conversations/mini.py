@@ -33,7 +33,7 @@ BASH = ToolSpec(
 def read(row: Mapping[str, Any], where: str) -> Conversation:
     """Return a trajectory as a conversation.
 
-    A text in which the agent found more or fewer than one action is not learned. Raises TaskError naming what is wrong.
+    A text without exactly one action is not learned. Raises TaskError naming what is wrong with it.
     """
     info = _object(row.get("info"))
     messages = chat.as_list(row.get("messages"), "messages", where)
@@ -95,8 +95,8 @@ def _action(info: Mapping[str, Any], where: str) -> re.Pattern[str] | None:
     In version 1 it is a knob of the agent, later one of the text-based models.
     """
     config = _object(info.get("config"))
-    found = [_object(config.get(part)).get("action_regex") for part in ("agent", "model")]
-    pattern = next(filter(None, found), "")
+    patterns = [_object(config.get(part)).get("action_regex") for part in ("agent", "model")]
+    pattern = next(filter(None, patterns), "")
     try:
         return re.compile(str(pattern), re.S) if pattern else None
     except re.error as error:

@@ -19,11 +19,11 @@ def refusal(conversation: Conversation, *, resolved: bool = False, ended: Collec
     `resolved` selects those whose task was solved, `ended` those that ended in one of these ways.
     """
     if not any(conversation.trainable):
-        return "nothing in it to learn"
+        return "nothing to learn"
     if resolved and not conversation.resolved:
-        return "not resolved" if conversation.resolved is False else "nothing says whether it was resolved"
+        return "not resolved" if conversation.resolved is False else "not known whether it was resolved"
     if ended and conversation.ended not in ended:
-        return f"ended otherwise ({conversation.ended})" if conversation.ended else "nothing says how it ended"
+        return f"ended otherwise ({conversation.ended})" if conversation.ended else "not known how it ended"
     return ""
 
 

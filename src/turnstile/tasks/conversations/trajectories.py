@@ -16,7 +16,7 @@ from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.types import I32, Completion, Message, Sampling, Stop, ToolSpec, Trajectory, Turn
 
 TOO_LONG = "longer than the context"
-NOTHING = "nothing in it to learn"
+NOTHING = "nothing to learn"
 FORGED = "a message that contains the model's control tokens, which would pass for the template's"
 UNREADABLE = "a message that the agent's parser would not read as intended"
 _NOT_SAMPLED = Sampling(temperature=1.0)  # of tokens that were written, not sampled
