@@ -199,9 +199,9 @@ async def test_a_server_that_was_started_again_is_worked_with(own: Served, templ
     snapshot = await sandbox.snapshot()
     own.end(signal.SIGKILL)
     own.start()
-    with pytest.raises(SandboxError, match="does not know us any more"):
+    with pytest.raises(SandboxError, match="does not know this client any more"):
         await sandbox.exec(["true"])
-    with pytest.raises(SandboxError, match="does not know us any more"):
+    with pytest.raises(SandboxError, match="does not know this client any more"):
         await sandbox.read("run.sh")
     again = await provider.start(template)
     assert (await again.exec(["./run.sh"])).stdout == "ran\n"

@@ -69,8 +69,8 @@ class Lease:
         )
         if "gone" in answer:
             self.lost = SandboxError(
-                f"the sandbox server at {self._connection.url} does not know us any more, and has closed what was ours: it "
-                f"was started again, or it did not hear of us for {answer['gone']} s"
+                f"the sandbox server at {self._connection.url} does not know this client any more, and has "
+                f"closed its sandboxes: it was restarted, or did not hear of the client for {answer['gone']} s"
             )
             raise self.lost
         return answer, found

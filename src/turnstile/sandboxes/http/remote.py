@@ -151,7 +151,7 @@ class RemoteSandboxes:
             lease = await self._leased()
             if client not in (None, lease.client):
                 raise SandboxError(
-                    f"the snapshot went with an earlier stay at the sandbox server at {self._connection.url}"
+                    f"the snapshot ended with an earlier lease at the sandbox server {self._connection.url}"
                 )
             identity = secrets.token_hex(8)
             try:
@@ -165,7 +165,7 @@ class RemoteSandboxes:
             if archive is not None:
                 await self._send(told["template"]["tree"], archive)
         raise SandboxError(
-            f"the sandbox server at {self._connection.url} keeps no template; give it more --templates-mb"
+            f"the sandbox server {self._connection.url} has no room for the template; raise --templates-mb"
         )
 
     async def _leased(self) -> Lease:
