@@ -286,11 +286,9 @@ def make_objective(recipe: Recipe) -> Objective:
     """The loss with its factors, its token weights and the regularisers of RL."""
     regularizers: list[tuple[float, TokenLoss]] = []
     for kind in recipe.regularizers:
-        knobs = kind.knobs
-        coefficient = knobs.pop("coef", None)
+        coefficient, bare = kind.split("coef")
         if not isinstance(coefficient, int | float):
             raise ConfigError(f"regularizers: {kind.kind!r} needs coef, a number")
-        bare = Kind.model_validate({"kind": kind.kind, **knobs})
         regularizers.append((float(coefficient), bind("loss", bare, given=("logprobs", "batch"))))
     loss = bind("loss", recipe.loss, given=("logprobs", "batch"))
     multipliers = [bind("loss_multiplier", kind, given=("batch",)) for kind in recipe.loss_multipliers]
@@ -349,13 +347,12 @@ def make_logprob_providers(
     recipe: Recipe, objective: Objective, learner: Learner, folder: Path, *, renderer: Renderer, step: int = 0
 ) -> tuple[LogprobProvider, ...]:
     """What gives the rows of a step the arrays that the losses of a recipe need. `step` is the last that was done."""
-    asked = dict.fromkeys((*objective.needs.extras, *(["ref_logprobs"] if recipe.train.reference else [])))
     declared = _declared_providers(recipe)
     return tuple(
         ANNOTATORS[name](recipe, learner, folder, step)
         if name in ANNOTATORS
         else make_part(declared[name], learner=learner, renderer=renderer, sampling=objective.sampling)
-        for name in asked
+        for name in objective.needs.extras
     )
 
 

@@ -99,7 +99,6 @@ def make_asker(recipe: Recipe, folder: Path | None) -> Asker:
         identity=f"{judge.model or judge.url} temperature={judge.temperature:g} max_tokens={judge.max_tokens}",
         kept=folder / VERDICTS if folder is not None else None,
         concurrent=judge.concurrent,
-        tries=judge.tries,
         constrained=judge.constrained,
         close=close,
     )
