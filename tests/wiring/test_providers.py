@@ -25,7 +25,8 @@ from turnstile.runs.audit import audit_run
 from turnstile.runs.rehearsal import read_rehearsal, rehearsal_objective
 from turnstile.runs.train import train
 from turnstile.tasks.base import write_tasks
-from turnstile.wiring.components import check_kinds, make_objective
+from turnstile.wiring.agent import check_kinds
+from turnstile.wiring.learning import make_objective
 from turnstile.wiring.recipe_check import check_recipe
 
 SECTIONS: Mapping[str, Any] = {

@@ -12,7 +12,7 @@ from turnstile.records.record import REHEARSAL, Entry, read_record
 from turnstile.runs.session import RunContext, counter
 from turnstile.trainer.learner import Objective
 from turnstile.trainer.rehearsal import Rehearsal
-from turnstile.wiring.components import make_sampling
+from turnstile.wiring.agent import make_sampling
 from turnstile.wiring.kinds import bind
 
 KNOWN = ("ref_logprobs",)

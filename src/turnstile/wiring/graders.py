@@ -13,7 +13,7 @@ from turnstile.errors import ConfigError
 from turnstile.rewards.graders import Grader
 from turnstile.rewards.judges.ask import Asker
 from turnstile.types import Sampling, Task
-from turnstile.wiring.components import Agent, make_agent
+from turnstile.wiring.agent import Agent, make_agent
 from turnstile.wiring.hints import make_hint
 from turnstile.wiring.kinds import bind, takes
 from turnstile.wiring.servers import make_servers
