@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
 from turnstile.config import Kind, Recipe, load_recipe, make_recipe
 from turnstile.errors import ConfigError
@@ -266,3 +268,17 @@ def test_a_token_file_is_looked_for_where_it_is_written(tmp_path: Path, monkeypa
     assert make_recipe(data, folder="there").sandbox.knobs["token_file"] == str(tmp_path / "there" / "token")
     found = make_recipe(data, ["sandbox.token_file=token"], folder="there")
     assert found.sandbox.knobs["token_file"] == str(tmp_path / "token")
+
+
+def keys_of(section: type[BaseModel], before: str = "") -> Iterator[str]:
+    """Every key of a section and of those below it, by its dotted path."""
+    for name, field in section.model_fields.items():
+        types = (field.annotation, *get_args(field.annotation))
+        below = [each for each in types if isinstance(each, type) and issubclass(each, BaseModel) and each is not Kind]
+        yield from keys_of(below[0], f"{before}{name}.") if below else [f"{before}{name}"]
+
+
+def test_there_are_few_keys() -> None:
+    found = list(keys_of(Recipe))
+    assert {"name", "train.lr", "engine.max_batch", "rewards.terms.gate.value", "credit"} <= set(found)
+    assert len(found) <= 120

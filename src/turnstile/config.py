@@ -72,6 +72,12 @@ class Kind(BaseModel):
     def knobs(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
+    def split(self, knob: str) -> tuple[Any, Kind]:
+        """One of its knobs, None where it has none, and the kind without it."""
+        others = self.knobs
+        found = others.pop(knob, None)
+        return found, Kind.model_validate({"kind": self.kind, **others})
+
 
 class ModelConfig(Section):
     """The policy's network, and which of its weights are trained."""
@@ -209,7 +215,6 @@ class JudgeConfig(Section):
     concurrent: int = Field(16, ge=1)  # questions asked at the same time
     timeout: float = Field(120.0, gt=0)  # seconds per answer
     retries: int = Field(4, ge=0)  # requests repeated when the server does not answer
-    tries: int = Field(2, ge=1)  # questions repeated when the answer cannot be parsed
     constrained: bool = False  # force a parsable answer: vLLM, turnstile serve, or here with the extra `grammar`
     chars: int = Field(20_000, ge=1000)  # characters of an episode that are shown; its middle is cut
 
@@ -253,7 +258,6 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.0, ge=0)  # of AdamW
     clip: float = Field(1.0, gt=0)  # maximum gradient norm
     drop_zero_advantage_groups: bool = True  # leave out groups without any advantage, in the loss's denominator too
-    reference: bool = False  # give losses the starting policy's log-probabilities (those that need them get them)
     reference_every: int = Field(0, ge=0)  # steps after which the current policy becomes the reference (0: never)
     teacher: str = ""  # model for the loss `distill`: as model.id, with the same vocabulary
     checkpoint_every: int = Field(10, ge=0)  # steps between checkpoints (0: only the last)
@@ -269,8 +273,7 @@ class RehearsalConfig(Section):
     attempts: int = Field(1, ge=1)  # episodes per task
     least: float | None = None  # keep episodes with at least this outcome (default: all)
     batch: int = Field(8, ge=1)  # stored episodes per step
-    loss: Kind = Kind(kind="forward_kl")  # loss on them
-    coef: float = Field(0.1, gt=0)  # coefficient of that loss
+    loss: Kind = Kind(kind="forward_kl")  # loss on them, with a `coef` (default: 0.1)
 
 
 class ReplayBufferConfig(Section):

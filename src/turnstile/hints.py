@@ -133,11 +133,15 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ),
     (
         "reference_model ref_model ref",
-        "it is train.reference",
+        "losses that need one get the policy that RL began with; train.reference_every has it follow",
     ),
     (
         "optimizer optim",
         "it is AdamW, by train.lr, train.betas and train.weight_decay",
+    ),
+    (
+        "coef",
+        "it stands beside the kind of a loss: regularizers = [{ kind = 'kl', coef = 0.01 }], or rehearsal.loss.coef",
     ),
     (
         "critic",

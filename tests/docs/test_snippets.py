@@ -7,9 +7,12 @@ import asyncio
 import doctest
 import importlib.util
 import json
+import os
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -180,6 +183,39 @@ def test_the_estimator_of_ones_own(elsewhere: Path, model: str, capsys: Any) -> 
     assert run_command(asked[4]) == 0
     last = json.loads((elsewhere / "runs" / "critic" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert last["critic/tasks"] == 2.0
+
+
+def test_the_estimator_of_the_project_in_two_edits(tmp_path: Path) -> None:
+    """CONTRIBUTING as written: with the file and the line alone, `conform` knows the new kind at each set of knobs."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Add an estimator")[2]
+    file, line = (found for language, found in FENCE.findall(text) if language == "python")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    (path,) = re.findall(r"`(src/turnstile/credit/\w+\.py)`", text)
+    (tmp_path / path).write_text(file, encoding="utf-8")
+    table = tmp_path / "src" / "turnstile" / "lookup.py"
+    known = table.read_text(encoding="utf-8")
+    assert known.count('    "credit": {\n') == 1
+    table.write_text(known.replace('    "credit": {\n', f'    "credit": {{\n{line}'), encoding="utf-8")
+    check = (
+        "from turnstile.conform.verdicts import conform, ours\n"
+        "from turnstile.lab.subjects import declared\n"
+        "for subject in ours():\n"
+        "    if 'above_median' in subject.name:\n"
+        "        print(subject.name, *(each.standing for each in conform(subject)), sep=', ')\n"
+        "print(*(each.label for each in declared('above_median')), sep=', ')\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", check],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines() == [
+        "credit:above_median" + 7 * ", holds",
+        "credit:above_median among=batch, holds, holds, declared, holds, holds, holds, holds",
+        "above_median, above_median (among=batch)",
+    ]
 
 
 @pytest.mark.parametrize(

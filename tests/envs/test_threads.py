@@ -19,7 +19,7 @@ from turnstile.envs.threads import Threads
 from turnstile.errors import SandboxError
 from turnstile.tasks.demonstration import call
 from turnstile.types import Message, Task
-from turnstile.wiring.components import make_world
+from turnstile.wiring.world import make_world
 
 TASK = Task(id="t", env="plain")
 SAY = Message(role="assistant", content="go")

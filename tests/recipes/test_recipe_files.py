@@ -13,16 +13,11 @@ from turnstile.agents.check import check_renderer
 from turnstile.config import load_recipe
 from turnstile.credit.base import GIVEN
 from turnstile.runs.scripted import check_scripts
-from turnstile.wiring.components import (
-    SHARED,
-    make_agent,
-    make_learner,
-    make_objective,
-    make_scorer,
-    overlap,
-    read_tasks,
-)
+from turnstile.wiring.agent import make_agent
 from turnstile.wiring.kinds import bind
+from turnstile.wiring.learning import make_learner, make_objective
+from turnstile.wiring.tasks import overlap, read_tasks
+from turnstile.wiring.world import SHARED, make_scorer
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

@@ -19,7 +19,7 @@ from turnstile.rewards.build import Scorer, make_term
 from turnstile.rewards.compose import direct
 from turnstile.rewards.on_stop import StopRules
 from turnstile.types import F32, Group, Stop, Task, Trajectory
-from turnstile.wiring.components import make_scorer
+from turnstile.wiring.world import make_scorer
 
 TASK = Task(id="t", env="swe")
 

@@ -20,7 +20,7 @@ from turnstile.errors import ConfigError
 from turnstile.gateway.server import EngineServer
 from turnstile.records.record import read_record
 from turnstile.runs.serve import make_server
-from turnstile.wiring.components import make_agent
+from turnstile.wiring.agent import make_agent
 
 
 @pytest.fixture(scope="module")

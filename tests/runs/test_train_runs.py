@@ -28,7 +28,7 @@ from turnstile.runs.session import read_costs
 from turnstile.runs.train import train
 from turnstile.tracking.jsonl import read_metrics
 from turnstile.types import Message, Task, Trajectory
-from turnstile.wiring.components import make_objective
+from turnstile.wiring.learning import make_objective
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.bubblewrap import BubblewrapSandboxes, Cell, unused_packages
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.swe.packages.source import deps_home
-from turnstile.wiring.components import make_world
+from turnstile.wiring.world import make_world
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 

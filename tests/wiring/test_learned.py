@@ -18,8 +18,8 @@ from turnstile.trainer.learner import Learner, LearnerConfig
 from turnstile.trainer.optim import constant
 from turnstile.trainer.progress import ProgressEstimator
 from turnstile.trainer.utterance import UtteranceCritic
-from turnstile.wiring.components import make_learned
 from turnstile.wiring.kinds import bind
+from turnstile.wiring.learning import make_learned
 
 
 def made(kind: str, **tables: Any) -> Any:

@@ -25,13 +25,14 @@ from turnstile.runs.audit import audit_run
 from turnstile.runs.rehearsal import read_rehearsal, rehearsal_objective
 from turnstile.runs.train import train
 from turnstile.tasks.base import write_tasks
-from turnstile.wiring.components import check_kinds, make_objective
+from turnstile.wiring.agent import check_kinds
+from turnstile.wiring.learning import make_objective
 from turnstile.wiring.recipe_check import check_recipe
 
 SECTIONS: Mapping[str, Any] = {
     "credit": {"kind": "recalibrated", "over": "trajectories"},
     "regularizers": [{"kind": "self_distill", "coef": 0.1, "feedback": {"show": ["rounds"]}}],
-    "rehearsal": {"tasks": 3, "attempts": 2, "batch": 4, "coef": 0.05},
+    "rehearsal": {"tasks": 3, "attempts": 2, "batch": 4, "loss": {"kind": "forward_kl", "coef": 0.05}},
     "replay_buffer": {"size": 6, "batch": 3, "uses": 2},
     "eval": {"before": False},
 }
@@ -143,7 +144,7 @@ def configure(sections: dict[str, Any]) -> None:
             "needs the array 'teacher_logprobs', which no sample",
         ),
         ({"rehearsal": {"tasks": 1, "loss": {"kind": "dpo"}}}, "compares the tokens of a whole group, which stored"),
-        ({"rehearsal": {"tasks": 1, "coef": 0.0}}, "rehearsal.coef"),
+        ({"rehearsal": {"tasks": 1, "loss": {"kind": "kl", "coef": 0.0}}}, "rehearsal.loss.coef = 0.0 must be above 0"),
         ({"loss": {"kind": "self_distill", "feedback": {"chars": 3}}}, "loss.feedback.chars"),
         ({"credit": {"kind": "gae", "critic": {"clip": -1.0}}}, "credit.critic.clip"),
         (

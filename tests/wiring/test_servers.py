@@ -24,7 +24,9 @@ from turnstile.gateway.server import EngineServer
 from turnstile.records.record import read_record
 from turnstile.runs.evaluate import evaluate
 from turnstile.runs.run_folder import open_run, read_recipe
-from turnstile.wiring.components import make_agent, make_learner, make_scorer
+from turnstile.wiring.agent import make_agent
+from turnstile.wiring.learning import make_learner
+from turnstile.wiring.world import make_scorer
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from turnstile.errors import ConfigError, TurnstileError
 from turnstile.evaluation.rescore import Comparison, collapses, compare, lines, rescore
 from turnstile.records.record import Phase
 from turnstile.runs.run_folder import read_recipe, read_resolved
-from turnstile.wiring.components import make_scorer
+from turnstile.wiring.world import make_scorer
 
 SHOWN = ("reward/", "gate/")
 

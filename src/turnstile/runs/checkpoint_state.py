@@ -27,7 +27,7 @@ from turnstile.trainer import checkpoint, rng
 from turnstile.trainer.critic import AuxiliaryModel
 from turnstile.trainer.learner import Learner
 from turnstile.trainer.loop import LoopState
-from turnstile.wiring.components import make_learned
+from turnstile.wiring.learning import make_learned
 
 HELDOUT = "heldout/"
 """train.keep_best of an evaluation's mean instead of a metric of the steps."""

@@ -10,7 +10,7 @@ from turnstile.agents.writer import model_writer
 from turnstile.config import make_recipe
 from turnstile.swe.bugs.describe import Described, describe
 from turnstile.types import Sampling
-from turnstile.wiring.components import make_agent
+from turnstile.wiring.agent import make_agent
 
 
 def describe_tasks(

@@ -28,24 +28,14 @@ from turnstile.runs.sft import play_talks, read_talks
 from turnstile.runs.worker import Setup
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Task
-from turnstile.wiring.components import (
-    Agent,
-    check_kinds,
-    check_models,
-    make_agent,
-    make_learner,
-    make_logprob_providers,
-    make_objective,
-    make_player,
-    make_scorer,
-    make_trackers,
-    make_world,
-    read_tasks,
-)
+from turnstile.wiring.agent import Agent, check_kinds, check_models, make_agent, make_player
 from turnstile.wiring.graders import check_asked, check_graders, make_graders
 from turnstile.wiring.group_size import check_company
 from turnstile.wiring.kinds import bind
+from turnstile.wiring.learning import make_learner, make_logprob_providers, make_objective
 from turnstile.wiring.recipe_check import check_recipe
+from turnstile.wiring.tasks import read_tasks
+from turnstile.wiring.world import make_scorer, make_trackers, make_world
 
 
 def dry_run(recipe: Recipe) -> dict[str, Any]:

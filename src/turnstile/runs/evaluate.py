@@ -22,20 +22,11 @@ from turnstile.tracking.base import Tracker
 from turnstile.tracking.board import StatusBoard
 from turnstile.trainer import checkpoint
 from turnstile.types import Group, Task
-from turnstile.wiring.components import (
-    EVALUATION,
-    Agent,
-    for_evaluation,
-    make_agent,
-    make_player,
-    make_scaffold,
-    make_scorer,
-    make_trackers,
-    make_world,
-    read_tasks,
-)
+from turnstile.wiring.agent import EVALUATION, Agent, for_evaluation, make_agent, make_player, make_scaffold
 from turnstile.wiring.graders import check_asked, check_graders, make_graders
 from turnstile.wiring.servers import Remote, is_text, make_remote
+from turnstile.wiring.tasks import read_tasks
+from turnstile.wiring.world import make_scorer, make_trackers, make_world
 
 
 def evaluate(

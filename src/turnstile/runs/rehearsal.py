@@ -12,11 +12,13 @@ from turnstile.records.record import REHEARSAL, Entry, read_record
 from turnstile.runs.session import RunContext, counter
 from turnstile.trainer.learner import Objective
 from turnstile.trainer.rehearsal import Rehearsal
-from turnstile.wiring.components import make_sampling
+from turnstile.wiring.agent import make_sampling
 from turnstile.wiring.kinds import bind
 
 KNOWN = ("ref_logprobs",)
 """Arrays that stored samples have."""
+COEFFICIENT = 0.1
+"""Of the loss on them where it has no `coef`."""
 
 
 def rehearsal_objective(recipe: Recipe) -> Objective | None:
@@ -25,7 +27,8 @@ def rehearsal_objective(recipe: Recipe) -> Objective | None:
     wanted = recipe.rehearsal
     if not wanted.tasks:
         return None
-    loss = bind("loss", wanted.loss, given=("logprobs", "batch"))
+    coefficient, bare = wanted.loss.split("coef")
+    loss = bind("loss", bare, given=("logprobs", "batch"))
     needs = needs_of(loss)
     if unknown := [name for name in needs.extras if name not in KNOWN]:
         raise ConfigError(f"rehearsal.loss = {wanted.loss.kind!r} needs the array {unknown[0]!r}, which no sample has")
@@ -36,7 +39,7 @@ def rehearsal_objective(recipe: Recipe) -> Objective | None:
         )
     return Objective(
         loss=loss,
-        coefficient=wanted.coef,
+        coefficient=COEFFICIENT if coefficient is None else coefficient,
         aggregation=bind("loss_aggregation", recipe.loss_aggregation, given=("rows",)),
         sampling=make_sampling(recipe),
     )

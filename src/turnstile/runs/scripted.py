@@ -16,8 +16,9 @@ from turnstile.records.record import label_of
 from turnstile.rollout.failures import Failures
 from turnstile.runs.run_folder import FINAL, UNTOUCHED, WARM
 from turnstile.types import Group, Message, Stop, Task, ToolSpec, Trajectory
-from turnstile.wiring.components import World, make_player
+from turnstile.wiring.agent import make_player
 from turnstile.wiring.kinds import bind, takes
+from turnstile.wiring.world import World
 
 Act = Callable[[Sequence[Message]], Message]
 

@@ -10,7 +10,7 @@ from turnstile.config import make_recipe
 from turnstile.gateway.reload import WeightReloader
 from turnstile.gateway.server import EngineServer
 from turnstile.trainer.checkpoint import load_weights
-from turnstile.wiring.components import make_agent
+from turnstile.wiring.agent import make_agent
 
 
 def make_server(

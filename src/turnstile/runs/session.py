@@ -26,7 +26,8 @@ from turnstile.runs.run_folder import read_results, write_results, write_whole
 from turnstile.runs.scripted import play_policy
 from turnstile.tracking.base import Tracker
 from turnstile.types import Group, Task, Trajectory
-from turnstile.wiring.components import EVALUATION, Agent, World, for_evaluation
+from turnstile.wiring.agent import EVALUATION, Agent, for_evaluation
+from turnstile.wiring.world import World
 
 
 class Sampler(Engine, Publisher, Protocol):

@@ -20,7 +20,7 @@ from turnstile.tasks.conversations.trajectories import TokenizedConversations, t
 from turnstile.trainer.learner import Learner, LearnerConfig, Objective
 from turnstile.trainer.sft import demo_rows, warm_start
 from turnstile.types import F32, Group, Score, Task, Trajectory
-from turnstile.wiring.components import Agent
+from turnstile.wiring.agent import Agent
 from turnstile.wiring.kinds import bind
 
 

@@ -16,7 +16,7 @@ from turnstile.runs.checkpoint_state import CheckpointState
 from turnstile.runs.session import RunContext, Sampler
 from turnstile.runs.worker import Setup
 from turnstile.trainer.publish import WeightFiles, WeightFolders
-from turnstile.wiring.components import Agent
+from turnstile.wiring.agent import Agent
 from turnstile.wiring.servers import ServedWeights, make_remote
 
 WEIGHTS = "weights"

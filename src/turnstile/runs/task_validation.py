@@ -18,8 +18,8 @@ from turnstile.swe.grading.notes import Notes, failed_before
 from turnstile.swe.problems.cases import ProblemCases
 from turnstile.swe.problems.problems import REPOSITORY, Problems
 from turnstile.types import Task
-from turnstile.wiring.components import make_world
 from turnstile.wiring.kinds import bind, takes
+from turnstile.wiring.world import make_world
 
 TURNS = 8  # of the random agent
 RANDOM = {ENV: oracle.random_agent, INSTANCE: shell_oracle.random_agent}

@@ -35,25 +35,14 @@ from turnstile.trainer.learner import Learner, Objective
 from turnstile.trainer.loop import LoopState, Settings, TrainingParts
 from turnstile.trainer.loop import train as train_loop
 from turnstile.types import Task
-from turnstile.wiring.components import (
-    World,
-    check_kinds,
-    check_models,
-    make_agent,
-    make_learner,
-    make_logprob_providers,
-    make_objective,
-    make_player,
-    make_scorer,
-    make_trackers,
-    make_world,
-    overlap,
-    read_tasks,
-)
+from turnstile.wiring.agent import check_kinds, check_models, make_agent, make_player
 from turnstile.wiring.graders import check_asked, check_graders, make_graders
 from turnstile.wiring.group_size import check_company
 from turnstile.wiring.kinds import bind
+from turnstile.wiring.learning import make_learner, make_logprob_providers, make_objective
 from turnstile.wiring.recipe_check import check_recipe
+from turnstile.wiring.tasks import overlap, read_tasks
+from turnstile.wiring.world import World, make_scorer, make_trackers, make_world
 
 
 def train(

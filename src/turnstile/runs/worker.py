@@ -46,8 +46,10 @@ from turnstile.rollout.workers import (
 from turnstile.runs.session import Sampler
 from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import Trajectory, Turn
-from turnstile.wiring.components import make_agent, make_player, make_scaffold, make_world, trainable
+from turnstile.wiring.agent import make_agent, make_player, make_scaffold
+from turnstile.wiring.learning import trainable
 from turnstile.wiring.servers import Remote, ServedWeights, make_remote
+from turnstile.wiring.world import make_world
 
 EVERY = 0.5
 """Seconds between two looks at where the episodes are."""

@@ -13,7 +13,7 @@ from turnstile.errors import ConfigError
 from turnstile.rewards.graders import Grader
 from turnstile.rewards.judges.ask import Asker
 from turnstile.types import Sampling, Task
-from turnstile.wiring.components import Agent, make_agent
+from turnstile.wiring.agent import Agent, make_agent
 from turnstile.wiring.hints import make_hint
 from turnstile.wiring.kinds import bind, takes
 from turnstile.wiring.servers import make_servers
@@ -99,7 +99,6 @@ def make_asker(recipe: Recipe, folder: Path | None) -> Asker:
         identity=f"{judge.model or judge.url} temperature={judge.temperature:g} max_tokens={judge.max_tokens}",
         kept=folder / VERDICTS if folder is not None else None,
         concurrent=judge.concurrent,
-        tries=judge.tries,
         constrained=judge.constrained,
         close=close,
     )

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from turnstile.config import Kind, Recipe
 from turnstile.errors import ConfigError
-from turnstile.knobs import check_kind
+from turnstile.knobs import check_kind, check_value
 from turnstile.lookup import KINDS, nearest
 from turnstile.tracking.metrics import METRICS, meaning_of
 
@@ -64,6 +64,8 @@ def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
         own = kind.knobs
         if where.startswith("regularizers"):
             _coefficient(where, own)
+        elif where == "rehearsal.loss" and (coefficient := own.pop("coef", None)) is not None:
+            check_value(f"{where}.coef", {"type": "float", "above": 0}, coefficient)
         found = check_kind(room, f"{where}.kind", kind.kind, own, also=TERM if room == "reward" else ())
         lines += [found] if found else []
     parts = (_of_model, _of_sampling, _of_rollout, _of_rewards, _of_places)

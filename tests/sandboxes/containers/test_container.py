@@ -18,7 +18,7 @@ from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.sandboxes.owner import PID, STARTED, started
 from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.packages.source import deps_home
-from turnstile.wiring.components import make_world
+from turnstile.wiring.world import make_world
 
 Make = Callable[..., ContainerSandboxes]
 

@@ -15,7 +15,7 @@ from turnstile.errors import SandboxError
 from turnstile.swe.bug import Bug, package_of
 from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.judge import fault
-from turnstile.wiring.components import World, make_world
+from turnstile.wiring.world import World, make_world
 
 
 @pytest.fixture
