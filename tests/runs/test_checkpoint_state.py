@@ -49,7 +49,7 @@ def test_the_best_by_an_evaluation_stays(recipe: Recipe, tmp_path: Path) -> None
 def test_what_nothing_logs_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'heldout/resolved': evaluations have no 'resolved'; did you mean"):
         train(changed(recipe, "heldout/resolved"), run=tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"'reward/totl' is nothing that a step logs; did you mean 'reward/total'"):
+    with pytest.raises(ConfigError, match=r"'reward/totl' is no metric; did you mean 'reward/total'"):
         train(changed(recipe, "reward/totl"), run=tmp_path / "b")
 
 

@@ -109,7 +109,7 @@ def test_a_bad_file_is_refused_before_a_model_is_loaded(recipe: Recipe, tmp_path
     file = tmp_path / "bad.jsonl"
     file.write_text('{"messages": []}\n{"messages": [{"role": "usr"}]}\n')
     warm = recipe.sft.model_copy(update={"conversations": str(file)})
-    nowhere = recipe.model.model_copy(update={"id": str(tmp_path / "nowhere")})
+    nowhere = recipe.model.model_copy(update={"id": "nobody/none"})
     wrong = recipe.model_copy(update={"sft": warm, "model": nowhere})
     with pytest.raises(TaskError, match=r"bad.jsonl, row 2, message 1: the role 'usr' is unknown"):
         turnstile.train(wrong, run=tmp_path / "run")
