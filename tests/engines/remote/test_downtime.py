@@ -120,20 +120,20 @@ async def test_unanswerable_turn_ends_its_attempt(how: str) -> None:
 
 async def test_request_that_crashes_its_server_is_given_up() -> None:
     """The server comes back and is asked again, but not forever."""
-    sent, down = 0, False
+    sent, down = 0, 0  # how many more health checks find it down
 
     async def fall(request: web.Request) -> web.StreamResponse:
         nonlocal sent, down
         if (await request.json())["max_tokens"] == 1:
             return web.json_response(ONE)
-        sent, down = sent + 1, True
+        sent, down = sent + 1, 5
         assert request.transport is not None
         request.transport.abort()
         return web.Response()
 
     async def health(request: web.Request) -> web.StreamResponse:
         nonlocal down
-        status, down = 503 if down else 200, False
+        status, down = 503 if down else 200, max(0, down - 1)
         return web.json_response({"data": [{"id": "m"}]}, status=status)
 
     async with bare_server({"/v1/models": health, "/v1/completions": fall}) as url:

@@ -175,7 +175,7 @@ def test_a_data_set_comes_from_the_hubs_cache(tmp_path: Path, monkeypatch: pytes
     assert [one.id for one in read_instances("me/mine", split="test")] == ["django__django-11099"]
     with pytest.raises(TaskError, match="file of the split 'dev'"):
         read_instances("me/mine", split="dev")
-    with pytest.raises(TaskError, match="cannot be had from the hub"):
+    with pytest.raises(TaskError, match="the hub does not give the data set"):
         read_instances("me/other")
 
 
