@@ -37,7 +37,7 @@ def make_containers(address: str, **knobs: Any) -> ContainerSandboxes:
     given: dict[str, Any] = {"image": IMAGE, "ulimits": ULIMITS, "warm": 0, **knobs}
     for table, kind in (("resources", Resources), ("isolation", Isolation), ("pool", PoolSize)):
         given[table] = kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})
-    return ContainerSandboxes(daemon=address, **given)
+    return ContainerSandboxes(**{"daemon": address, **given})
 
 
 ULIMITS = {"nofile": 16384, "nproc": 8192}  # what a machine without CAP_SYS_RESOURCE can set
