@@ -152,7 +152,7 @@ def arrange(fate: _Fate) -> None:
     before(checkpoint, "flush", at("checkpoint"))
     before(checkpoint, "save_model", at("checkpoint"))
     Ledger.commit = traced  # type: ignore[method-assign]
-    before(checkpoint, "keep", at("prune"))
+    before(checkpoint, "prune", at("prune"))
 
 
 def main(what: str, point: str, step: str, nth: str, *command: str) -> int:
