@@ -79,7 +79,7 @@ async def test_a_place_has_to_be_free() -> None:
     pool = Pool(Maker(), warm=0, most=2, starts=2, patience=0.05)
     await pool.take("a")
     await pool.take("a")
-    with pytest.raises(SandboxError, match=r"all 2 are in use; raise sandbox\.most"):
+    with pytest.raises(SandboxError, match=r"all 2 are in use; raise sandbox\.pool\.most"):
         await pool.take("a")
     pool.leave()
     await pool.take("a")

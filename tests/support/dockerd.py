@@ -32,14 +32,6 @@ IMAGE = "turnstile-test"
 BARE = "turnstile-test-bare"  # without Python
 
 
-def make_containers(address: str, **knobs: Any) -> ContainerSandboxes:
-    """A provider without spares; the knobs of its tables are given flat."""
-    given: dict[str, Any] = {"image": IMAGE, "ulimits": ULIMITS, "warm": 0, **knobs}
-    for table, kind in (("resources", Resources), ("isolation", Isolation), ("pool", PoolSize)):
-        given[table] = kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})
-    return ContainerSandboxes(**{"daemon": address, **given})
-
-
 ULIMITS = {"nofile": 16384, "nproc": 8192}  # what a machine without CAP_SYS_RESOURCE can set
 PROGRAMS = (
     *("sh", "cat", "ls", "sleep", "wc", "ln", "touch", "env", "head", "tail", "tr", "dd", "rm", "mkdir", "kill", "mv"),
@@ -49,6 +41,14 @@ NO_ENGINE = "TURNSTILE_TESTS_NO_ENGINE"
 """The environment variable that says why an engine would not run here though it is installed."""
 CANNOT = 77
 LEFT_OUT = ("test", "site-packages", "idlelib", "tkinter", "ensurepip", "lib2to3", "turtledemo", "pydoc_data")
+
+
+def make_containers(address: str, **knobs: Any) -> ContainerSandboxes:
+    """A provider without spares; the knobs of its tables are given flat."""
+    given: dict[str, Any] = {"daemon": address, "image": IMAGE, "ulimits": ULIMITS, "warm": 0, **knobs}
+    for table, kind in (("resources", Resources), ("isolation", Isolation), ("pool", PoolSize)):
+        given[table] = kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})
+    return ContainerSandboxes(**given)
 
 
 def why_not() -> str | None:

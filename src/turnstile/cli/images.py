@@ -56,7 +56,7 @@ def image() -> None:
     help="Put this source tree in, as a git repository with one commit, and its dependencies beside it.",
 )
 @click.option("--workdir", default="/testbed", show_default=True, help="Where the repository goes.")
-@click.option("--user", default="1000:1000", show_default=True, help="Whose the repository is: sandbox.user.")
+@click.option("--user", default="1000:1000", show_default=True, help="Whose the repository is: sandbox.isolation.user.")
 @click.option("--network", help="What steps that install may use, like host; default: the engine's own choice.")
 @DAEMON
 def build(

@@ -93,7 +93,7 @@ class Pool(Generic[K, M]):
                 await gates.places.acquire()
         except TimeoutError:
             raise SandboxError(
-                f"no sandbox was free for {self._patience:.0f} s: all {self._most} are in use; raise sandbox.most"
+                f"no sandbox was free for {self._patience:.0f} s: all {self._most} are in use; raise sandbox.pool.most"
             ) from None
         try:
             if spares:

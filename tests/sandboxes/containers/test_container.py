@@ -209,9 +209,9 @@ async def test_what_can_never_start_says_why(engine: Dockerd, containers: Make, 
         await containers(image=BARE).start(template)
     with pytest.raises(DaemonError, match="docker pull"):
         containers(image="localhost:1/there-is-none")
-    with pytest.raises(ConfigError, match=r"sandbox\.ulimits = "):
+    with pytest.raises(ConfigError, match=r"sandbox\.resources\.ulimits = "):
         await containers(ulimits={"nofile": 1 << 30}).start(template)
-    with pytest.raises(ConfigError, match=r"sandbox\.user"):
+    with pytest.raises(ConfigError, match=r"sandbox\.isolation\.user"):
         await containers(user="nobody-there").start(template)
     with pytest.raises(ConfigError, match="there_is_no_such_module"):
         containers(carry=["there_is_no_such_module"])

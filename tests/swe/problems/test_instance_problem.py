@@ -396,7 +396,7 @@ async def test_what_an_image_lacks_is_said(problems: Problems, instance: Instanc
         with pytest.raises(TaskError, match=message):
             await (await problems.of(as_task(replace(instance, **changes)))).open()
     as_user = Problems(CodeGrader(containers()))
-    with pytest.raises(TaskError, match=r'user 1000 cannot write in /testbed; set sandbox.user = "0:0"'):
+    with pytest.raises(TaskError, match=r'user 1000 cannot write in /testbed; set sandbox.isolation.user = "0:0"'):
         await (await as_user.of(as_task(instance))).open()
 
 

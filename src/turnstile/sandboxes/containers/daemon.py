@@ -356,12 +356,16 @@ def meaning(what: str, said: str) -> ConfigError | SandboxError:
     if "no space left" in lowered or "disk quota" in lowered:
         return DiskFullError(f"{what}: the daemon's disk is full ({said})")
     if "rlimit" in lowered:
-        remedy = "sandbox.ulimits = { nofile = 16384, nproc = 8192 }"
+        remedy = "sandbox.resources.ulimits = { nofile = 16384, nproc = 8192 }"
         return ConfigError(f"{what}: this machine sets no such limits; try {remedy} ({said})")
     if "unable to find user" in lowered or "no matching entries in passwd" in lowered:
-        return ConfigError(f"{what}: the image does not know that user; give its number in sandbox.user ({said})")
+        return ConfigError(
+            f"{what}: the image does not know that user; give its number in sandbox.isolation.user ({said})"
+        )
     if "storage-opt" in lowered or "storage opt" in lowered:
-        return ConfigError(f"{what}: its storage driver cannot limit a container's disk; sandbox.limit_layer = false")
+        return ConfigError(
+            f"{what}: its storage driver cannot limit a container's disk; sandbox.resources.limit_layer = false"
+        )
     if "bind source path does not exist" in lowered or "mounts denied" in lowered:
         return ConfigError(
             f"{what}: the engine does not see a folder of this machine; set sandbox.readable = [] ({said})"

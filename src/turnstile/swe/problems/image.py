@@ -69,7 +69,7 @@ async def _image(sandbox: Sandbox) -> Image:
 _CHECK = """
 cd {workdir} 2>/dev/null || {{ echo "there is no folder {workdir} in it" >&2; exit 1; }}
 command -v python3 >/dev/null || {{ echo "there is no python3 in it" >&2; exit 1; }}
-test -w . || {{ echo "user $(id -u) cannot write in {workdir}; set sandbox.user = \\"0:0\\"" >&2; exit 1; }}
+test -w . || {{ echo "user $(id -u) cannot write in {workdir}; set sandbox.isolation.user = \\"0:0\\"" >&2; exit 1; }}
 test -e .git || exit 0
 test -d .git || {{ echo ".git is no folder, so its history cannot be cut" >&2; exit 1; }}
 command -v git >/dev/null && echo git || rm -rf .git
