@@ -44,7 +44,7 @@ def test_texts_and_end_markers(text: str) -> None:
 
 def test_rejects_ids_of_a_tokenizer() -> None:
     for ids in ([], [5, 6], [END_ID]):
-        with pytest.raises(ValueError, match="ids of a tokenizer"):
+        with pytest.raises(ValueError, match="a tokenizer's ids"):
             decode_messages(np.array(ids, np.int32))
 
 

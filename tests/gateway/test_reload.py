@@ -94,15 +94,15 @@ async def test_only_folders_below_the_root_are_loaded(
 @pytest.mark.parametrize(
     ("headers", "folder", "status", "line"),
     [
-        ({"Content-Type": "text/plain"}, "", 400, "named in application/json"),
+        ({"Content-Type": "text/plain"}, "", 400, "must be application/json"),
         (
             {"Content-Type": "application/json", "Origin": "http://127.0.0.1"},
             "",
             403,
             "web pages need a key",
         ),
-        ({"Content-Type": "application/json"}, "a\0b", 400, "is no folder"),
-        ({"Content-Type": "application/json"}, "\ud800", 400, "is no folder"),
+        ({"Content-Type": "application/json"}, "a\0b", 400, "is not a folder"),
+        ({"Content-Type": "application/json"}, "\ud800", 400, "is not a folder"),
         ({"Content-Type": "application/json"}, "", 200, ""),
     ],
 )

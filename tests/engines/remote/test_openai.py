@@ -153,7 +153,7 @@ async def test_rejects_servers_without_weight_labels_for_training(connect: Make)
 
 @pytest.mark.parametrize(
     ("labels", "line"),
-    [(None, "does not say of each token"), ("us/1/1", "sampled with weights 'us/1/1', which it was")],
+    [(None, "does not report the weights of each token"), ("us/1/1", "sampled with weights 'us/1/1', which it was")],
 )
 async def test_rejects_tokens_of_unknown_weights(connect: Make, labels: str | None, line: str) -> None:
     """The first response, which decides about the server, reports its weights; a later one does not."""
@@ -224,14 +224,14 @@ async def test_concurrent_requests_probe_a_dead_server_once(connect: Make) -> No
         pass
     engine = connect(url, retries=1)
     asked = 0
-    plain = engine.endpoint._once
+    plain = engine.endpoint._request_once
 
     async def counted(*arguments: Any) -> Any:
         nonlocal asked
         asked += 1
         return await plain(*arguments)
 
-    engine.endpoint._once = counted  # type: ignore[method-assign]
+    engine.endpoint._request_once = counted  # type: ignore[method-assign]
     found = await asyncio.gather(*(once(engine) for _ in range(9)), return_exceptions=True)
     assert [type(error) for error in found] == [EngineGoneError] * 9
     assert asked == 2
@@ -293,7 +293,7 @@ async def test_models_and_keys(connect: Make, monkeypatch: pytest.MonkeyPatch) -
 
 async def test_bad_knobs_and_requests(connect: Make) -> None:
     for knobs, line in (
-        ({"url": "localhost:8000"}, "is no address"),
+        ({"url": "localhost:8000"}, "is not a URL"),
         ({"url": "http://x/v1", "mode": "txt"}, "did you mean 'text'"),
         ({"url": "http://x/v1", "mode": "text", "training": True}, "training needs ids"),
         ({"url": "http://x/v1", "concurrent": 0}, "concurrent >= 1"),

@@ -181,8 +181,8 @@ def test_unavailable_without_libgomp(monkeypatch: pytest.MonkeyPatch) -> None:
     ("layer", "query", "said"),
     [
         (0, torch.zeros(1, 4, 8, 16, dtype=torch.bfloat16), "torch.bfloat16"),
-        (0, torch.zeros(1, 4, 8, 17), "want torch.float32 (1, 4, None, 16)"),
-        (0, torch.zeros(1, 3, 8, 16), "want torch.float32 (1, 2, None, 16)"),
+        (0, torch.zeros(1, 4, 8, 17), "need torch.float32 (1, 4, None, 16)"),
+        (0, torch.zeros(1, 3, 8, 16), "need torch.float32 (1, 2, None, 16)"),
         (0, torch.zeros(1, 4, 7, 16), "7 tokens for layer 0: the cache holds 8 tokens, 3 layers"),
         (3, torch.zeros(1, 4, 8, 16), "8 tokens for layer 3: the cache holds 8 tokens, 3 layers"),
     ],

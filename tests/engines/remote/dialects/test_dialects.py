@@ -192,7 +192,7 @@ async def test_vllm_left_paused_is_resumed_before_the_first_request(
         assert [path for path, _ in vllm.asked][:2] == ["/is_paused", "/inference/v1/generate"]
     del vllm.answers["/is_paused"]
     async with bare_server(vllm.paths()) as url:
-        with pytest.raises(ConfigError, match="started with VLLM_SERVER_DEV_MODE=1"):
+        with pytest.raises(ConfigError, match="start vLLM with VLLM_SERVER_DEV_MODE=1"):
             await connect(url).connect(PROMPT)
 
 
@@ -224,7 +224,7 @@ async def test_vllm_without_training_paths_is_rejected(vllm: Server, connect: An
     async with bare_server(vllm.paths()) as url:
         engine = connect(url)
         await met(engine)
-        with pytest.raises(ConfigError, match="started with VLLM_SERVER_DEV_MODE=1"):
+        with pytest.raises(ConfigError, match="start vLLM with VLLM_SERVER_DEV_MODE=1"):
             await engine.load(WEIGHTS)
     del vllm.answers["/inference/v1/generate"]
     async with bare_server(vllm.paths()) as url:
@@ -273,7 +273,7 @@ async def test_sglang_with_logprobs_from_before_truncation(sglang: Server, conne
         for how, name in ((Sampling(top_k=5), "truncation"), (Sampling(temperature=0.5), "temperature")):
             with pytest.raises(ConfigError, match=f"from before {name}, which training cannot use"):
                 await engine.generate(PROMPT, how, session)
-        with pytest.raises(ConfigError, match="of what a regex or a grammar left"):
+        with pytest.raises(ConfigError, match="masked by a regex or a grammar"):
             await engine.generate(PROMPT, Sampling(regex="a"), session)
 
 
@@ -283,7 +283,7 @@ async def test_sglang_with_logprobs_from_before_truncation(sglang: Server, conne
         (["default", "default"], WeightsLostError, "was started again and has lost the weights"),
         (["you/2/5", "you/2/5"], ConfigError, "another run gave it; give each run servers of its own"),
         ([OLD, NEW], EngineError, "of version 4, after it was given 5"),
-        (["me/3/6"], EngineError, "does not say of each token"),
+        (["me/3/6"], EngineError, "does not report the weights of each token"),
         (["me/x"] * 2, ConfigError, "another run"),
     ],
 )
