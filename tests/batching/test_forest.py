@@ -151,9 +151,7 @@ def test_trees_are_split_where_the_least_is_repeated() -> None:
     long = [all_trained([9, *range(10, 18), end]) for end in (20, 21, 22)]
     forests = pack_prefix_trees([*short, *long], token_weights([*short, *long]), budget=16)
     assert [batch.size for batch in forests] == [5, 12]
-    within = pack_prefix_trees(
-        long, token_weights(long), budget=11
-    )  # of two that must be cut off, which does not matter
+    within = pack_prefix_trees(long, token_weights(long), budget=11)  # either of two splits repeats as much
     assert [batch.size for batch in within] == [10, 11]
     twigs = [all_trained(tokens) for tokens in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 7, 8], [1, 7, 9])]
     assert [batch.size for batch in pack_prefix_trees(twigs, token_weights(twigs), budget=7)] == [6, 4]

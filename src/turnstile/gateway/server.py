@@ -26,13 +26,7 @@ from turnstile.engines.base import Engine
 from turnstile.engines.remote.endpoint import SESSION_HEADER
 from turnstile.errors import ConfigError, EngineError, MissingExtraError
 from turnstile.gateway.reload import WeightReloader, version_spans
-from turnstile.gateway.requests import (
-    NotServedError,
-    RefusedError,
-    parse_json_object,
-    parse_message,
-    parse_sampling,
-)
+from turnstile.gateway.requests import NotServedError, RefusedError, parse_json_object, parse_message, parse_sampling
 from turnstile.types import I32, Completion, Message, ToolSpec
 
 try:
@@ -101,9 +95,8 @@ class EngineServer:
         self._token = f"Bearer {token}".encode() if token else b""
         self._numbers = itertools.count()
         self._reload = reload
-        self._groups: OrderedDict[str, tuple[str, float]] = (
-            OrderedDict()
-        )  # name -> (session that keeps the prefixes, time of last use)
+        # name -> (session that keeps the prefixes, time of last use)
+        self._groups: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._expiry: asyncio.TimerHandle | None = None
         self._host_names = {"localhost", socket.gethostname().lower()}  # host names that requests may use
         self.app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])

@@ -67,9 +67,8 @@ def _forward(
         return only
     _, heads, length, width = query.shape
     exact = torch.promote_types(query.dtype, torch.float32)
-    out = query.new_empty(1, length, heads, width, dtype=exact).transpose(
-        1, 2
-    )  # the memory layout that the model continues with
+    # The model continues with this memory layout.
+    out = query.new_empty(1, length, heads, width, dtype=exact).transpose(1, 2)
     sums = query.new_empty(1, heads, length, dtype=exact)
     for begin, end, _ in nodes:
         own = slice(begin, end)

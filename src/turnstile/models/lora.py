@@ -22,9 +22,8 @@ def compute_in_place(layer: nn.Module) -> None:
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
-    whole = (
-        x.dtype.itemsize >= torch.float32.itemsize
-    )  # in lower precision the code below would round elsewhere than peft
+    # In lower precision the code below would round elsewhere than peft.
+    whole = x.dtype.itemsize >= torch.float32.itemsize
     if whole and not torch.is_grad_enabled():
         own: Tensor = type(layer).forward(layer, x)  # sampling may have replaced parts of the layer
         return own

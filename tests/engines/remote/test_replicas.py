@@ -304,5 +304,5 @@ async def test_rejects_an_address_that_keeps_losing_weights(router: Router, site
 
     for site in sites:
         site.before = forget
-    with pytest.raises(ConfigError, match="make sure that exactly one server runs at this address"):
+    with pytest.raises(ConfigError, match="run exactly one server at this address"):
         await asked(router, "a")

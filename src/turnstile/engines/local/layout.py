@@ -241,11 +241,8 @@ def _kernel_attention(spans: Sequence[Span]) -> KernelAttention | None:
 
 
 def _cache_writers(spans: Sequence[Span]) -> list[_CacheWriter]:
-    size_classes = {span.row.size_class for span in spans if span.row.size_class is not None}
-    return [
-        _CacheWriter(size_class, [span for span in spans if span.row.size_class is size_class])
-        for size_class in size_classes
-    ]
+    classes = {span.row.size_class for span in spans if span.row.size_class is not None}
+    return [_CacheWriter(one, [span for span in spans if span.row.size_class is one]) for one in classes]
 
 
 class CacheLayout:
@@ -317,11 +314,10 @@ class DeterministicLayout:
             return out
         for writer in self._kv_writers:
             writer.write(layer, _stack_kv(key, value))
-        for size_class, slot, offset, seen in self._tokens:
-            stored_key, stored_value = size_class.kv[layer, :, slot, None, :, :seen]
+        for size_class, slot, offset, columns in self._tokens:
+            stored_key, stored_value = size_class.kv[layer, :, slot, None, :, :columns]
             # Query heads that share a key head become further queries of it.
             grouped = query[:, :, offset].reshape(1, stored_key.shape[1], -1, query.shape[-1])
-            out[:, :, offset] = scaled_dot_product_attention(grouped, stored_key, stored_value, scale=scale).flatten(
-                1, 2
-            )
+            seen = scaled_dot_product_attention(grouped, stored_key, stored_value, scale=scale)
+            out[:, :, offset] = seen.flatten(1, 2)
         return out

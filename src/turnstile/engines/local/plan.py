@@ -89,12 +89,8 @@ class Planner:
         pinned: set[CacheRow] = set()
         budget = self._width or PREFILL_TOKENS
         for request in batch:
-            group, position, path, clock = (
-                self._group(request),
-                request.prefix_position,
-                request.path,
-                next(self._clock),
-            )
+            group, position, path = self._group(request), request.prefix_position, request.path
+            clock = next(self._clock)
             group.advance(position, path, resumed=request.observed)
             self._observe_prompt(request, position.length)
             begin, limit = position.length, budget if self._width else max(1, budget)
@@ -122,9 +118,8 @@ class Planner:
                 self._add_drafts(request, one.speculated, spans, pinned)
             ready.append(one)
         self.stats["evicted"] += self.cache.take_evicted()
-        return EngineStep(
-            lay_out(list(spans.values())), ready, width=self._width, activation_layer=self.activation_layer
-        )
+        laid_out = lay_out(list(spans.values()))
+        return EngineStep(laid_out, ready, width=self._width, activation_layer=self.activation_layer)
 
     def finish(self, step: EngineStep, batch: Sequence[Request]) -> None:
         """Update the speculator with the outcome of a step's drafts, and discard the rejected tokens."""
@@ -132,9 +127,8 @@ class Planner:
             request, position, path = ready.request, ready.request.prefix_position, ready.request.path
             if self._max_drafts and not isinstance(request.constraint, ScoredTokens):
                 sampled = path[len(path) - ready.sampled :]
-                self._speculator.record_outcome(
-                    ready.drafts[: ready.sampled], common_prefix(sampled, [draft.token for draft in ready.drafts])
-                )
+                drafted = [draft.token for draft in ready.drafts]
+                self._speculator.record_outcome(ready.drafts[: ready.sampled], common_prefix(sampled, drafted))
                 self._speculator.observe(path, len(path) - ready.sampled)
             if not ready.num_drafted:
                 continue

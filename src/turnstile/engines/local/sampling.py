@@ -54,9 +54,8 @@ def draw(
     else:
         left = cut[rows].masked_fill(~allowed, float("-inf")).softmax(dim=-1)
         tokens = _invert(left, torch.arange(len(rows), device=rows.device), draws)
-    logprobs = (cut[rows, tokens] - norm[rows]).clamp_(
-        max=0
-    )  # rounding may exceed 0 where only an unlikely token is allowed
+    # Rounding may exceed 0 where only an unlikely token is allowed.
+    logprobs = (cut[rows, tokens] - norm[rows]).clamp_(max=0)
     # One copy from a GPU, which waits for it, instead of three.
     drawn = torch.stack([tokens.double(), logprobs.double(), entropy[rows].double()]).tolist()
     return [(int(token), logprob, spread) for token, logprob, spread in zip(*drawn, strict=True)]
@@ -89,9 +88,8 @@ def _invert(p: Tensor, rows: Tensor, draws: Sequence[float]) -> Tensor:
     total = before[:, -1]
     _check_finite(total)
     target = torch.tensor(draws, dtype=p.dtype, device=p.device) * total
-    target = target.minimum(
-        total.nextafter(torch.zeros_like(total))
-    )  # a draw that rounds up to 1 must not pass the last token
+    # A draw that rounds up to 1 must not pass the last token.
+    target = target.minimum(total.nextafter(torch.zeros_like(total)))
     segment = torch.searchsorted(before, target[:, None], right=True)
     inside_segment = segments[rows, segment[:, 0]]
     rest = target[:, None] - (before.gather(1, segment) - inside_segment.sum(dim=-1, keepdim=True))

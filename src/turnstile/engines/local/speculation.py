@@ -107,7 +107,7 @@ class Speculator:
             trials = min(trials + 1, RATE_WINDOW)
             self._accepted[draft.kind] = rate + ((number < accepted) - rate) / trials, trials
 
-    def _next_draft(self, context_window: Sequence[int]) -> Draft | None:
+    def _next_draft(self, tail: Sequence[int]) -> Draft | None:
         """Return the token that followed the most specific known context, with the kind of its best context.
 
         Any context that continues with the same token counts: a long one may be nearly new where three tokens have
@@ -115,7 +115,7 @@ class Speculator:
         """
         continuations = [
             (size, *known)
-            for size, context in self._contexts(context_window)
+            for size, context in self._contexts(tail)
             if (known := self._lookup(context)) and (size != NUMBER or self._ends_number(*known))
         ]
         kinds = [
@@ -129,22 +129,17 @@ class Speculator:
         """Return whether numbers of this length end here; otherwise any digit may come next."""
         return token not in self._digits and hits >= MIN_HITS[NUMBER]
 
-    def _contexts(self, context_window: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def _contexts(self, tail: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield (size, context) of the contexts that end at the last of at most MAX_CONTEXT tokens."""
-        begin = len(context_window)
-        while begin and context_window[begin - 1] in self._digits:
+        begin = len(tail)
+        while begin and tail[begin - 1] in self._digits:
             begin -= 1
         for size in MIN_HITS:
             if size == NUMBER:
-                if FRAME <= begin < len(context_window):
-                    yield (
-                        size,
-                        tuple(
-                            [DIGITS if token in self._digits else token for token in context_window[begin - FRAME :]]
-                        ),
-                    )
-            elif size <= len(context_window):
-                yield size, tuple(context_window[-size:])
+                if FRAME <= begin < len(tail):
+                    yield size, tuple([DIGITS if token in self._digits else token for token in tail[begin - FRAME :]])
+            elif size <= len(tail):
+                yield size, tuple(tail[-size:])
 
     def _acceptance_rate(self, kind: tuple[int, int]) -> float:
         """Return the acceptance rate of a kind of draft."""

@@ -87,9 +87,8 @@ class TransformersEngine:
         self._serial = itertools.count()
         self._driver: asyncio.Task[None] | None = None
         self._pending_loads: list[tuple[Callable[[], int], asyncio.Future[int]]] = []
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="engine"
-        )  # always the same thread, since each has its own OpenMP team
+        # Always the same thread, since each has an OpenMP thread pool of its own.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._prepared = False  # whether the kernels are compiled, if there are any
         self._stats: dict[str, float] = defaultdict(float)
 
@@ -290,9 +289,7 @@ class TransformersEngine:
                 own_logits = logits[unique]
             masks = [mask for one, offset, _ in chosen if (mask := one.request.allowed(offset)) is not None]
             if masks:
-                forced |= {
-                    (one, offset) for (one, offset, _), mask in zip(chosen, masks, strict=True) if mask.sum() == 1
-                }
+                forced |= {each[:2] for each, mask in zip(chosen, masks, strict=True) if mask.sum() == 1}
             allowed = torch.from_numpy(np.stack(masks)).to(logits.device) if masks else None
             tokens = draw(own_logits, rows, sampling, draws, allowed)
             drawn |= {(one, offset): each for (one, offset, _), each in zip(chosen, tokens, strict=True)}

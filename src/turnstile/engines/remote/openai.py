@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from turnstile.engines.remote.dialects.base import CERTAINTY_TOLERANCE, Dialect, ServerCompletion, output_constraints
+from turnstile.engines.remote.dialects.base import CERTAINTY_TOLERANCE, Dialect, RawCompletion, constraints_of
 from turnstile.engines.remote.dialects.completions import CompletionsDialect
 from turnstile.engines.remote.dialects.messages import MessagesDialect
 from turnstile.engines.remote.dialects.sglang import SGLangDialect
@@ -148,7 +148,7 @@ class OpenAIEngine:
                     f"{where} returns log-probabilities from before {name}, which training cannot use; start vLLM with "
                     "--logprobs-mode processed_logprobs, or sample with temperature 1 and no truncation"
                 )
-        if output_constraints(sampling) and self._dialect.logprobs_are_masked:
+        if constraints_of(sampling) and self._dialect.logprobs_are_masked:
             raise ConfigError(
                 f"{where} returns log-probabilities masked by a regex or a grammar, which training cannot use; "
                 "sample without them, or from turnstile serve"
@@ -218,7 +218,7 @@ class OpenAIEngine:
             self._heeds["temperature"] = cold_answer is not None and _is_certain(cold_answer)
 
     def _completion(
-        self, answer: ServerCompletion | None, sampling: Sampling, seconds: float, loaded: PublishedWeights | None
+        self, answer: RawCompletion | None, sampling: Sampling, seconds: float, loaded: PublishedWeights | None
     ) -> Completion:
         """Return the response as a turn's completion; `loaded` are the weights that the server had at the request."""
         where = f"the server at {self.endpoint.url}"
@@ -260,7 +260,7 @@ def _dialect_of(owner: str, *, training: bool) -> Dialect:
     return VLLMDialect() if owner == "vllm" and training else CompletionsDialect()
 
 
-def _is_certain(answer: ServerCompletion) -> bool:
+def _is_certain(answer: RawCompletion) -> bool:
     return all(abs(value) <= CERTAINTY_TOLERANCE for value in answer.logprobs)
 
 

@@ -117,9 +117,7 @@ class ManagedReplica:
                 completion = await self._request(self.engine.generate(prompt_ids, sampling, session))
             except WeightsLostError as error:
                 if self._loads_unanswered > MAX_LOSSES:
-                    raise ConfigError(
-                        f"{error}, repeatedly; make sure that exactly one server runs at this address"
-                    ) from None
+                    raise ConfigError(f"{error}, repeatedly; run exactly one server at this address") from None
                 _log.warning("%s; it loads them again", error)
                 record_downtime(str(error), started)
             except EngineGoneError as error:
@@ -138,9 +136,8 @@ class ManagedReplica:
         """
         if self._loading is None or self._loading.done():
             self._loading = asyncio.ensure_future(self._load_target())
-            self._loading.add_done_callback(
-                lambda task: task.cancelled() or task.exception()
-            )  # retrieves the error, which the waiting requests get
+            # Retrieves the error, which the waiting requests get.
+            self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._loading
 
     def mark_unreachable(self, error: EngineGoneError) -> None:

@@ -214,7 +214,7 @@ async def test_cancelled_reload_does_not_wait_for_a_hanging_vllm(
         loading = asyncio.ensure_future(engine.load(WEIGHTS))
         await reloading.wait()
         loading.cancel()
-        with pytest.raises(EngineGoneError, match="did not resume within"):
+        with pytest.raises(EngineGoneError, match=r"did not resume .* after reload"):
             await loading
         assert engine.loaded is None
 

@@ -213,9 +213,8 @@ class KernelAttention:
     def _check(self, layer: int, x: Tensor, heads: int) -> None:
         check_tensor(x, f"for layer {layer} of {self._layers}", (1, heads, None, self._width))
         if not 0 <= layer < self._layers or x.shape[2] < self.count:
-            raise ValueError(
-                f"{x.shape[2]} tokens for layer {layer}: the cache holds {self.count} tokens, {self._layers} layers"
-            )
+            limits = f"{self.count} tokens, {self._layers} layers"
+            raise ValueError(f"{x.shape[2]} tokens for layer {layer}: the cache holds {limits}")
 
 
 def draw(
@@ -233,9 +232,8 @@ def draw(
     if len(chosen) != len(numbers) or not 0 <= chosen.min() <= chosen.max() < len(logits):
         raise ValueError(f"{len(numbers)} draws from rows {rows} of {len(logits)}")
     tokens, stats = np.empty(len(chosen), np.int64), np.empty((len(chosen), 2))
-    args = DrawArgs(
-        count=len(chosen), vocabulary=logits.shape[1], logits=logits.data_ptr(), inverse_temperature=1 / temperature
-    )
+    args = DrawArgs(count=len(chosen), vocabulary=logits.shape[1], inverse_temperature=1 / temperature)
+    args.logits = logits.data_ptr()
     args.row = logits.stride(0) * logits.itemsize
     args.rows, args.draws = chosen.ctypes.data, numbers.ctypes.data
     args.tokens, args.stats = tokens.ctypes.data, stats.ctypes.data

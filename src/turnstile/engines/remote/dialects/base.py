@@ -30,7 +30,7 @@ class Connection(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServerCompletion:
+class RawCompletion:
     """Sampled tokens as a server returned them.
 
     `labels` names the weights of each token, `forced` says whether a constraint allowed no other; None if the server
@@ -57,7 +57,7 @@ class Dialect(Protocol):
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
-    ) -> ServerCompletion | None:
+    ) -> RawCompletion | None:
         """Sample from the server; None if ids or log-probabilities are missing.
 
         Requests of one `session` share prefixes. Raises errors as `Endpoint.post`.
@@ -80,7 +80,7 @@ def only_choice(items: object) -> Mapping[str, Any]:
     return choices[0]
 
 
-def parse_sampled(ids: object, logprobs: object) -> tuple[list[int], list[float]] | None:
+def parse_tokens(ids: object, logprobs: object) -> tuple[list[int], list[float]] | None:
     """Return token ids and log-probabilities if they are valid and equally many, else None."""
     if not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
         return None
@@ -91,7 +91,7 @@ def parse_sampled(ids: object, logprobs: object) -> tuple[list[int], list[float]
     return ids, [float(value) for value in logprobs]
 
 
-def output_constraints(sampling: Sampling) -> dict[str, str]:
+def constraints_of(sampling: Sampling) -> dict[str, str]:
     """Return the regex or grammar that constrains the output, by name; empty if there is none."""
     constraints = {"regex": sampling.regex, "grammar": sampling.grammar}
     return {name: text for name, text in constraints.items() if text}

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turnstile.engines.remote.dialects.base import (
-    Connection,
-    ServerCompletion,
-    only_choice,
-    output_constraints,
-    parse_sampled,
-)
+from turnstile.engines.remote.dialects.base import Connection, RawCompletion, constraints_of, only_choice, parse_tokens
 from turnstile.engines.remote.weights import PublishedWeights, labels_per_token
 from turnstile.errors import ConfigError
 from turnstile.types import I32, Sampling
@@ -26,7 +20,7 @@ class CompletionsDialect:
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
-    ) -> ServerCompletion | None:
+    ) -> RawCompletion | None:
         """Sample with /completions."""
         body = {
             "model": model,
@@ -44,18 +38,18 @@ class CompletionsDialect:
         }
         if sampling.stop:
             body["stop"] = list(sampling.stop)
-        if constraints := output_constraints(sampling):
+        if constraints := constraints_of(sampling):
             body["structured_outputs"] = constraints
         choice = only_choice((await server.post("/completions", body, session=session)).get("choices"))
-        parsed = choice.get("logprobs")
-        logprobs = parsed.get("token_logprobs") if isinstance(parsed, Mapping) else None
-        sampled_tokens = parse_sampled(choice.get("token_ids"), logprobs)
-        if sampled_tokens is None:
+        raw = choice.get("logprobs")
+        logprobs = raw.get("token_logprobs") if isinstance(raw, Mapping) else None
+        pairs = parse_tokens(choice.get("token_ids"), logprobs)
+        if pairs is None:
             return None
-        entropies, forced, count = choice.get("entropies"), choice.get("forced"), len(sampled_tokens[0])
-        return ServerCompletion(
-            ids=sampled_tokens[0],
-            logprobs=sampled_tokens[1],
+        entropies, forced, count = choice.get("entropies"), choice.get("forced"), len(pairs[0])
+        return RawCompletion(
+            ids=pairs[0],
+            logprobs=pairs[1],
             finish=choice.get("finish_reason"),
             entropies=entropies if isinstance(entropies, list) and len(entropies) == count else None,
             forced=forced if isinstance(forced, list) and len(forced) == count else None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from turnstile.engines.remote.dialects.base import Connection, ServerCompletion, only_choice, output_constraints
+from turnstile.engines.remote.dialects.base import Connection, RawCompletion, constraints_of, only_choice
 from turnstile.engines.remote.weights import PublishedWeights
 from turnstile.engines.text_codec import END_ID, decode_messages, encode_text
 from turnstile.errors import ConfigError, EngineError
@@ -24,13 +24,13 @@ class MessagesDialect:
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
-    ) -> ServerCompletion | None:
+    ) -> RawCompletion | None:
         """Sample with /chat/completions; the log-probabilities are 0."""
         try:
             messages = [{"role": role, "content": text} for role, text in decode_messages(prompt_ids)]
         except ValueError as error:
             raise ConfigError(f"engine.mode = 'text': {error}") from None
-        parsed = {
+        body = {
             "model": model,
             "messages": messages,
             "max_tokens": sampling.max_tokens,
@@ -38,16 +38,14 @@ class MessagesDialect:
             "top_p": sampling.top_p,
             "seed": sampling.seed,
         }
-        further = {
+        optional = {
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "stop": list(sampling.stop),
-            "structured_outputs": output_constraints(sampling),
+            "structured_outputs": constraints_of(sampling),
         }
-        parsed |= {
-            name: value for name, value in further.items() if value
-        }  # sent only if set, as not every server knows them
-        choice = only_choice((await server.post("/chat/completions", parsed)).get("choices"))
+        body |= {name: value for name, value in optional.items() if value}  # not every server knows these
+        choice = only_choice((await server.post("/chat/completions", body)).get("choices"))
         message, finish = choice.get("message"), choice.get("finish_reason")
         text = message.get("content") if isinstance(message, Mapping) else None
         if text is None and isinstance(message, Mapping):
@@ -55,7 +53,7 @@ class MessagesDialect:
         if not isinstance(text, str):
             raise EngineError(f"the server at {server.url} answered a conversation without a message")
         ids = [*encode_text(text).tolist(), *([] if finish == "length" and text else [END_ID])]
-        return ServerCompletion(ids=ids, logprobs=[0.0] * len(ids), finish=finish)
+        return RawCompletion(ids=ids, logprobs=[0.0] * len(ids), finish=finish)
 
     async def load(self, server: Connection, weights: PublishedWeights) -> None:
         """Raise ConfigError: such servers cannot be trained over."""

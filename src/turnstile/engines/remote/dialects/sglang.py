@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from turnstile.engines.remote.dialects.base import Connection, ServerCompletion, parse_sampled
+from turnstile.engines.remote.dialects.base import Connection, RawCompletion, parse_tokens
 from turnstile.engines.remote.weights import PublishedWeights
 from turnstile.errors import ConfigError, EngineError
 from turnstile.types import I32, Sampling
@@ -21,7 +21,7 @@ class SGLangDialect:
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
-    ) -> ServerCompletion | None:
+    ) -> RawCompletion | None:
         """Sample with /generate."""
         params: dict[str, Any] = {
             "max_new_tokens": sampling.max_tokens,
@@ -38,28 +38,26 @@ class SGLangDialect:
         if sampling.grammar:
             raise ConfigError("SGLang does not support grammars in Lark's notation; use sampling.regex")
         body = {"input_ids": prompt_ids.tolist(), "sampling_params": params, "return_logprob": True}
-        parsed = (await server.post("/generate", body, root=True, session=session)).get("meta_info")
-        tokens = parsed.get("output_token_logprobs") if isinstance(parsed, Mapping) else None
-        if not isinstance(parsed, Mapping) or not isinstance(tokens, list):
+        raw = (await server.post("/generate", body, root=True, session=session)).get("meta_info")
+        listed = raw.get("output_token_logprobs") if isinstance(raw, Mapping) else None
+        if not isinstance(raw, Mapping) or not isinstance(listed, list):
             return None
-        if not all(isinstance(each, list) and len(each) >= 2 for each in tokens):
+        if not all(isinstance(each, list) and len(each) >= 2 for each in listed):
             return None
-        sampled_tokens = parse_sampled([each[1] for each in tokens], [each[0] for each in tokens])
-        if sampled_tokens is None:
+        pairs = parse_tokens([each[1] for each in listed], [each[0] for each in listed])
+        if pairs is None:
             return None
-        end, label = parsed.get("finish_reason"), parsed.get("weight_version")
-        return ServerCompletion(
-            ids=sampled_tokens[0],
-            logprobs=sampled_tokens[1],
+        end, label = raw.get("finish_reason"), raw.get("weight_version")
+        return RawCompletion(
+            ids=pairs[0],
+            logprobs=pairs[1],
             finish=end.get("type") if isinstance(end, Mapping) else end,
-            labels=[label] * len(sampled_tokens[0]) if isinstance(label, str) else None,
+            labels=[label] * len(pairs[0]) if isinstance(label, str) else None,
         )
 
     async def load(self, server: Connection, weights: PublishedWeights) -> None:
         """Reload from the folder. SGLang finishes requests under way first, so a completion has one version."""
         body = {"model_path": str(weights.folder), "weight_version": weights.label, "flush_cache": True}
-        sampled_tokens = await server.control("/update_weights_from_disk", body, root=True)
-        if sampled_tokens.get("success") is not True:
-            raise EngineError(
-                f"the server at {server.url} did not load {weights.folder} ({sampled_tokens.get('message')})"
-            )
+        answer = await server.control("/update_weights_from_disk", body, root=True)
+        if answer.get("success") is not True:
+            raise EngineError(f"the server at {server.url} did not load {weights.folder} ({answer.get('message')})")

@@ -10,13 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from turnstile.engines.remote.dialects.base import (
-    Connection,
-    ServerCompletion,
-    only_choice,
-    output_constraints,
-    parse_sampled,
-)
+from turnstile.engines.remote.dialects.base import Connection, RawCompletion, constraints_of, only_choice, parse_tokens
 from turnstile.engines.remote.weights import INITIAL_LABELS, PublishedWeights, labels_per_token
 from turnstile.errors import ConfigError, EngineError, EngineGoneError
 from turnstile.types import I32, Sampling
@@ -48,7 +42,7 @@ class VLLMDialect:
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
-    ) -> ServerCompletion | None:
+    ) -> RawCompletion | None:
         """Sample with /inference/v1/generate."""
         params: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
@@ -62,33 +56,31 @@ class VLLMDialect:
             "skip_special_tokens": False,
             "logprobs": 0,  # of the sampled token alone
         }
-        if constraints := output_constraints(sampling):
+        if constraints := constraints_of(sampling):
             params["structured_outputs"] = constraints
         body = {"model": model, "token_ids": prompt_ids.tolist(), "sampling_params": params}
-        choice = only_choice(
-            (await server.post("/inference/v1/generate", body, root=True, session=session)).get("choices")
-        )
-        parsed = choice.get("logprobs")
-        content = parsed.get("content") if isinstance(parsed, Mapping) else None
+        response = await server.post("/inference/v1/generate", body, root=True, session=session)
+        choice = only_choice(response.get("choices"))
+        raw = choice.get("logprobs")
+        content = raw.get("content") if isinstance(raw, Mapping) else None
         if not isinstance(content, list) or not all(isinstance(each, Mapping) for each in content):
             return None
-        sampled_tokens = parse_sampled(choice.get("token_ids"), [each.get("logprob") for each in content])
-        if sampled_tokens is None or sampled_tokens[0] != [each.get("token_id") for each in content]:
+        pairs = parse_tokens(choice.get("token_ids"), [each.get("logprob") for each in content])
+        if pairs is None or pairs[0] != [each.get("token_id") for each in content]:
             return None
-        return ServerCompletion(
-            ids=sampled_tokens[0],
-            logprobs=sampled_tokens[1],
+        return RawCompletion(
+            ids=pairs[0],
+            logprobs=pairs[1],
             finish=choice.get("finish_reason"),
-            labels=labels_per_token(choice.get("weight_versions"), len(sampled_tokens[0])),
+            labels=labels_per_token(choice.get("weight_versions"), len(pairs[0])),
         )
 
     async def load(self, server: Connection, weights: PublishedWeights) -> None:
         """Reload between two tokens: requests under way are paused, and continue with the new weights."""
         try:
-            packs_layers = self._packs_layers = (
-                await _is_on_cpu(server) if self._packs_layers is None else self._packs_layers
-            )
-            if not (packs_layers and weights.head and weights.has_tied_head()):
+            if self._packs_layers is None:
+                self._packs_layers = await _is_on_cpu(server)
+            if not (self._packs_layers and weights.head and weights.has_tied_head()):
                 await _reload(server, weights)
                 return
         except ConfigError as error:
@@ -121,8 +113,8 @@ async def _reload(server: Connection, weights: PublishedWeights) -> None:
     label = INITIAL_LABELS[1]  # for tokens sampled after a failed reload
     try:
         await server.control("/collective_rpc", reload, root=True)
-        sampled_tokens = await server.control("/reset_prefix_cache?reset_running_requests=true", {}, root=True)
-        if sampled_tokens.get("success") is False:
+        answer = await server.control("/reset_prefix_cache?reset_running_requests=true", {}, root=True)
+        if answer.get("success") is False:
             raise EngineError(f"the server at {server.url} could not drop values cached with other weights")
         label = weights.label
     finally:
@@ -140,6 +132,4 @@ async def _resume(server: Connection, label: str) -> None:
             await server.control("/update_weight_version", {"new_version": label}, root=True)
             await server.control("/resume", {}, root=True)
     except TimeoutError:
-        raise EngineGoneError(
-            f"the server at {server.url} did not resume within {RESUME_TIMEOUT:g} s of a reload"
-        ) from None
+        raise EngineGoneError(f"the server at {server.url} did not resume {RESUME_TIMEOUT:g} s after reload") from None

@@ -186,9 +186,8 @@ def attend(heads: int, width: int) -> Any:  # noqa: C901 - its loops are one ker
                         where = args.query + order[at + i] * args.query_token + (head * heads + query) * args.query_head
                         queries[i, query] = carray(floats(where), width)
                 output[:count], highest[:count], total[:count] = 0, -np.inf, 0
-                after = _keys(
-                    shared, layer, head
-                )  # what is read after these tokens; at the end, keys that are cached already
+                # What is read after these tokens; at the end, keys that are cached already.
+                after = _keys(shared, layer, head)
                 if begin + count < last:
                     after = _keys(segments[first[order[(begin + count) % tokens]]], layer, (begin + count) // tokens)
                 keys, values = _cached(shared, layer, head, width)
