@@ -155,7 +155,7 @@ def test_what_cannot_be_read_is_said(content: str, says: str, tmp_path: Path) ->
 
 
 def test_a_source_that_is_none() -> None:
-    with pytest.raises(TaskError, match="a data set on the hub is OWNER/NAME"):
+    with pytest.raises(TaskError, match="a data set on the hub as OWNER/NAME"):
         read_instances("./nowhere.jsonl")
     with pytest.raises(TaskError, match="did you mean 'swe-smith'"):
         read_instances("x", "swe-smiths")
@@ -175,7 +175,7 @@ def test_a_data_set_comes_from_the_hubs_cache(tmp_path: Path, monkeypatch: pytes
     assert [one.id for one in read_instances("me/mine", split="test")] == ["django__django-11099"]
     with pytest.raises(TaskError, match="file of the split 'dev' in it"):
         read_instances("me/mine", split="dev")
-    with pytest.raises(TaskError, match="cannot be had from the hub"):
+    with pytest.raises(TaskError, match="the hub does not give the data set"):
         read_instances("me/other")
 
 
