@@ -57,9 +57,8 @@ def check_renderer(renderer: Renderer, *, conversations: Sequence[RendererCase] 
         history = list(conversation.opening)
         for number, (reply, answers) in enumerate(conversation.turns):
             where = f"{conversation.name}, turn {number}"
-            problems += [
-                f"{where}: {what}" for what in _turn_problems(renderer, history, reply, answers, conversation.tools)
-            ]
+            found = _problems(renderer, history, reply, answers, conversation.tools)
+            problems += [f"{where}: {problem}" for problem in found]
             history += [reply, *answers]
     return problems + list(_forgeries(renderer))
 
@@ -135,7 +134,7 @@ def _quoting(text: str) -> list[list[Message]]:
     ]
 
 
-def _turn_problems(
+def _problems(
     renderer: Renderer,
     history: Sequence[Message],
     reply: Message,
