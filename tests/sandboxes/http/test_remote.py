@@ -204,7 +204,7 @@ async def test_a_server_that_was_started_again_is_worked_with(own: Served, templ
         await sandbox.read("run.sh")
     again = await provider.start(template)
     assert (await again.exec(["./run.sh"])).stdout == "ran\n"
-    with pytest.raises(SandboxError, match="the snapshot went with"):
+    with pytest.raises(SandboxError, match="the snapshot ended with"):
         await provider.start(snapshot)
     await provider.close()
 
