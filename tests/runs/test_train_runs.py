@@ -54,7 +54,7 @@ def brevity(task: Task, trajectory: Trajectory) -> float:
 
 
 def test_a_step_of_nothing_but_failures_ends_the_run(recipe: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"8 of 8 episodes: SandboxError 8 \(.*\); the first: SandboxError: the"):
+    with pytest.raises(TrainingError, match=r"8 of 8 episodes failed: SandboxError 8 \(.*\); the first: SandboxError: the"):
         turnstile.train(recipe, env=Broken, run=tmp_path / "run")
 
 

@@ -2,7 +2,7 @@
 
 from turnstile.losses.base import needs
 from turnstile.losses.check import check_loss
-from turnstile.losses.multipliers import weighted
+from turnstile.losses.multipliers import with_multipliers
 from turnstile.losses.ppo import ppo
 from turnstile.losses.ratio import log_ratio, ratio_metrics
 
@@ -23,4 +23,4 @@ def agreed(batch, *, gap: float = 0.5):
 
 if __name__ == "__main__":
     print("soft_clip breaks", check_loss(soft_clip, {"width": 0.3}) or "nothing")
-    print("agreed breaks", check_loss(weighted(ppo, [agreed])) or "nothing")
+    print("agreed breaks", check_loss(with_multipliers(ppo, [agreed])) or "nothing")
