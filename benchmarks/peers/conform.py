@@ -64,9 +64,9 @@ def parts(found: Mapping[str, Body]) -> list[str]:
         head = ("function", *"1234567", "ours", "largest difference")
         made.append(table(head, [row(one) for one in body["functions"]]))
         made.append("\n".join(f"- {line}" for one in body["functions"] for line in broken(one)))
-    made.append("## Where values are others")
+    made.append("## Functions with other values")
     rows = [line for peer, body in found.items() for line in others(peer, body)]
-    made.append(table(("", "function", "ours", "difference", "what it does otherwise", "the same", "difference"), rows))
+    made.append(table(("", "function", "ours", "difference", "reason", "equal under", "difference"), rows))
     return made
 
 

@@ -120,13 +120,13 @@ def parts(results: Mapping[str, Body]) -> list[str]:
         if "bare" in sides and "ours" in sides:
             ceilings.append([label, *ceiling(sides)])
     return [
-        "How many times TRL takes of what Turnstile takes, pair by pair (median and range):",
-        table(("case, what learns", "step", "goal", "rollout", "goal", "training", "step, by new token"), both),
+        "TRL's time divided by Turnstile's, pair by pair (median and range):",
+        table(("case, trained weights", "step", "goal", "rollout", "goal", "training", "step, by new token"), both),
         "Seconds of a step:",
         table(("case", "side", *PHASES, "runs"), steps),
         "The work of that step:",
         table(("case", "side", *COUNTS), work),
-        "What a step would take at the bare rates of the same machine (seconds, then tokens a second):",
+        "The time of a step at the bare rates of the same machine (seconds, then tokens a second):",
         table(("case", "ours", "ceiling", "reached", "decode", "prefill", "train", "optimiser"), ceilings),
     ]  # fmt: skip
 

@@ -74,11 +74,11 @@ class Subject:
 
 
 SUBJECTS = (
-    Subject(source="pypi:simpleeval==1.0.8", layout="one module, tests beside it"),
+    Subject(source="pypi:simpleeval==1.0.8", layout="one module, tests next to it"),
     Subject(source="pypi:pyflakes==4.1.0", layout="tests in the package"),
     Subject(source="pypi:isodate==0.7.2", layout="src, unittest and pytest"),
     Subject(source="pypi:voluptuous==0.16.0", layout="tests.py in the package"),
-    Subject(source="pypi:schema==0.7.8", layout="one module, tests beside it"),
+    Subject(source="pypi:schema==0.7.8", layout="one module, tests next to it"),
     Subject(source="pypi:markdown==3.11.3", layout="unittest, data files"),
     Subject(source="pypi:cssselect==1.6.0", layout="tests need an undeclared package", extra=("lxml",)),
     Subject(source="pypi:funcy==2.1", layout="package and tests"),
@@ -222,7 +222,7 @@ def sources_table(done: Mapping[str, Body]) -> str:
 
 
 def refusals(kept: Mapping[str, Body]) -> str:
-    return table("Refused", ("source", "in the factory's words"),
+    return table("Refused", ("source", "error"),
                  [[name, f"`{body['refused']}`"] for name, body in kept.items() if "refused" in body])  # fmt: skip
 
 
@@ -264,8 +264,8 @@ def gate_tables(done: Mapping[str, Body]) -> str:
     parts = []
     by: Callable[[tuple[str, Body]], str]
     for title, by, order in (
-        ("The gate, by source", lambda item: item[0], list(done)),
-        ("The gate, by kind of bug", lambda item: item[1]["kind"], list(KINDS)),
+        ("Task validation, by source", lambda item: item[0], list(done)),
+        ("Task validation, by kind of bug", lambda item: item[1]["kind"], list(KINDS)),
     ):
         rows = [gate_row(key, [one for item, one in found if by((item, one)) == key]) for key in order]
         rows.append(gate_row("**all**", [one for _, one in found]))

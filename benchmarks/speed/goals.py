@@ -77,18 +77,18 @@ def of_tools_and_turns() -> Iterator[Goal]:
         what = f"{case.replace('x', ' episodes of ')} turns with a tool of {latency.SLEEP} s"
         yield Goal(what=what, goal=round(goal, 3), values=values, most=True, unit=" s", of="rollouts")
     runs = list(Kept("turns").results.values())
-    what = "tokens computed in a rollout, of those in its tree"
+    what = "tokens computed in a rollout, of those in its prefix tree"
     yield Goal(
         what=what, goal=1, values=[run["computed"] / run["tree"] for run in runs], most=True, digits=4, of="runs"
     )
-    what = f"times what turn {turns.EARLY} takes: turn {turns.LATE}, attention aside"
+    what = f"times what turn {turns.EARLY} takes: turn {turns.LATE}, without attention"
     yield Goal(what=what, goal=1.5, values=turns.late_by_early(runs, aside=True), most=True, of="runs")
 
 
 def of_training() -> Iterator[Goal]:
     found = [one for point in forest.POINTS if (one := forest.Found(point, Kept("forest").results)).repeats]
     yield Goal(
-        what="training on shared prefixes, of what the ratio of FLOPs promises",
+        what="speed-up by shared prefixes, of the ratio of FLOPs",
         goal=0.85, values=[one.speed_up() / one.ideal() for one in found], digits=0, style="%", of="cases",
     )  # fmt: skip
     for plain in ("batches", "rows"):
@@ -98,7 +98,7 @@ def of_training() -> Iterator[Goal]:
     for kind, which in (("allocated", forest.Found.allocated), ("resident", forest.Found.resident)):
         pairs = [(which(one, "unshared"), which(one, one.widest())) for one in found]
         values = [ours / theirs for ours, theirs in pairs if ours is not None and theirs is not None]
-        what = f"memory of unshared training beside that loop, {kind}"
+        what = f"memory of unshared training, of that loop's, {kind}"
         yield Goal(what=what, goal=1, values=values, most=True, digits=1, style="%", of="cases")
 
 

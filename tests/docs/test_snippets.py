@@ -30,6 +30,7 @@ from turnstile.envs.check import check_env
 from turnstile.records.record import read_record
 from turnstile.tasks.demonstration import call
 from turnstile.tracking.jsonl import read_metrics
+from turnstile.wiring.recipe_check import check_recipe
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "howto" / "examples"
@@ -243,7 +244,7 @@ def test_every_recipe_in_a_document_is_one() -> None:
     found = list(blocks("toml"))
     assert found
     for page, text in found:
-        make_recipe(tomllib.loads(text), where=page.name)
+        check_recipe(make_recipe(tomllib.loads(text), where=page.name), env=True)
 
 
 def test_every_command_in_a_document_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
