@@ -26,7 +26,7 @@ EndRule = Literal["grade", "zero", "half", "mask", "drop"]
 
 
 def _tuples(fields: Mapping[str, FieldInfo], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data with lists as tuples where a field takes those: TOML and JSON have lists alone."""
+    """Return the data with lists as tuples for fields that take tuples, since TOML and JSON have lists only."""
 
     def takes_tuple(field: FieldInfo | None) -> bool:
         hint = None if field is None else field.annotation
@@ -73,7 +73,7 @@ class Kind(BaseModel):
         return dict(self.model_extra or {})
 
     def split(self, knob: str) -> tuple[Any, Kind]:
-        """One of its knobs, None where it has none, and the kind without it."""
+        """Return one of the knobs (None if it is not set), and the kind without it."""
         others = self.knobs
         found = others.pop(knob, None)
         return found, Kind.model_validate({"kind": self.kind, **others})
@@ -333,10 +333,10 @@ class Recipe(Section):
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, env: object = None) -> Recipe:
-    """The recipe in a TOML file, with `a.b=value` overrides applied. Relative paths start where they are
-    written: those in a file at its folder, those in overrides at the current folder. See `make_recipe`.
+    """Return the recipe in a TOML file, with overrides such as `a.b=value` applied; see `make_recipe`.
 
-    Raises ConfigError with one line that says which key of which file is wrong and names the nearest known.
+    Relative paths start where they are written: those in a file at its folder, those in overrides at the current
+    folder. Raises ConfigError with one line that says which key of which file is wrong and names the nearest known one.
     """
     return make_recipe(_read(Path(path)), overrides, where=str(path), folder=Path(path).parent, env=env)
 
@@ -349,11 +349,12 @@ def make_recipe(
     folder: str | Path = ".",
     env: object = None,
 ) -> Recipe:
-    """A recipe from plain data, whose relative paths start at `folder`; overrides and errors as in `load_recipe`.
+    """Return a recipe from plain data, whose relative paths start at `folder`.
 
-    `base` names a recipe file, from which everything is taken that the data does not say; so on with the `base` of that
-    file. Tables are merged key by key, but one with another `kind` replaces the whole table, as any list does. Without
-    `rewards.terms` the recipe has the `default_terms` of its environment, or of `env` in its place.
+    Overrides and errors are as in `load_recipe`. `base` names a recipe file that gives everything that the data does
+    not, and may have a `base` itself. Tables are merged key by key, but a table with another `kind` replaces the whole
+    table, as any list does. Without `rewards.terms` the recipe has the `default_terms` of its environment, or of `env`
+    in its place.
     """
     written = _with_bases(data, where, Path(folder))
     changed: dict[str, Any] = functools.reduce(_merged, (part for _, part in reversed(written)), {})
@@ -383,7 +384,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_bases(data: Mapping[str, Any], where: str, folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The data, then that of its base, and so on: (the file that says it, what it says with absolute paths)."""
+    """Return the data and that of its bases, each as (file, its data with absolute paths)."""
     found: list[tuple[str, dict[str, Any]]] = []
     while True:
         said = copy.deepcopy(dict(data))
@@ -405,7 +406,7 @@ def _with_bases(data: Mapping[str, Any], where: str, folder: Path) -> list[tuple
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any], place: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What `below` says, and above it what `above` says, key by key; `place` is that of the tables in the recipe."""
+    """Return `below` with the keys of `above` merged into it; `place` is the place of both tables in the recipe."""
     result = dict(below)
     for key, value in above.items():
         under, here = below.get(key), (*place, key)
@@ -422,14 +423,14 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any], place: tuple[str
 
 
 def _default_kind(place: Sequence[str]) -> str | None:
-    """The kind of a table that says none."""
+    """Return the kind of a table that names none."""
     section = _section(place[:-1])
     field = None if section is None else section.model_fields.get(place[-1])
     return getattr(field and field.default, "kind", None)
 
 
 def _depth(data: Any, place: Sequence[Any]) -> int:
-    """How many keys of a place in a recipe the data has."""
+    """Return how many keys of a place in a recipe the data has."""
     for depth, key in enumerate(place):
         inside = isinstance(data, list) and isinstance(key, int) and key < len(data)
         if not inside and not (isinstance(data, dict) and key in data):
@@ -439,7 +440,7 @@ def _depth(data: Any, place: Sequence[Any]) -> int:
 
 
 def _take_default_terms(data: dict[str, Any], env: object) -> None:
-    """Gives a recipe without reward terms those of its environment, where that has some and can be found."""
+    """Give a recipe without reward terms those of its environment, if it has some and can be imported."""
     rewards, kind = data.get("rewards", {}), data.get("env", {})
     kind = kind.get("kind", _default_kind(("env",))) if isinstance(kind, dict) else kind
     if not isinstance(rewards, dict) or "terms" in rewards:
@@ -470,7 +471,7 @@ NAMED = (("model", "id"), ("train", "teacher"))
 
 
 def _anchor(data: Mapping[str, Any], folder: Path, paths: Sequence[tuple[str, str]]) -> None:
-    """Makes those of `paths` that are relative absolute, starting at `folder`."""
+    """Make relative paths among `paths` absolute, starting at `folder`."""
     for section, key in paths:
         part = data.get(section)
         if not isinstance(part, dict) or not isinstance(text := part.get(key), str) or not text:
@@ -484,7 +485,7 @@ def _anchor(data: Mapping[str, Any], folder: Path, paths: Sequence[tuple[str, st
 
 
 def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:
-    """Sets one dotted key and returns its parts. Values are TOML; what is not TOML is a string."""
+    """Set one dotted key and return its parts. A value is read as TOML, and is a string if it is not."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"override {override!r}: write it as section.key=value")
@@ -507,7 +508,7 @@ def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:
 
 
 def _item(items: Sequence[Any], part: str, override: str) -> int:
-    """The place in a list that a part of an override's key names."""
+    """Return the index into a list that a part of an override's key names."""
     if not part.isdecimal() or int(part) >= len(items):
         known = f"0 to {len(items) - 1}" if items else "but it is empty"
         raise ConfigError(f"override {override!r}: {part!r} is no place in this list, which has {known}")
@@ -532,7 +533,7 @@ def _explain(error: ValidationError, data: Mapping[str, Any]) -> str:
 
 
 def _section(location: Sequence[Any]) -> type[BaseModel] | None:
-    """The section class at a path of keys."""
+    """Return the section class at a path of keys."""
     here: Any = Recipe
     for part in location:
         if isinstance(part, int):

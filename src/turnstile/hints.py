@@ -168,5 +168,5 @@ ELSEWHERE = {name: text for names, text in _WORDS for name in names.split()}
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """A clause for a key that is not known: what other trainers mean by it, else the nearest that is."""
+    """Return a hint for an unknown key: its name here if other trainers use it, else the nearest known key."""
     return ELSEWHERE[word] if word in ELSEWHERE else nearest(word, known)

@@ -39,11 +39,10 @@ def table() -> Mapping[str, Mapping[str, Any]]:
 
 
 def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, also: Collection[str] = ()) -> str | None:
-    """Raises ConfigError for a kind that is not known, a knob that it does not have, a value that the knob does not
-    take, one that it lacks, and an extra that is not installed; errors name `where`, the kind's place in a recipe.
-    `also` are keys that every section of this room has.
+    """Raise ConfigError for an unknown kind, an unknown or missing knob, a wrong value, or a missing extra.
 
-    Returns a line about a kind of the user's own, which is not looked at before it is needed; None for one of ours.
+    Errors name `where`, the kind's place in a recipe. `also` are keys that every section of this room has. Returns a
+    line about a kind of the user's own, which is checked later; None for one of ours.
     """
     if ":" in kind:
         return f"{where} = {kind!r} is checked at start"
@@ -84,7 +83,7 @@ def _where(entry: Mapping[str, Any], name: str) -> str | None:
 
 
 def _near(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
-    """Which kinds have a knob that this one lacks, or what is near it."""
+    """Return which kinds have a knob that this one lacks, or the nearest name."""
     having = [
         other if place == name else f"{other} ({place})"
         for other, entry in sorted(table()[room].items())

@@ -208,16 +208,16 @@ def unbound(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A clause that names the nearest known word, or lists them all when none is near."""
+    """Return a hint that names the nearest known word, or all of them if none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
 def resolve(room: str, kind: str) -> Any:
-    """The object that `kind` names in `room`: a table entry, or any `package.module:attribute`.
+    """Return the object that `kind` names in `room`: a table entry, or any `package.module:attribute`.
 
-    Raises ConfigError when the name is unknown, the module cannot be imported or lacks the attribute.
+    Raises ConfigError if the name is unknown, or if the module cannot be imported or lacks the attribute.
     """
     table = KINDS[room]
     path = table.get(kind, kind)
@@ -228,9 +228,10 @@ def resolve(room: str, kind: str) -> Any:
 
 
 def load(path: str, where: str, *, known: bool = False) -> Any:
-    """The object that `module:attribute` names; `known` paths are our own, whose broken imports are our faults.
+    """Return the object that `module:attribute` names.
 
-    Raises ConfigError, which begins with `where`, when it is no such path, or module or attribute are not there.
+    Raises ConfigError, which begins with `where`, if the path is malformed or module or attribute are missing. For
+    `known` paths, which are ours, an import error inside the module propagates.
     """
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:

@@ -75,9 +75,9 @@ class ChatRenderer:
         self.stop: tuple[str, ...] = (self.end,) if eos in (None, self.end) else (self.end, str(eos))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
-        """A full render with the head of the assistant's turn; i32[L].
+        """Return a full render with the head of the assistant's turn; i32[L].
 
-        Tokens never span the beginning of an assistant's text, since none did when that text was sampled.
+        No token spans the beginning of an assistant's text, as none did when that text was sampled.
         """
         full = self._render(messages, tools)
         heads = [
@@ -90,10 +90,10 @@ class ChatRenderer:
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
-        """What a full render adds behind the sampled tokens; the whole of it where it rewrites what came before.
+        """Return what a full render adds after the sampled tokens, or all of it if the template rewrites earlier turns.
 
-        Found in text, by the assistant's end marker, in a render in which that turn's own text is a blank, so
-        that nothing the model wrote is mistaken for the marker; only the text behind it becomes tokens.
+        The new text is found by the assistant's end marker, in a render in which that turn's own text is a placeholder:
+        so nothing that the model wrote is mistaken for the marker. Only the text after it becomes tokens.
         """
         last = history[-1]
         before = self._render(history[:-1], tools)
@@ -107,11 +107,11 @@ class ChatRenderer:
         return Context(ids=ids[1:] if ended else ids)
 
     def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
-        """The ids of the message, with its end marker, as the template writes it where the conversation goes on; as it
-        writes it at the end of one where what follows changes it (reasoning goes, say); and in the parser's words
-        where no render goes on from the head of the turn.
+        """Return the ids of the message, with its end marker, as the template writes it in an ongoing conversation.
 
-        Found as in `observation`: in a render in which the message is a blank, for what stands behind it.
+        If later messages change how the template writes it (reasoning is dropped, say), these are the ids at the end of
+        a conversation; if no render continues the head of the turn, those of the parser's text. The text is found as in
+        `observation`, after a placeholder.
         """
         before = self._render(history, tools)
         for goes_on in (True, False):
@@ -123,18 +123,18 @@ class ChatRenderer:
         return self.completion(self.parser.write(message, tools))
 
     def text(self, token_ids: I32) -> str:
-        """The turn's text before its end marker."""
+        """Return the turn's text before its end marker."""
         text = self._markers.decode(token_ids)
         for marker in self.stop:
             text = text.partition(marker)[0]
         return text
 
     def completion(self, text: str) -> I32:
-        """The ids of `text` and the end marker."""
+        """Return the ids of `text` and the end marker."""
         return self._markers.encode(self._markers.quoted(text, own=True) + self.end, after=self._head)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, head: bool = True) -> str:
-        """The text of a conversation, in which names stand for the marks that its messages quote."""
+        """Return the text of a conversation, with names in place of the marks that its messages quote."""
         messages = [self._markers.message(message) for message in messages]
         tools = [self._markers.tool(tool) for tool in tools]
         if not self._native_calls:
@@ -190,7 +190,7 @@ class ChatRenderer:
         return result
 
     def _probe(self) -> None:
-        """Finds out what the template knows by rendering with and without it."""
+        """Find out which roles and fields the template supports, by rendering with and without them."""
         said = Message(role="assistant", content="ok")
         self._knows_system = self._shows([Message(role="system", content=_PROBE), _USER])
         self._knows_reasoning = self._shows([_USER, replace(said, reasoning=_PROBE)], head=False)
@@ -213,7 +213,7 @@ class ChatRenderer:
             return False
 
     def _reads(self, called: Message) -> bool:
-        """Whether the parser reads a tool call as the template writes it."""
+        """Return whether the parser reads a tool call as the template writes it."""
         try:
             whole = self._render([_USER, called], (_TOOL,), head=False)
         except TemplateError:
@@ -245,7 +245,7 @@ class ChatRenderer:
         )
 
     def _find_end(self) -> tuple[str, int]:
-        """The marker behind an assistant's text, and its id."""
+        """Return the marker after an assistant's text, and its id."""
         text = self._render([_USER, Message(role="assistant", content=_PROBE)], (), head=False)
         behind = text.rpartition(_PROBE)[2]
         found = [(behind.find(token), -len(token), token, index) for token, index in marks_of(self.tokenizer).items()]
@@ -256,7 +256,7 @@ class ChatRenderer:
 
 
 def _blank(message: Message) -> Message:
-    """An assistant's message of the same kind that says nothing."""
+    """Return an assistant's message of the same kind with placeholders for its texts."""
     return replace(
         message,
         content=_PROBE,
@@ -266,7 +266,7 @@ def _blank(message: Message) -> Message:
 
 
 def _as_function(tool: ToolSpec) -> dict[str, Any]:
-    """The tool as templates expect it, without the keys that only this project reads."""
+    """Return the tool in the format of chat templates, without the keys that only this project reads."""
     schema = {key: value for key, value in tool.schema.items() if not key.startswith("x-")}
     function = {"name": tool.name, "description": tool.description, "parameters": json.loads(json.dumps(schema))}
     return {"type": "function", "function": function}

@@ -65,7 +65,7 @@ def aem(
 
 
 def _unsure(step: Turns, chosen: Flags, measure: str) -> list[float]:
-    """Nats a token, of each chosen turn."""
+    """Return the uncertainty of each chosen turn, in nats a token."""
     if measure == "entropy":
         return [float(values.mean()) for values in step.entropies("aem", chosen)]
     sampled = [step.turns[t].completion.logprobs for t in np.flatnonzero(chosen).tolist()]

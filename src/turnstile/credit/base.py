@@ -94,8 +94,7 @@ def targets_of(estimator: Estimator) -> Targets | None:
 
 
 def reads(knob: str) -> Callable[[_Function], _Function]:
-    """Writes on an estimator that it compares turns by a signal of theirs, which its knob `knob` names; `unread` says
-    where there is none."""
+    """Declare that an estimator compares turns by the signal that its knob `knob` names, for `unread` to check."""
 
     def mark(function: _Function) -> _Function:
         cast(Any, function).reads = knob
@@ -105,14 +104,16 @@ def reads(knob: str) -> Callable[[_Function], _Function]:
 
 
 def named(turn: Turn, signal: str) -> str:
-    """What a turn's signal says, in words: 0 is a name like any other; "" where it says nothing or is missing."""
+    """Return a turn's signal as a text; "" if it is missing or false. 0 is a name like any other."""
     value = turn.signals.get(signal)
     return "" if value is None or value is False else str(value)
 
 
 def unread(estimator: Estimator, groups: Sequence[Group]) -> str | None:
-    """One line where an estimator compares turns by a signal that none of the turns of these groups has, so that this
-    part of it does nothing; also of one whose knobs are bound. None where all is well."""
+    """Return a warning if an estimator compares turns by a signal that no turn of these groups has, else None.
+
+    Then this part of the estimator does nothing. Its knobs may be bound.
+    """
     inner = unbound(estimator)
     knob: str | None = getattr(inner, "reads", None)
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
@@ -136,7 +137,7 @@ EQUAL = 1e-8
 
 
 def to_tokens(group: Group, per_trajectory: Sequence[float]) -> Advantages:
-    """One advantage per trajectory, given to each of its sampled tokens."""
+    """Return one advantage per trajectory, given to each of its sampled tokens."""
     return [
         [np.full(len(turn.completion.token_ids), value, dtype=np.float32) for turn in trajectory.turns]
         for trajectory, value in zip(group.trajectories, per_trajectory, strict=True)

@@ -34,9 +34,9 @@ DECLARED = declared("credit")
 def check_estimator(
     estimator: Estimator, knobs: Mapping[str, Any] | None = None, *, aux: Mapping[str, Any] | None = None, seed: int = 0
 ) -> dict[int, str]:
-    """The invariants an estimator breaks: number -> a counterexample. Empty when all hold.
+    """Return the invariants that an estimator breaks: number -> a counterexample.
 
-    Inputs are read-only arrays, so an estimator that writes into them raises. Costs milliseconds.
+    Inputs are read-only arrays, so an estimator that writes into them raises. Takes milliseconds.
     """
     return broken(examine_estimator(functools.partial(estimator, **dict(knobs or {})), aux=aux, seed=seed))
 
@@ -49,11 +49,11 @@ def examine_estimator(
     padded: Estimator | None = None,
     fallen: Estimator | None = None,
 ) -> dict[int, Finding]:
-    """What comes of every invariant for an estimator whose knobs are bound.
+    """Return the finding for every invariant, for an estimator whose knobs are bound.
 
-    An adapter that lays tokens out as arrays brings the estimator twice more: `padded` with more padding, `fallen`
-    with the outcome on what is observed after the last action. Raises AssertionError for a result that is not
-    [trajectory][turn] -> f32[n], or not finite, where nothing unusual was given.
+    An adapter that lays tokens out as arrays passes the estimator twice more: `padded` with more padding, `fallen` with
+    the outcome on what is observed after the last action. Raises AssertionError for a result that is not
+    [trajectory][turn] -> f32[n], or not finite on ordinary input.
     """
     rng = np.random.default_rng(seed)
     groups = [sample_group(rng, f"g{g}", lengths) for g, lengths in enumerate(((3, 2, 4, 3), (2, 3, 3, 4)))]
@@ -151,7 +151,7 @@ def _masked(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
 
 
 def _untrained(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
-    """Tokens of a turn that is not trained are like observed ones: how many there are changes nothing of the others."""
+    """Check that the number of tokens in an untrained turn changes nothing of the others, as with observed tokens."""
     place = 1
 
     def found(extra: int) -> Advantages:
@@ -166,8 +166,7 @@ def _untrained(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
 
 
 def _forced(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
-    """Tokens that a grammar forced are not trained, so how many there are changes no advantage of a token that was
-    chosen."""
+    """Check that the number of tokens that a grammar forced changes no advantage of a chosen token."""
     place, first = 1, groups[0].trajectories[0]
     chosen = len(first.turns[place].completion.token_ids)
     shown = replace(groups[0], trajectories=(with_forced(first, place, 5), *groups[0].trajectories[1:]))
@@ -210,7 +209,7 @@ def _all_equal(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
 
 
 def _places(groups: Sequence[Group], advantages: Advantages) -> Iterator[tuple[str, F32]]:
-    """Every turn by name, with what it got."""
+    """Return the advantages of every turn by the turn's name."""
     names = [f"attempt {t.attempt} of {group.id}" for group in groups for t in group.trajectories]
     for name, turns in zip(names, advantages, strict=True):
         for k, values in enumerate(turns):
@@ -218,7 +217,7 @@ def _places(groups: Sequence[Group], advantages: Advantages) -> Iterator[tuple[s
 
 
 def _differ(what: str, groups: Sequence[Group], expected: Advantages, actual: Advantages) -> str | None:
-    """Where two results differ most, in words; None where they are the same."""
+    """Return a sentence about the largest difference of two results; None if they are equal."""
     if all(
         np.allclose(x, y, rtol=1e-5, atol=1e-6)
         for a, b in zip(expected, actual, strict=True)

@@ -171,7 +171,7 @@ def bilevel_gae(
 
 
 def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float, bootstrap: bool = False) -> list[F64]:
-    """GAE along the trained tokens of each trajectory, [T] -> f64[n]; 0 in turns that the critic knows nothing of."""
+    """Return GAE along the trained tokens of each trajectory, [T] -> f64[n]; 0 in turns without values."""
     found = [np.zeros_like(own) for own in values]
     advantage = ahead = reward = 0.0
     goes_on = False
@@ -190,7 +190,10 @@ def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float, boot
 
 
 def _by_turn(step: Turns, values: F64, gamma: float, lam: float, bootstrap: bool = False) -> F64:
-    """GAE along the trained turns of each trajectory, f64[T]; 0 for the others, whose rewards fall on those before."""
+    """Return GAE along the trained turns of each trajectory, f64[T]; 0 for the others.
+
+    A reward of an untrained turn is credited to the trained turn before it.
+    """
     found = np.zeros(len(values))
     advantage = ahead = reward = 0.0
     goes_on = False
@@ -207,7 +210,7 @@ def _by_turn(step: Turns, values: F64, gamma: float, lam: float, bootstrap: bool
 
 
 def _inside(step: Turns, values: Sequence[F64], turns: F64, gamma: float, lam: float) -> list[F64]:
-    """Each turn's advantage carried back from its last token to its first, [T] -> f64[n]."""
+    """Return each turn's advantage carried back from its last token to its first, [T] -> f64[n]."""
     found = [np.full(len(own), advantage) for own, advantage in zip(values, turns, strict=True)]
     for own, advantages, known in zip(values, found, step.valued, strict=True):
         for n in range(len(own) - 2, -1, -1) if known else ():
@@ -216,7 +219,7 @@ def _inside(step: Turns, values: Sequence[F64], turns: F64, gamma: float, lam: f
 
 
 def _ends(values: Sequence[F64], place: int) -> F64:
-    """The value before each turn's first (0) or last (-1) token, f64[T]; 0 for a turn in which nothing was sampled."""
+    """Return the value before each turn's first (0) or last (-1) token, f64[T]; 0 for a turn without sampled tokens."""
     return np.array([own[place] if len(own) else 0.0 for own in values], dtype=np.float64)
 
 
@@ -225,6 +228,6 @@ def _targets(step: Turns, values: Sequence[F64], advantages: Sequence[F64]) -> A
 
 
 def _of_counted(step: Turns, targets: Sequence[F64]) -> list[F64]:
-    """NaN, no target, where a trajectory is out of the baseline or a turn is not trained."""
+    """Return the targets, with NaN (no target) for turns that are untrained or outside the baseline."""
     learned = step.counted & step.valued
     return [own if counts else np.full(len(own), np.nan) for own, counts in zip(targets, learned, strict=True)]

@@ -58,7 +58,7 @@ def implicit_step(
 
 
 def _above_others(rewards: F64, trajectory: Any, counted: Any) -> F64:
-    """The turns of one group less the mean over the other attempts of their mean turns; 0 where there is no other."""
+    """Return the turns of one group less the mean, over the other attempts, of their mean turns; 0 without others."""
     result = np.zeros_like(rewards)
     means = {int(i): float(rewards[trajectory == i].mean()) for i in np.unique(trajectory[counted])}
     for i in np.unique(trajectory):

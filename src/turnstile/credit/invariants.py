@@ -58,9 +58,9 @@ Part = Callable[[], str | None]
 
 
 def examine(parts: Mapping[int, Sequence[Part]]) -> dict[int, Finding]:
-    """Each invariant by all its sides: broken where one is, not applicable where none applies.
+    """Return the finding for each invariant over all its sides: broken if one is, not applicable if none applies.
 
-    What a function raises on a made-up input that it took in another shape before is a counterexample too.
+    An exception on a made-up input whose other shapes the function accepted is a counterexample too.
     """
     return {number: _finding(sides) for number, sides in parts.items()}
 
@@ -83,12 +83,12 @@ def _finding(sides: Sequence[Part]) -> Finding:
 
 
 def broken(findings: Mapping[int, Finding]) -> dict[int, str]:
-    """The broken ones alone: number -> what was seen."""
+    """Return the broken invariants: number -> the counterexample."""
     return {number: finding.seen for number, finding in findings.items() if finding.seen}
 
 
 def goes(before: float, after: float) -> str:
-    """goes from 0.41 to 0.37, with as many digits as it takes to tell them apart."""
+    """Return "goes from 0.41 to 0.37", with as many digits as are needed to tell the numbers apart."""
     digits = next((n for n in range(3, 17) if f"{before:.{n}g}" != f"{after:.{n}g}"), 17)
     return f"goes from {before:.{digits}g} to {after:.{digits}g}"
 

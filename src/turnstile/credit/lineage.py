@@ -14,10 +14,10 @@ START: Place = (0, 0)
 
 
 def common(group: Group) -> list[list[Place]]:
-    """How far each two trajectories of a group are the same, [G][G].
+    """Return the length of the shared beginning of each two trajectories of a group, [G][G].
 
-    A branch holds all its turns, those too that it shares with its parent; `Trajectory.parent` says where it left.
-    Trajectories of their own share the task alone, (0, 0). Raises TrainingError where a parent is not in the group.
+    A branch holds all its turns, including those that it shares with its parent; `Trajectory.parent` says where it
+    left. Unrelated trajectories share only the task, (0, 0). Raises TrainingError if a parent is not in the group.
     """
     parents, cuts = _parents(group)
     depths = [_depth(i, parents) for i in range(len(parents))]
@@ -42,14 +42,18 @@ class Snapshots:
     members: Mapping[tuple[int, int], Sequence[int]]  # (whose, turn) -> trajectories played on from there
 
     def through(self, trajectory: int, turn: int) -> Sequence[int]:
-        """The trajectories that were played on from the state before this turn, itself among them; none where there is
-        no snapshot. A shared turn is that of the parent."""
+        """Return the trajectories that continued from the state before this turn, itself included.
+
+        None without a snapshot. A shared turn belongs to the parent.
+        """
         return self.members.get(_owner(trajectory, turn, self.begins, self.parents), ())
 
 
 def snapshots(group: Group) -> Snapshots:
-    """The start, and every turn that a trajectory was left before. Raises TrainingError where one was left inside a
-    turn, which is no state, or a parent is not in the group."""
+    """Return the start, and every turn before which a branch left a trajectory.
+
+    Raises TrainingError if a branch left inside a turn, which is no state, or if a parent is not in the group.
+    """
     parents, cuts = _parents(group)
     for i, trajectory in enumerate(group.trajectories):
         _depth(i, parents)
@@ -82,7 +86,7 @@ def _owner(trajectory: int, turn: int, begins: Sequence[int], parents: Sequence[
 
 
 def _parents(group: Group) -> tuple[list[int | None], list[Place]]:
-    """The place in the group of each trajectory's parent, and where it left it."""
+    """Return the index in the group of each trajectory's parent, and where it left the parent."""
     places = {trajectory.attempt: i for i, trajectory in enumerate(group.trajectories)}
     parents: list[int | None] = []
     cuts: list[Place] = []

@@ -15,8 +15,7 @@ from turnstile.types import Group
 
 
 def _outcomes(groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], **_: Any) -> F64:
-    """What the contributions of each attempt are to add up to, f64[trajectories]: its outcome; NaN where it does not
-    count."""
+    """Return the sum that the contributions of each attempt should have, f64[trajectories]: its outcome, or NaN."""
     flat = [score for group_scores in scores for score in group_scores]
     return np.array(
         [sum(s.outcome.values()) if s.in_baseline and s.outcome is not None else np.nan for s in flat], dtype=np.float64

@@ -52,7 +52,7 @@ def random_step_group(
 
 
 def _drawn(step: Turns, size: int, seed: int) -> list[Hashable]:
-    """Labels [T] of drawn step groups, nearly equal in size. A turn that does not count is alone."""
+    """Return labels [T] of drawn step groups of nearly equal size. A turn outside the baseline has its own label."""
     labels: list[Hashable] = list(range(len(step.turns)))
     for place, group in enumerate(step.groups):
         drawn = [int(t) for t in np.flatnonzero((step.group == place) & step.counted)]

@@ -62,7 +62,7 @@ def recalibrated(
 
 
 def _reached(group: Group, m: Members, over: str) -> list[float]:
-    """What a group adds to the memory, attempts in the order of their numbers."""
+    """Return what a group adds to the memory, attempts in the order of their numbers."""
     if not m.counted.any():
         return []
     if over == "groups":

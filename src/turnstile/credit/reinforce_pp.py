@@ -49,8 +49,10 @@ def reinforce_pp(
 
 
 def token_returns(step: Turns, gamma: float) -> list[F64]:
-    """The discounted return of every trained token, turn by turn: [T] -> f64[n]; for those of a turn that is not
-    trained, the return of its end."""
+    """Return the discounted return of every trained token, turn by turn: [T] -> f64[n].
+
+    Tokens of an untrained turn have the return of the turn's end.
+    """
     found: list[F64] = []
     ahead, discounted = 0.0, False
     trained = step.valued
@@ -71,6 +73,6 @@ def token_returns(step: Turns, gamma: float) -> list[F64]:
 
 
 def _means(groups: Sequence[Group], scores: Scores) -> F64:
-    """The mean total of each group's trajectories that count; 0 where none does."""
+    """Return the mean total of each group's trajectories in the baseline; 0 for a group without any."""
     found = [members(group, group_scores, "total") for group, group_scores in zip(groups, scores, strict=True)]
     return np.array([m.values[m.counted].mean() if m.counted.any() else 0.0 for m in found], dtype=np.float64)

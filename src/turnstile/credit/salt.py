@@ -36,6 +36,6 @@ def salt(
 
 
 def action(turn: Turn) -> str:
-    """What was done in a turn: its tool calls with their arguments, or else its text."""
+    """Return the action of a turn: its tool calls with their arguments, or else its text."""
     calls = [(call.name, call.arguments) for call in turn.message.tool_calls]
     return json.dumps(calls, sort_keys=True, default=str) if calls else turn.message.content.strip()

@@ -13,13 +13,13 @@ from turnstile.types import F32, Completion, Group, Message, Sampling, Score, St
 
 
 def sample_score(outcome: float, turn: F32) -> Score:
-    """A score of one agent, whose total is what it is by definition."""
+    """Return a made-up score of one agent, with its total as defined."""
     turn.setflags(write=False)
     return Score(outcome={"agent": outcome}, turn=turn, total=outcome + float(turn.sum(dtype=np.float64)))
 
 
 def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
-    """What learned parts might say of these groups, made up."""
+    """Return made-up predictions of auxiliary models for these groups."""
     values = sample_values(groups)
     turns = [[turn.completion.chosen for turn in t.turns] for group in groups for t in group.trajectories]
     q, v = (
@@ -33,7 +33,10 @@ def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def sample_values(groups: Sequence[Group]) -> list[list[F32]]:
-    """Made-up values of a critic, [trajectory][turn] -> f32[n], that depend on group, attempt, turn and token alone."""
+    """Return made-up values of a critic, [trajectory][turn] -> f32[n].
+
+    They depend on group, attempt, turn and token only.
+    """
 
     def one(group: Group, attempt: int, turn: int, n: int) -> F32:
         values = np.random.default_rng([zlib.crc32(group.id.encode()), attempt, turn]).normal(size=n).astype(np.float32)
@@ -48,8 +51,11 @@ def sample_values(groups: Sequence[Group]) -> list[list[F32]]:
 
 
 def sample_group(rng: np.random.Generator, name: str, lengths: Sequence[int]) -> Group:
-    """A group of trajectories with so many turns each, of one to four random tokens a turn, few states and tags, random
-    entropies; the last trajectory branched from the first after its first turn."""
+    """Return a made-up group of trajectories with these numbers of turns.
+
+    Each turn has one to four random tokens, random entropies, and one of few states and tags. The last trajectory
+    branches from the first after its first turn.
+    """
     task = Task(id=f"task-{name}", env="check")
     trajectories = [_sampled(rng, task, name, attempt, turns) for attempt, turns in enumerate(lengths)]
     shared = trajectories[0].turns[:1]
@@ -87,7 +93,10 @@ def sample_trajectory(
     signals: Mapping[str, Any] | None = None,
     turn_signals: Sequence[Mapping[str, Any]] | None = None,
 ) -> Trajectory:
-    """A made-up trajectory whose turn t samples `tokens[t]` tokens after two context tokens; arrays read-only."""
+    """Return a made-up trajectory whose turn t samples `tokens[t]` tokens after two context tokens.
+
+    Its arrays are read-only.
+    """
 
     def turn(t: int, n: int) -> Turn:
         arrays = (
@@ -125,7 +134,7 @@ def sample_trajectory(
 
 
 def with_observations(trajectory: Trajectory, extra: int) -> Trajectory:
-    """The same trajectory with `extra` more masked tokens before every turn and more seen after it."""
+    """Return the trajectory with `extra` more masked tokens before every turn and more observed tokens after it."""
     more = Message(role="user", content="more was seen")
     return replace(
         trajectory,
@@ -141,13 +150,13 @@ def with_observations(trajectory: Trajectory, extra: int) -> Trajectory:
 
 
 def with_untrained(trajectory: Trajectory, place: int, extra: int = 0) -> Trajectory:
-    """The same trajectory, of which turn `place` is not trainable and has `extra` more sampled tokens."""
+    """Return the trajectory with turn `place` untrained and `extra` tokens longer."""
     turn = trajectory.turns[place]
     return _with_turn(trajectory, place, replace(turn, completion=_longer(turn.completion, extra), trainable=False))
 
 
 def with_forced(trajectory: Trajectory, place: int, extra: int) -> Trajectory:
-    """The same trajectory, in which a grammar forced `extra` more tokens at the end of turn `place`."""
+    """Return the trajectory with `extra` more tokens, forced by a grammar, at the end of turn `place`."""
     turn = trajectory.turns[place]
     completion = _longer(turn.completion, extra)
     forced = np.arange(len(completion.token_ids)) >= len(turn.completion.token_ids)
@@ -155,7 +164,7 @@ def with_forced(trajectory: Trajectory, place: int, extra: int) -> Trajectory:
 
 
 def _longer(completion: Completion, extra: int) -> Completion:
-    """With `extra` more tokens at its end."""
+    """Return the turn with `extra` more tokens at its end."""
 
     def longer(array: Any, value: float) -> Any:
         return None if array is None else np.concatenate([array, np.full(extra, value, dtype=array.dtype)])

@@ -33,7 +33,7 @@ class Members:
 
 
 def members(group: Group, scores: Sequence[Score], of: Of) -> Members:
-    """One group's rewards: `total` S_i, or `outcome` R_i. Raises TrainingError for one that is not finite."""
+    """Return one group's rewards: `total` S_i, or `outcome` R_i. Raises TrainingError for one that is not finite."""
     counted = np.array([score.in_baseline for score in scores], dtype=np.bool_)
     learning = np.array([score.in_gradient for score in scores], dtype=np.bool_)
     values = np.zeros(len(group.trajectories), dtype=np.float64)
@@ -48,6 +48,7 @@ def members(group: Group, scores: Sequence[Score], of: Of) -> Members:
 
 
 def not_finite(group: Group, attempt: int, what: str) -> TrainingError:
+    """Return the error for a reward or outcome that is not finite."""
     return TrainingError(
         f"task {group.task.id!r}, attempt {attempt}: {what} cannot be trained on; a reward must be finite, and an "
         "infrastructure failure must have outcome None"
@@ -55,38 +56,38 @@ def not_finite(group: Group, attempt: int, what: str) -> TrainingError:
 
 
 def centred(values: F64, counted: Flags) -> F64:
-    """values - mean over `counted`; exactly 0 where fewer than two count or all that count are equal."""
+    """Return values - mean over `counted`; exactly 0 if fewer than two count or all that count are equal."""
     if flat(values, counted):
         return np.zeros_like(values)
     return values - np.float64(values[counted].mean())
 
 
 def flat(values: F64, counted: Flags) -> bool:
-    """Whether the values that count carry no signal: fewer than two, or a range below `EQUAL`."""
+    """Return whether the values that count carry no signal: fewer than two, or a range below `EQUAL`."""
     return equal(values[counted])
 
 
 def equal(values: F64) -> bool:
-    """Whether values are all the same: fewer than two, or a range below `EQUAL`."""
+    """Return whether values are all the same: fewer than two, or a range below `EQUAL`."""
     return len(values) < 2 or float(np.ptp(values)) < EQUAL
 
 
 def standardised(values: F64, counted: Flags, *, ddof: int, eps: float) -> F64:
-    """(values - mean) / (std + eps) over `counted`, with zeros as in `centred`."""
+    """Return (values - mean) / (std + eps) over `counted`, with zeros as in `centred`."""
     if flat(values, counted):
         return np.zeros_like(values)
     return centred(values, counted) / (np.float64(values[counted].std(ddof=ddof)) + eps)
 
 
 def normaliser(kind: str, scale: Scale, *, ddof: int = 1, eps: float = 1e-6) -> Normalise:
-    """`centred` or `standardised`, as an estimator's knobs say. Raises ConfigError for one that is not known."""
+    """Return `centred` or `standardised`, as an estimator's knobs say. Raises ConfigError for an unknown one."""
     check_knob(kind, "scale", scale, ("std", "none"))
     check_knob(kind, "ddof", ddof, (0, 1))
     return centred if scale == "none" else partial(standardised, ddof=ddof, eps=eps)
 
 
 def relative(kind: str, groups: Sequence[Group], scores: Scores, normalise: Normalise, *, of: Of) -> F64:
-    """Each attempt against its group, one number for each of the step's trajectories."""
+    """Return each attempt compared with its group, one number for each of the step's trajectories."""
     check_knob(kind, "of", of, ("total", "outcome"))
     check_scores(groups, scores)
     found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
@@ -94,7 +95,7 @@ def relative(kind: str, groups: Sequence[Group], scores: Scores, normalise: Norm
 
 
 def check_range(kind: str, low: float, high: float, **knobs: float) -> None:
-    """Raises ConfigError for a knob that is not within [low, high]."""
+    """Raise ConfigError for a knob that is not within [low, high]."""
     for knob, value in knobs.items():
         if not low <= value <= high:
             bounds = f"at least {low:g}" if np.isinf(high) else f"within [{low:g}, {high:g}]"
@@ -102,14 +103,14 @@ def check_range(kind: str, low: float, high: float, **knobs: float) -> None:
 
 
 def check_knob(kind: str, knob: str, value: object, known: Sequence[object]) -> None:
-    """Raises ConfigError that names the nearest known value."""
+    """Raise ConfigError for an unknown value of a knob, naming the nearest known one."""
     if value not in known:
         hint = nearest(value, [str(k) for k in known]) if isinstance(value, str) else f"known: {known}"
         raise ConfigError(f"credit {kind!r}: {knob} = {value!r} is not known; {hint}")
 
 
 def check_scores(groups: Sequence[Group], scores: Scores) -> None:
-    """Raises ValueError where scores and trajectories do not line up."""
+    """Raise ValueError if scores and trajectories do not match."""
     shapes = [len(group.trajectories) for group in groups], [len(group) for group in scores]
     if shapes[0] != shapes[1]:
         raise ValueError(f"groups of {shapes[0]} trajectories have {shapes[1]} scores")

@@ -68,7 +68,7 @@ def subgoal(
 
 
 def _high(step: Turns, segment: I64, trajectory: I64, gamma: float) -> F64:
-    """The return from each segment on, [segments]."""
+    """Return the return from each segment on, [segments]."""
     own = np.bincount(segment, weights=step.rewards + np.where(step.last, step.outcomes, 0.0))
     returns = np.zeros(len(trajectory))
     for s in range(len(returns) - 1, -1, -1):
@@ -78,7 +78,7 @@ def _high(step: Turns, segment: I64, trajectory: I64, gamma: float) -> F64:
 
 
 def _low(step: Turns, segment: I64, reached: str, gamma: float) -> F64:
-    """What a turn still gets within its segment, [T]."""
+    """Return the rest of a turn's rewards within its segment, [T]."""
     returns = np.zeros(len(segment))
     for t in range(len(returns) - 1, -1, -1):
         if t + 1 < len(returns) and segment[t + 1] == segment[t]:

@@ -47,12 +47,14 @@ class Turns:
     learning: Flags  # [T] in the gradient
 
     def returns(self, gamma: float) -> F64:
-        """G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i, [T]. R_i belongs to the last turn itself,
-        whatever was observed after it, so it is not discounted there."""
+        """Return G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i, [T].
+
+        R_i belongs to the last turn itself, whatever was observed after it, so it is not discounted there.
+        """
         return self.sums_to_go(self.rewards + np.where(self.last, self.outcomes, 0.0), gamma)
 
     def sums_to_go(self, values: F64, gamma: float) -> F64:
-        """sum_{k >= t} gamma^(k-t) values_{i,k} within each trajectory, [T]."""
+        """Return sum_{k >= t} gamma^(k-t) values_{i,k} within each trajectory, [T]."""
         result = np.zeros_like(values)
         ahead = 0.0
         for t in range(len(values) - 1, -1, -1):
@@ -61,13 +63,14 @@ class Turns:
         return result
 
     def within(self, labels: Sequence[Hashable], values: F64, normalise: Normalise) -> F64:
-        """`values` [T] normalised among the turns of equal label that count and are trained; the others are compared
-        with them."""
+        """Return `values` normalised among those of equal label; all three have one length."""
         return within(labels, values, self.counted & self.valued, normalise)
 
     def mean_within(self, labels: Sequence[Hashable], values: F64) -> F64:
-        """The mean of `values` [T] over the turns of equal label that count and are trained; a turn's own value where
-        none does."""
+        """Return the mean of `values` [T] over the turns of equal label that are trained and in the baseline.
+
+        A turn without any such turn gets its own value.
+        """
         result, counted = values.copy(), self.counted & self.valued
         for slots in _alike(labels):
             if counted[slots].any():
@@ -75,14 +78,17 @@ class Turns:
         return result
 
     def states(self) -> list[Hashable]:
-        """Labels [T] of equal (group, state key). A turn without a key is alone."""
+        """Return labels [T] of equal (group, state key). A turn without a key has its own label."""
         return [
             (int(group), turn.state_key) if turn.state_key else place
             for place, (group, turn) in enumerate(zip(self.group, self.turns, strict=True))
         ]
 
     def entropies(self, kind: str, chosen: Flags) -> list[F64]:
-        """The entropies of the sampled tokens of the chosen turns, in nats. Raises TrainingError where one has none."""
+        """Return the entropies of the chosen turns' sampled tokens in nats.
+
+        Raises TrainingError if a turn has none.
+        """
         found: list[F64] = []
         for t in np.flatnonzero(chosen).tolist():
             values = self.turns[t].completion.entropies
@@ -95,8 +101,10 @@ class Turns:
         return found
 
     def learned(self, kind: str, aux: Mapping[str, Any], part: Literal["values", "implicit"]) -> list[F64]:
-        """Reads a learned part for the tokens that the policy chose, turn by turn: [T] -> f64[n], from arrays of all
-        that were sampled. Raises ConfigError where there is none."""
+        """Return the predictions of an auxiliary model for the chosen tokens, [T] -> f64[n].
+
+        `aux` has them for all sampled tokens. Raises ConfigError if it lacks them.
+        """
         what, section = _LEARNED[part]
         if part not in aux:
             raise ConfigError(
@@ -113,7 +121,10 @@ class Turns:
         return found
 
     def judged(self, kind: str, aux: Mapping[str, Any], part: Literal["q", "v", "progress"]) -> F64:
-        """What a learned part says of whole turns, f64[T]. Raises ConfigError where there is none."""
+        """Return the predictions of an auxiliary model for whole turns, f64[T].
+
+        Raises ConfigError if `aux` lacks them.
+        """
         what, section = _LEARNED[part]
         if part not in aux:
             raise ConfigError(
@@ -140,8 +151,11 @@ class Turns:
         return np.array([turn.trainable and len(turn.completion.token_ids) > 0 for turn in self.turns], dtype=np.bool_)
 
     def over_tokens(self, values: Sequence[F64], scale: Scale, eps: float, *, among: Flags | None = None) -> list[F64]:
-        """Values of tokens [T] -> f64[n], 0 outside the gradient; with "std" normalised over the tokens of all turns
-        that count (ddof 0), or of those `among` them, and 0 where these are equal."""
+        """Return values of tokens [T] -> f64[n], 0 outside the gradient.
+
+        With "std" they are normalised over the tokens of all turns in the baseline (ddof 0), or of those `among` them,
+        and 0 if these are equal.
+        """
         chosen = self.counted if among is None else self.counted & among
         counted = [own for own, counts in zip(values, chosen, strict=True) if counts]
         tokens = np.concatenate(counted) if counted else np.zeros(0)
@@ -156,14 +170,14 @@ class Turns:
         ]
 
     def to_tokens(self, values: F64) -> Advantages:
-        """One advantage a turn, [T], given to each of its sampled tokens; 0 outside the gradient."""
+        """Return one advantage a turn, [T], given to each of its sampled tokens; 0 outside the gradient."""
         masked = np.where(self.learning, values, 0.0)
         return self.split(
             [np.full(len(turn.completion.token_ids), value) for turn, value in zip(self.turns, masked, strict=True)]
         )
 
     def split(self, values: Sequence[F64], *, forced: float = 0.0) -> Advantages:
-        """Arrays of the step's turns, [T] -> f64[n], as those of its trajectories; `forced` for tokens that were."""
+        """Return arrays of the step's turns, [T] -> f64[n], by trajectory, with `forced` for forced tokens."""
         own = iter(values)
         return [
             [_spread(next(own), turn.completion.chosen, forced) for turn in trajectory.turns]
@@ -173,7 +187,10 @@ class Turns:
 
 
 def within(labels: Sequence[Hashable], values: F64, counted: Flags, normalise: Normalise) -> F64:
-    """`values` normalised among those of equal label, all three of one length."""
+    """Return `values` [T] normalised among the turns of equal label that are trained and in the baseline.
+
+    The other turns are compared with these.
+    """
     result = np.zeros_like(values)
     for slots in _alike(labels):
         result[slots] = normalise(values[slots], counted[slots])
@@ -181,8 +198,10 @@ def within(labels: Sequence[Hashable], values: F64, counted: Flags, normalise: N
 
 
 def states_shared(groups: Sequence[Group]) -> float:
-    """The share of turns that began in a state (`state_key`) in which another turn of the group began too: what
-    estimators that compare turns of equal state have to go by."""
+    """Return the share of turns that began in a state (`state_key`) in which another turn of the group began too.
+
+    Estimators that compare turns of equal state depend on it.
+    """
     met = Counter(
         (place, turn.state_key) for place, group in enumerate(groups) for t in group.trajectories for turn in t.turns
     )
@@ -191,8 +210,10 @@ def states_shared(groups: Sequence[Group]) -> float:
 
 
 def turns_of(groups: Sequence[Group], scores: Scores) -> Turns:
-    """The turns of one step. Raises TrainingError for a reward that is not finite, ValueError where scores and
-    trajectories do not line up."""
+    """Return the turns of one step.
+
+    Raises TrainingError for a reward that is not finite, ValueError if scores and trajectories do not match.
+    """
     check_scores(groups, scores)
     members = [
         (place, group, index, score)
@@ -217,8 +238,10 @@ def turns_of(groups: Sequence[Group], scores: Scores) -> Turns:
 
 
 def seat_outcomes(step: Turns, scores: Scores) -> F64:
-    """The outcome of the agent that spoke, [T]; 0 where its trajectory neither counts nor learns. Raises TrainingError
-    where that agent has none."""
+    """Return the outcome of the agent that spoke, [T]; 0 if its trajectory is in neither baseline nor gradient.
+
+    Raises TrainingError if that agent has none.
+    """
     flat = [score for group_scores in scores for score in group_scores]
     takes_part = step.counted | step.learning
     found = np.zeros(len(step.turns))
@@ -234,7 +257,7 @@ def seat_outcomes(step: Turns, scores: Scores) -> F64:
 
 
 def _chosen(turn: Turn) -> Turn:
-    """The turn without the tokens that were forced."""
+    """Return the turn without forced tokens."""
     completion = turn.completion
     if completion.forced is None or not completion.forced.any():
         return turn
@@ -245,7 +268,7 @@ def _chosen(turn: Turn) -> Turn:
 
 
 def _spread(values: F64, chosen: Flags, forced: float) -> F32:
-    """Values of the tokens that were chosen, in their places among all that were sampled."""
+    """Return values of the chosen tokens, at their places among all sampled tokens."""
     found = np.full(len(chosen), forced, dtype=np.float32)
     found[chosen] = values
     return found
@@ -267,7 +290,7 @@ def _rewards(group: Group, index: int, score: Score) -> tuple[F64, float]:
 
 
 def _alike(labels: Sequence[Hashable]) -> list[I64]:
-    """The places of each label, in the order in which labels first appear."""
+    """Return the indices of each label, in the order in which labels first appear."""
     found: dict[Hashable, list[int]] = {}
     for place, label in enumerate(labels):
         found.setdefault(label, []).append(place)

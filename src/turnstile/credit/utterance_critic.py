@@ -19,8 +19,10 @@ _SAID: tuple[Literal["q", "v"], ...] = ("q", "v")
 def _bootstrapped(
     groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, **_: Any
 ) -> list[F64]:
-    """What Q is to be, [trajectory] -> f64[K]: r_t + gamma V(s_{t+1}) with the V given, r_K + R at the end; NaN where
-    nothing is to be learned. What a turn that is passed over brings falls on the one before it."""
+    """Return the targets of Q, [trajectory] -> f64[K]: r_t + gamma V(s_{t+1}) with the given V, r_K + R at the end.
+
+    NaN means no target. Rewards of a turn that is passed over fall on the one before it.
+    """
     step = turns_of(groups, scores)
     values = np.concatenate([*aux["v"], np.zeros(0)])
     found = np.full(len(values), np.nan)

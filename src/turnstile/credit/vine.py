@@ -61,7 +61,7 @@ def vine(
 
 
 def _stretches(place: int, returns: Sequence[F64], counted: Flags, found: Snapshots, gamma: float) -> F64:
-    """The credit [K] of one attempt: stretch by stretch between the states that others played on from too."""
+    """Return the credit [K] of one attempt, segment by segment between states from which others continued too."""
     own = returns[place]
     credit = np.zeros(len(own))
     values: dict[int, float] = {}

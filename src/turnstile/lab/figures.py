@@ -18,6 +18,7 @@ BIASED, STRAIGHT = COLOURS[1], COLOURS[0]
 
 
 def to_png(figure: Figure, *, dpi: int = 144) -> bytes:
+    """Return a figure as the bytes of a PNG file; `dpi` is its dots per inch."""
     out = BytesIO()
     figure.savefig(out, format="png", dpi=dpi)
     return out.getvalue()
@@ -102,6 +103,7 @@ def _marks(index: int) -> str:
 
 
 def legend(figure: Figure, ax: Axes, columns: int = 4) -> None:
+    """Add a legend of the lines of `ax` above the figure, in at most `columns` columns."""
     figure.legend(
         handles=ax.get_lines(), loc="outside upper left", ncols=columns, frameon=False, fontsize=8.5,
         labelcolor=_LIGHT["text"],

@@ -30,10 +30,12 @@ class Branch:
 
 
 def goes_on(state: State, reward: float = 0.0, chance: float = 1.0) -> Branch:
+    """Return the branch that leads to `state`, taken with the probability `chance`."""
     return Branch(chance=chance, reward=reward, state=state)
 
 
 def ends(outcome: float, reward: float = 0.0, chance: float = 1.0) -> Branch:
+    """Return the branch that ends the episode with `outcome`, taken with the probability `chance`."""
     return Branch(chance=chance, reward=reward, outcome={SOLO: outcome})
 
 

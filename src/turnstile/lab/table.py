@@ -95,6 +95,7 @@ def directions(lines: Sequence[Line]) -> Grid:
 
 
 def progress(lines: Sequence[Line]) -> Grid:
+    """Return the table of how far one step of each estimator goes, as a share of the exact gradient's."""
     return overview(lines, "Progress", advance, PROGRESS_NOTE)
 
 
@@ -153,6 +154,7 @@ def details(lines: Sequence[Line], process: str) -> Grid:
 
 
 def to_rich(grid: Grid) -> RichTable:
+    """Return a grid as a table for the terminal; cells that end in `!` are bold."""
     shown = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=grid.title, title_justify="left")
     for place, name in enumerate(grid.columns):
         shown.add_column(name, justify="right" if place else "left", no_wrap=place > 0)
@@ -162,6 +164,7 @@ def to_rich(grid: Grid) -> RichTable:
 
 
 def to_markdown(grid: Grid) -> str:
+    """Return a grid as a Markdown table."""
     lines = [
         f"| {' | '.join(grid.columns)} |",
         "|---" + "|---:" * (len(grid.columns) - 1) + "|",

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> Any:
-    """`value` as something `json.dumps` takes. Raises TypeError for what has no form in JSON."""
+    """Return `value` in a form that `json.dumps` takes. Raises TypeError if it has none."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, str | bool | int | float):
@@ -41,7 +41,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any, kind: type[T]) -> T:
-    """The `kind` that `encode` made `data` from."""
+    """Return the `kind` that `encode` made `data` from."""
     return _decode(data, kind)  # type: ignore[no-any-return]
 
 

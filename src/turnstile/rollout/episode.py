@@ -231,7 +231,7 @@ class _Episode:
             self.times["measure"] = time.monotonic() - began
 
     def played(self, stop: Stop, signals: Mapping[str, JSON]) -> Trajectory:
-        """What was played, and how it ended."""
+        """Return the trajectory so far, with the reason why it stopped."""
         return Trajectory(
             task_id=self.task.id,
             group=self.attempt.group,

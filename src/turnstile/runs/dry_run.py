@@ -21,21 +21,18 @@ from turnstile.rewards.compose import failed
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.failures import Failures
 from turnstile.rollout.workers import LOG, AttemptEnded, PlayJobs, Worker
-from turnstile.runs.rehearsal import rehearsal_objective
-from turnstile.runs.scripted import check_scripts
+from turnstile.runs.checks import check_parts
 from turnstile.runs.session import peak_memory_mb
-from turnstile.runs.sft import play_talks, read_talks
+from turnstile.runs.sft import play_talks
 from turnstile.runs.worker import Setup
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Task
-from turnstile.wiring.agent import Agent, check_kinds, check_models, make_agent, make_player
-from turnstile.wiring.graders import check_asked, check_graders, make_graders
-from turnstile.wiring.group_size import check_company
-from turnstile.wiring.kinds import bind
+from turnstile.wiring.agent import Agent, make_agent, make_player
+from turnstile.wiring.graders import make_graders
 from turnstile.wiring.learning import make_learner, make_logprob_providers, make_objective
 from turnstile.wiring.recipe_check import check_recipe
 from turnstile.wiring.tasks import read_tasks
-from turnstile.wiring.world import make_scorer, make_trackers, make_world
+from turnstile.wiring.world import make_trackers, make_world
 
 
 def dry_run(recipe: Recipe) -> dict[str, Any]:
@@ -49,19 +46,11 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     check_recipe(recipe)
     tasks = read_tasks(recipe, "train", recipe.tasks.limit)
     heldout = read_tasks(recipe, "heldout", recipe.eval.tasks) if recipe.tasks.heldout else []
-    check_kinds(recipe)
-    check_graders(recipe)
-    check_asked(recipe, train=tasks, heldout=heldout)
-    check_scripts(recipe)
-    rehearsal_objective(recipe)
-    talks = read_talks(recipe)
-    check_company(recipe, bind("credit", recipe.credit, given=("groups", "scores", "aux", "state")))
-    make_scorer(recipe)
-    check_models(recipe)
+    conversations = check_parts(recipe, tasks, heldout).conversations
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         make_trackers(recipe, Path(folder)).close()
     agent = make_agent(recipe)
-    told = {"conversations to learn from": play_talks(recipe, talks, agent).summary()} if talks else {}
+    told = {"conversations to learn from": play_talks(recipe, conversations, agent).summary()} if conversations else {}
     learner = make_learner(recipe, agent)
     group, playing = asyncio.run(_play(recipe, agent, tasks[0]))
     updating = _update(recipe, learner, group, agent.scaffold.renderer)

@@ -103,6 +103,7 @@ class RunContext:
 
 
 def counter(tracker: Tracker, label: str, total: int) -> Callable[[Trajectory], None]:
+    """Return a callback that counts finished episodes up to `total` and shows the count."""
     done = 0
     tracker.progress(label, 0, total)
 

@@ -131,6 +131,7 @@ def copyrights(package: Package) -> list[str]:
 
 
 def main() -> None:
+    """Make the task files of the demo in the folder that the command line names."""
     parser = argparse.ArgumentParser(description="Make the task files of the demo.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)

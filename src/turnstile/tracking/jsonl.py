@@ -80,7 +80,7 @@ _NUMBERS: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": 
 
 
 def _open(path: Path) -> TextIO:
-    """The file, ready to append, without a damaged end."""
+    """Return the file, open for appending, without a damaged end."""
     if path.exists():
         lines, end = _whole(path)
         within, behind = end - sum(len(line) for line, _ in lines), path.stat().st_size - end
@@ -98,8 +98,10 @@ def _open(path: Path) -> TextIO:
 
 
 def _whole(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
-    """The lines of a file and what each holds, less those that are torn or no JSON object (a machine that stopped may
-    have left zeros); and how many bytes there are up to the end of the last one."""
+    """Return the lines of a file with their objects, and the number of bytes up to the end of the last valid one.
+
+    Torn lines and lines without a JSON object are left out: a machine that crashed may have left zeros.
+    """
     lines, place, end = [], 0, 0
     for line in path.read_bytes().splitlines(keepends=True):
         place += len(line)

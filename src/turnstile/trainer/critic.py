@@ -28,17 +28,17 @@ class AuxiliaryModel(Protocol):
     estimator, `update` after the policy's update. Most tell what they knew before the step, and learn after it."""
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """What the estimator finds in `aux`."""
+        """Return what the estimator finds in `aux`."""
         ...
 
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Learns from the step that `predict` saw; returns metrics."""
+        """Learn from the step that `predict` saw, and return metrics."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as `torch.save` takes it."""
+        """Return what a checkpoint keeps, in a form that `torch.save` takes."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -73,12 +73,11 @@ class Critic:
         self._seen: list[Tensor] = []  # [N, H] before each row's trained tokens, from `predict` to `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """`values`: [trajectory][turn] -> f32[n], the value before each sampled token; 0 in turns that are not
-        trainable."""
+        """Return `values`: [trajectory][turn] -> f32[n], the value before each sampled token; 0 in untrained turns."""
         return {"values": self.values(groups)}
 
     def values(self, groups: Sequence[Group]) -> Advantages:
-        """The same by itself."""
+        """Return the same without the name."""
         everyone = trajectories_of(groups)
         owners = _rows(groups, [zero_advantages(trajectory) for trajectory in everyone])
         self._seen = features(self._learner, [row for rows in owners for row in rows])
@@ -95,8 +94,11 @@ class Critic:
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Fits the head to this step's targets. Metrics: critic/loss (mean square before), critic/explained (the share
-        of the targets' variance that the values told beforehand; 0 for a constant), critic/value (mean)."""
+        """Fit the head to this step's targets.
+
+        Metrics: critic/loss (mean square before the fit), critic/explained (the share of the targets' variance that the
+        values explained before; 0 for constant targets), critic/value (mean).
+        """
         rows = [row for own in _rows(groups, self._targets(groups, scores, aux)) for row in own]
         seen, self._seen = self._seen, []
         if not rows:
@@ -120,12 +122,12 @@ class Critic:
         return metrics
 
     def _value(self, states: Tensor) -> Tensor:
-        """Values [N] of hidden states [N, H], wherever these are kept."""
+        """Return the values [N] of hidden states [N, H], on whatever device these are."""
         value: Tensor = self._head(states.to(self._head.weight.device))[:, 0]
         return value
 
     def state(self) -> dict[str, Any]:
-        """The head and its optimiser's moments."""
+        """Return the head and its optimiser's moments."""
         return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -134,7 +136,7 @@ class Critic:
 
 
 def step_finite(optimizer: torch.optim.Optimizer, module: nn.Module, who: str) -> None:
-    """One step of a learned part's optimiser. Raises TrainingError for a gradient that is not finite."""
+    """Take one optimiser step of an auxiliary model. Raises TrainingError if its gradient is not finite."""
     gradients = [parameter.grad for parameter in module.parameters()]
     if not all(gradient is not None and bool(torch.isfinite(gradient).all()) for gradient in gradients):
         raise TrainingError(f"{who}'s gradient is not finite: its targets are too large; scale the rewards")
@@ -142,7 +144,7 @@ def step_finite(optimizer: torch.optim.Optimizer, module: nn.Module, who: str) -
 
 
 def _rows(groups: Sequence[Group], values: Advantages) -> list[list[Row]]:
-    """The rows of each trajectory with something to train in them; `values` stand in the place of advantages."""
+    """Return each trajectory's rows that have trained tokens, with `values` in place of advantages."""
     return [
         [row for row in rows_of(trajectory, turns) if row.loss_mask.any()]
         for trajectory, turns in zip(trajectories_of(groups), values, strict=True)

@@ -51,7 +51,7 @@ class Feedback(LogprobProvider):
         self._step: dict[tuple[str, int], tuple[Trajectory, str]] = {}
 
     def on_step_start(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
-        """Takes what there is to tell from the step."""
+        """Prepare the feedback on each attempt of the step."""
         self._step = {
             trajectory.key: (trajectory, self.text(group, own, place))
             for group, own in zip(groups, scores, strict=True)
@@ -73,7 +73,7 @@ class Feedback(LogprobProvider):
         return "\n\n".join(told)
 
     def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
-        """The rows with `feedback_logprobs` f32[L] among their extras, 0 where masked."""
+        """Return the rows with `feedback_logprobs` f32[L] among their extras, 0 where masked."""
         taught = [self._taught(row) for row in rows]
         learner = self._learner
         found = with_logprobs(learner.model, learner.config.budget, taught, sampling, NAME)
@@ -83,7 +83,7 @@ class Feedback(LogprobProvider):
         ]
 
     def _taught(self, row: Row) -> Row:
-        """The row behind a prompt that tells the feedback."""
+        """Return the row after a prompt that contains the feedback."""
         trajectory, text = self._step[row.origin]
         if not text:
             return row
@@ -119,14 +119,14 @@ class Feedback(LogprobProvider):
 
 
 def _tail(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
-    """The end of an array, or the whole of it behind zeros: whatever stands there is the prompt's."""
+    """Return the end of an array, or the whole array after zeros for the prompt."""
     if len(values) >= length:
         return values[len(values) - length :]
     return np.concatenate([np.zeros(length - len(values), values.dtype), values])
 
 
 def _better(group: Group, scores: Sequence[Score], place: int) -> Trajectory | None:
-    """The attempt that earned most, if it earned more than this one; of equals the first."""
+    """Return the first of the attempts with the highest reward, if that is higher than this one's."""
     best = max(range(len(scores)), key=lambda i: (_earned(scores[i]), -group.trajectories[i].attempt))
     return group.trajectories[best] if _earned(scores[best]) > _earned(scores[place]) + EQUAL else None
 

@@ -36,10 +36,10 @@ from turnstile.types import F32, Group, Row, Sampling, Score
 
 @needs("ref_logprobs", scope="trajectory")
 def outcome_cross_entropy(logprobs: Tensor, batch: Batch, *, beta: float) -> tuple[Tensor, Metrics]:
-    """-y log sigmoid(h) - (1 - y) log sigmoid(-h) for each trajectory, with h = beta * the sum over its tokens of
-    log phi - log reference, and y, the outcome within [0, 1], in the place of its tokens' advantages.
+    """Return -y log sigmoid(h) - (1 - y) log sigmoid(-h) for each trajectory, given to each of its tokens.
 
-    A token has the loss of its trajectory, and its gradient is that of this loss by its log-probability.
+    h = beta * the sum over its tokens of log phi - log reference; y is the outcome within [0, 1], in place of its
+    tokens' advantages. A token's gradient is that of this loss by its log-probability.
     """
     side = trajectory_pairs(batch)
     h = beta * side.total(log_ratio_to(extra(batch, "ref_logprobs", "outcome_cross_entropy"), logprobs))
@@ -78,7 +78,7 @@ class ImplicitReward:
         self._rows: list[list[Row]] = []  # of each trajectory, with the reference's numbers, from `predict` to `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """`implicit`: [trajectory][turn] -> f32[n], 0 in turns that are not trained."""
+        """Return `implicit`: [trajectory][turn] -> f32[n], 0 in untrained turns."""
         everyone = trajectories_of(groups)
         owned = [[row for row in rows_of(t, zero_advantages(t)) if row.loss_mask.any()] for t in everyone]
         rows = self._against([row for own in owned for row in own])
@@ -92,7 +92,7 @@ class ImplicitReward:
         return {"implicit": [by_turn(*each) for each in zip(everyone, owned, ratios, strict=True)]}
 
     def _against(self, rows: list[Row]) -> list[Row]:
-        """The rows with the reference's log-probabilities among their extras."""
+        """Return the rows with the reference's log-probabilities among their extras."""
         if not rows:
             return []
         if self._reference == "old":
@@ -103,9 +103,12 @@ class ImplicitReward:
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Metrics: implicit/loss and implicit/accuracy (of outcomes above a half, or of a trajectory's pairs, 0 for
-        one without; both before phi moved, trajectories weighing as many as their tokens), implicit/reward
-        (the mean of a turn's), implicit/skipped (steps whose gradient was not finite)."""
+        """Train phi on the step, and return metrics.
+
+        implicit/loss and implicit/accuracy (of outcomes above a half, or of a trajectory's pairs, 0 without pairs; both
+        before the update, trajectories weighted by their tokens), implicit/reward (mean over turns), implicit/skipped
+        (steps whose gradient was not finite).
+        """
         rows, self._rows = self._labelled(groups, scores), []
         if not rows:
             return {}
@@ -126,7 +129,7 @@ class ImplicitReward:
         }
 
     def _labelled(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> list[Row]:
-        """The rows that `predict` saw of trajectories that count, with the outcome as each token's advantage."""
+        """Return the rows of trajectories in the baseline, with the outcome as each token's advantage."""
         known, found = iter(self._rows), []
         for group, group_scores in zip(groups, scores, strict=True):
             for trajectory, score in zip(group.trajectories, group_scores, strict=True):
@@ -143,7 +146,7 @@ class ImplicitReward:
         return found
 
     def state(self) -> dict[str, Any]:
-        """phi's weights that learn, its optimiser, and the reference where that is the one of the start."""
+        """Return phi's trained weights, its optimiser, and the reference if that is the starting policy."""
         weights = [parameter.detach() for parameter in self._phi.parameters]
         return {"phi": weights, "learner": self._phi.state(), "start": self._start}
 
@@ -156,6 +159,6 @@ class ImplicitReward:
 
 
 def _twin(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of what learns; what is frozen is the same memory."""
+    """Return a copy of the model that shares the memory of frozen parameters."""
     shared: dict[int, nn.Parameter] = {id(p): p for p in model.parameters() if not p.requires_grad}
     return copy.deepcopy(model, dict(shared))

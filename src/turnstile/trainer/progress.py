@@ -47,7 +47,7 @@ class ProgressEstimator:
         self._seen: TurnFeatures | None = None  # from `predict` to `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """`progress`: [trajectory] -> f32[K], 0 for turns that are not trained."""
+        """Return `progress`: [trajectory] -> f32[K], 0 for untrained turns."""
         self._seen = read_turn_features(self._learner, groups)
         with torch.no_grad():
             return {"progress": self._seen.spread(self._contributions(self._seen.after))}
@@ -55,9 +55,12 @@ class ProgressEstimator:
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Fits the sums to this step's outcomes. Metrics, all of before: progress/loss (mean square over attempts),
-        progress/explained (the share of the outcomes' variance that the sums told; 0 for equal outcomes),
-        progress/contribution (the mean of a turn), progress/spread (its standard deviation)."""
+        """Fit the sums of contributions to this step's outcomes.
+
+        Metrics, all before the fit: progress/loss (mean square over attempts), progress/explained (the share of the
+        outcomes' variance that the sums explained; 0 for equal outcomes), progress/contribution (mean over turns),
+        progress/spread (its standard deviation).
+        """
         seen, self._seen = self._seen, None
         if seen is None or not len(seen.turns):
             return {}
@@ -81,12 +84,12 @@ class ProgressEstimator:
         return metrics
 
     def _contributions(self, states: Tensor) -> Tensor:
-        """Of turns, [M, 2H] -> [M]."""
+        """Return the contributions of turns, [M, 2H] -> [M]."""
         values: Tensor = self._head(states.to(self._learner.model.device))[:, 0]
         return values
 
     def state(self) -> dict[str, Any]:
-        """The head and its optimiser's moments."""
+        """Return the head and its optimiser's moments."""
         return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

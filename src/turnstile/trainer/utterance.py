@@ -56,22 +56,24 @@ class UtteranceCritic:
         self._metrics: dict[str, float] = {}  # from `predict` to `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """`q` and `v` as `values` has them, once the critic has learned from these groups."""
+        """Learn from these groups, and return `q` and `v` as `values` does."""
         seen = read_turn_features(self._learner, groups)
         before = self._told(seen)
         self._metrics = self._fit(groups, scores, seen, before)
         return self._told(seen)
 
     def values(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """`q` and `v`: [trajectory] -> f32[K], each the smaller of two; 0 for turns that are not trained."""
+        """Return `q` and `v`: [trajectory] -> f32[K], each the smaller of two; 0 for untrained turns."""
         return self._told(read_turn_features(self._learner, groups))
 
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """What `predict` found, since that is when it learned. Metrics: utterance/explained (the share of the variance
-        of what Q was to be that it told beforehand; 0 for a constant), utterance/q_loss and v_loss (mean square,
-        before), utterance/q and v (means, before)."""
+        """Return the metrics of `predict`, which has learned already.
+
+        utterance/explained (the share of the variance of Q's targets that Q explained before; 0 for constant targets),
+        utterance/q_loss and v_loss (mean square, before), utterance/q and v (means, before).
+        """
         metrics, self._metrics = self._metrics, {}
         return metrics
 
@@ -86,7 +88,7 @@ class UtteranceCritic:
     def _fit(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], seen: TurnFeatures, before: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Learns from a step; {} where there is nothing to learn."""
+        """Learn from a step, and return metrics; {} if there is nothing to learn."""
         if not len(seen.turns):
             return {}
         told = np.concatenate(before["q"])[seen.turns]
@@ -126,7 +128,7 @@ class UtteranceCritic:
         return value
 
     def state(self) -> dict[str, Any]:
-        """Heads, slow copies and the optimiser's moments."""
+        """Return the heads, their slow copies and the optimiser's moments."""
         heads, slow = self._heads.state_dict(), self._slow.state_dict()
         return {"heads": heads, "slow": slow, "optimizer": self._optimizer.state_dict()}
 

@@ -29,7 +29,7 @@ from turnstile.wiring.world import SHARED, World
 
 
 def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
-    """Raises ConfigError for any name or knob of a recipe that is wrong, before anything is made or loaded."""
+    """Raise ConfigError for any wrong name or knob of a recipe, before anything is made or loaded."""
     if env is None:
         bind("env", recipe.env, given=SHARED)
     bind("sandbox", recipe.sandbox)
@@ -62,8 +62,10 @@ class Agent:
 
 
 def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> Scaffold:
-    """The agent's halves. A renderer that names a parameter `parser` is given the agent's; without a tokenizer it is
-    `messages`."""
+    """Return the agent's renderer and parser.
+
+    A renderer that names a parameter `parser` is given the agent's. Without a tokenizer the renderer is `messages`.
+    """
     parser = bind("parser", recipe.agent.parser)()
     if tokenizer is None:
         return Scaffold(MessagesRenderer(parser=parser), parser)
@@ -72,14 +74,14 @@ def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> 
 
 
 def check_models(recipe: Recipe) -> None:
-    """Raises ConfigError for a model that cannot be had, before anything is made; a hub is waited for a few seconds."""
+    """Raise ConfigError for a model that is not available. A hub is asked for a few seconds at most."""
     for where, name in (("model.id", recipe.model.id), ("train.teacher", recipe.train.teacher)):
         if name:
             check_model(name, where)
 
 
 def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
-    """Loads the recipe's model, or the one named `model`, with its engine and scaffold."""
+    """Load the recipe's model, or the one named `model`, with its engine and scaffold."""
     if recipe.model.threads:
         torch.set_num_threads(recipe.model.threads)
     name = model or recipe.model.id
@@ -110,7 +112,7 @@ def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> set[int]:
-    """The tokens that the model ends a turn with."""
+    """Return the tokens that end the model's turns."""
     found: set[int] = set()
     generation = model.generation_config.eos_token_id if model.generation_config else None
     for value in (tokenizer.eos_token_id, model.config.get_text_config().eos_token_id, generation):
@@ -119,11 +121,12 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> set[
 
 
 def make_sampling(recipe: Recipe) -> Sampling:
-    """How turns are sampled, as `[sampling]` says it; stop strings and seeds come with each request."""
+    """Return the sampling parameters of `[sampling]`; requests add stop strings and seeds."""
     return Sampling(**recipe.sampling.model_dump())
 
 
 def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine, context: int) -> Player:
+    """Return what plays an episode by the recipe: environment, engine, scaffold, sampling and limits."""
     episode = recipe.episode
     return Player(
         make_env=world.make_env,
@@ -155,6 +158,6 @@ EVALUATION = "eval"
 
 
 def for_evaluation(recipe: Recipe, player: Player) -> Player:
-    """The same player at the temperature of `[eval]`, and without deadlines that depend on what was played before."""
+    """Return the player with the temperature of `[eval]`, and without deadlines that depend on earlier episodes."""
     temperature = player.sampling.temperature if recipe.eval.temperature is None else recipe.eval.temperature
     return replace(player, deadlines=None, sampling=replace(player.sampling, temperature=temperature))

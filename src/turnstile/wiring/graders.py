@@ -26,8 +26,7 @@ VERDICTS = "verdicts.jsonl"
 
 
 def check_graders(recipe: Recipe) -> None:
-    """Raises ConfigError for a grader that cannot be had, for a judge without a model, and for one that asks the
-    policy where that is behind a server."""
+    """Raise ConfigError for a grader that is unavailable, lacks a judge's model, or needs a policy in this process."""
     for kind in recipe.graders:
         maker = bind("grader", kind, given=GIVEN)
         if takes(maker, "engine") and not recipe.engine.in_process:
@@ -42,8 +41,7 @@ def check_graders(recipe: Recipe) -> None:
 
 
 def check_asked(recipe: Recipe, *, train: Sequence[Task] = (), heldout: Sequence[Task] = ()) -> None:
-    """Raises ConfigError, naming the task, where one lacks what a grader asks of it, or a training task what the
-    hint does. No model is loaded for it."""
+    """Raise ConfigError, naming the task, if a task lacks data that a grader or the hint needs. No model is loaded."""
     given = {**dict.fromkeys(("asker", *POLICY)), "chars": recipe.judge.chars}
     for kind in recipe.graders:
         maker = bind("grader", kind, given=GIVEN)
@@ -57,8 +55,11 @@ def check_asked(recipe: Recipe, *, train: Sequence[Task] = (), heldout: Sequence
 
 
 def make_graders(recipe: Recipe, folder: Path | None, agent: Agent | None) -> dict[str, Grader]:
-    """The graders in their order, by kind and place; those that ask share one model, whose answers are kept in
-    `folder`. `agent` is the policy, where it is a model in this process."""
+    """Return the graders in order, by kind and place.
+
+    Those that ask a model share one, whose answers are kept in `folder`. `agent` is the policy, if it is a model in
+    this process.
+    """
     check_graders(recipe)
     makers = [bind("grader", kind, given=GIVEN) for kind in recipe.graders]
     given: dict[str, Any] = dict.fromkeys(POLICY)
@@ -82,7 +83,7 @@ def _made(kind: Kind, maker: Callable[..., Any], given: Mapping[str, Any]) -> An
 
 
 def make_asker(recipe: Recipe, folder: Path | None) -> Asker:
-    """The model of `[judge]`: behind a server, or loaded."""
+    """Return the model of `[judge]`: on a server, or loaded."""
     judge = recipe.judge
     sampling = Sampling(temperature=judge.temperature, max_tokens=judge.max_tokens)
     close = None

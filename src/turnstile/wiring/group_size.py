@@ -23,11 +23,11 @@ _REWARDLESS = {declared.kind for declared in DECLARED if 7 in declared.exempt}
 
 
 def check_company(recipe: Recipe, estimator: Estimator) -> None:
-    """Raises ConfigError where groups are of one attempt and the recipe's credit compares attempts: then no reward
-    changes an advantage, and a run would train on nothing without a word.
+    """Raise ConfigError if groups have one attempt and the recipe's estimator compares attempts.
 
-    A built-in kind is asked, with its knobs, what it makes of made-up groups of one, step after step; one of your own
-    is trusted. So is a recipe that trains groups without advantages by a loss that needs none.
+    Then no reward would change an advantage, and the run would silently train on nothing. A built-in kind is tried,
+    with its knobs, on made-up groups of one, step after step; one of the user's own is trusted. So is a recipe that
+    trains groups without advantages by a loss that needs none.
     """
     train, rollout, kind = recipe.train, recipe.rollout, recipe.credit.kind
     if rollout.group_size > 1 or kind not in KINDS["credit"]:
@@ -46,7 +46,7 @@ def check_company(recipe: Recipe, estimator: Estimator) -> None:
 
 
 def _alone(number: int) -> Group:
-    """A made-up attempt at a task, which never meets a state again."""
+    """Return a made-up attempt at a task, which never meets a state twice."""
     group = sample_group(np.random.default_rng(number), f"g{number}", (4,))
     return replace(group, trajectories=tuple(map(_wandering, group.trajectories)))
 
@@ -57,8 +57,10 @@ def _wandering(trajectory: Trajectory) -> Trajectory:
 
 
 def _steps(estimator: Estimator, groups: list[Group]) -> list[Advantages]:
-    """The advantages of steps that differ in their rewards, and in what a learned part has made of earlier ones, each
-    with the state that the one before left."""
+    """Return the advantages of several steps, each with the state that the one before returned.
+
+    The steps differ in their rewards, and in what an auxiliary model has learned from earlier ones.
+    """
     rng = np.random.default_rng(0)
     found: list[Advantages] = []
     state: State = {}

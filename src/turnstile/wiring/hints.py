@@ -16,9 +16,11 @@ CRITERIA = {"rubric": "criteria", "checklist": "items"}
 
 
 def make_hint(recipe: Recipe) -> Hint | None:
-    """The hint that `hint.kind` names: a class, or a function that gives one. It is passed the recipe's seed, the steps
-    of training and the criteria of the first grader that has some, as far as it takes them. Raises ConfigError for an
-    unknown kind or knob."""
+    """Return the hint that `hint.kind` names: a class, or a function that returns one.
+
+    It is given those that it names of the recipe's seed, the training steps, and the criteria of the first grader that
+    has some. Raises ConfigError for an unknown kind or knob.
+    """
     if recipe.hint is None:
         return None
     maker = bind("hint", recipe.hint, given=GIVEN)

@@ -14,11 +14,11 @@ from turnstile.validation import check_types
 
 
 def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[..., Any]:
-    """The function or class that `kind` names in `room` with its knobs as keyword arguments, without the table of its
-    part (`bind_part`), which is checked too.
+    """Return the function or class that `kind` names in `room`, with its knobs as keyword arguments.
 
-    `given` names the parameters that will be passed at the call. Raises ConfigError for an unknown kind, for a knob
-    that the function does not take, naming the nearest it does, and for a value that is not of the knob's type.
+    The table of its part is left out, but checked (`bind_part`). `given` names the parameters that will be passed at
+    the call. Raises ConfigError for an unknown kind, for an unknown knob, naming the nearest, and for a value of the
+    wrong type.
     """
     function, knobs = resolve(room, kind.kind), kind.knobs
     if (part := part_of(function)) is not None and knobs.pop(part.section, None) is not None:
@@ -31,7 +31,7 @@ OFFERED = ("learner", "targets", "sampling", "renderer")
 
 
 def bind_part(room: str, kind: Kind) -> functools.partial[Any] | None:
-    """The class of the part that a kind declares, with the keys of its table bound; None where it declares none.
+    """Return the class of the part that a kind declares, with the keys of its table bound; None if it declares none.
 
     Raises ConfigError as `bind` does.
     """
@@ -45,14 +45,14 @@ def bind_part(room: str, kind: Kind) -> functools.partial[Any] | None:
 
 
 def make_part(bound: Callable[..., Any], **offered: Any) -> Any:
-    """The part that `bind_part` bound, made with what its class names of what is offered."""
+    """Return the part that `bind_part` bound, made with those of the `offered` arguments that its class names."""
     return bound(**{name: value for name, value in offered.items() if takes(bound, name)})
 
 
 def with_knobs(
     where: str, function: Any, knobs: Mapping[str, Any], *, given: Collection[str] = ()
 ) -> functools.partial[Any]:
-    """`function` with `knobs` bound, checked as in `bind`; errors begin with `where`."""
+    """Return `function` with `knobs` bound, checked as in `bind`; errors begin with `where`."""
     if not callable(function):
         raise ConfigError(f"{where} is {type(function).__name__}, not something that can be called")
     parameters = inspect.signature(function).parameters.values()
@@ -67,5 +67,5 @@ def with_knobs(
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether `function` has a parameter of that name."""
+    """Return whether `function` has a parameter of that name."""
     return name in inspect.signature(unbound(function)).parameters

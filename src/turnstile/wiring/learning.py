@@ -25,7 +25,7 @@ from turnstile.wiring.kinds import bind, bind_part, make_part
 
 
 def trainable(recipe: Recipe, agent: Agent) -> list[nn.Parameter]:
-    """What of the network learns; adapters are put in where they do."""
+    """Return the network's trained parameters, after adding adapters if the recipe trains those."""
     model = recipe.model
     return choose_trainable(
         agent.model, model.train, top_layers=model.top_layers, lora_rank=model.lora_rank, lora_alpha=model.lora_alpha
@@ -33,7 +33,7 @@ def trainable(recipe: Recipe, agent: Agent) -> list[nn.Parameter]:
 
 
 def make_learner(recipe: Recipe, agent: Agent) -> Learner:
-    """The learner of RL."""
+    """Return the learner of RL."""
     train = recipe.train
     plan = LearnerConfig(
         lr=train.lr,
@@ -50,7 +50,7 @@ def make_learner(recipe: Recipe, agent: Agent) -> Learner:
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """The loss with its factors, its token weights and the regularisers of RL."""
+    """Return the objective of RL: loss, loss multipliers, aggregation and regularisers."""
     regularizers: list[tuple[float, TokenLoss]] = []
     for kind in recipe.regularizers:
         coefficient, bare = kind.split("coef")
@@ -115,7 +115,7 @@ def _declared_providers(recipe: Recipe) -> dict[str, functools.partial[LogprobPr
 def make_logprob_providers(
     recipe: Recipe, objective: Objective, learner: Learner, folder: Path, *, renderer: Renderer, step: int = 0
 ) -> tuple[LogprobProvider, ...]:
-    """What gives the rows of a step the arrays that the losses of a recipe need. `step` is the last that was done."""
+    """Return the providers of the arrays that the recipe's losses need. `step` is the last completed one."""
     declared = _declared_providers(recipe)
     return tuple(
         PROVIDERS[name](recipe, learner, folder, step)
@@ -126,7 +126,7 @@ def make_logprob_providers(
 
 
 def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> AuxiliaryModel | None:
-    """What learns beside the policy because the recipe's credit needs it."""
+    """Return the auxiliary model that the recipe's estimator declares; None if it declares none."""
     if (bound := bind_part("credit", recipe.credit)) is None:
         return None
     part: AuxiliaryModel = make_part(

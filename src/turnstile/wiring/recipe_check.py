@@ -55,8 +55,10 @@ TERM = ("name", "scope", "level", "weight", "gate")
 
 
 def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
-    """A line for each part that is checked at start; `env` says that the environment is the caller's own. Raises
-    ConfigError for the first thing that is wrong."""
+    """Raise ConfigError for the first error that can be found without loading anything.
+
+    Returns a line for each part that is checked at start. `env` says that the environment is the caller's own.
+    """
     lines = []
     for room, where, kind in _kinds(recipe):
         if room == "env" and env:
@@ -76,7 +78,7 @@ def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
 
 
 def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
-    """Every kind that a recipe names: its room, its place, itself."""
+    """Yield every kind that a recipe names: its room, its place, and the kind."""
     yield from (("env", "env", recipe.env), ("sandbox", "sandbox", recipe.sandbox))
     yield from (("renderer", "agent.renderer", recipe.agent.renderer), ("parser", "agent.parser", recipe.agent.parser))
     if recipe.engine.kind == SERVERS or ":" in recipe.engine.kind:
@@ -104,7 +106,7 @@ def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
 
 
 def _served(recipe: Recipe) -> dict[str, Any]:
-    """The knobs of servers, of which a recipe may name several."""
+    """Return the knobs of the servers, of which a recipe may name several."""
     knobs = dict(recipe.engine.knobs)
     if isinstance(knobs.get("url"), list | tuple):
         knobs["url"] = next(iter(knobs["url"]), "")
@@ -112,7 +114,7 @@ def _served(recipe: Recipe) -> dict[str, Any]:
 
 
 def _coefficient(where: str, knobs: dict[str, Any]) -> None:
-    """Takes the coefficient that every regulariser has off its knobs. Raises ConfigError where there is none."""
+    """Remove the coefficient of a regulariser from its knobs. Raises ConfigError if there is none."""
     found = knobs.pop("coef", None)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ConfigError(f"{where}.coef is missing: what the regulariser is multiplied by, a number")
@@ -157,7 +159,7 @@ def _of_sampling(recipe: Recipe) -> Iterator[str]:
 
 
 def _unreadable(recipe: Recipe) -> Iterator[str]:
-    """What is wrong with the expression that turns must match."""
+    """Yield the error of the expression that turns must match."""
     from llguidance import LLMatcher
 
     sampling = recipe.sampling
@@ -171,7 +173,7 @@ def _unreadable(recipe: Recipe) -> Iterator[str]:
 
 
 def _of_places(recipe: Recipe) -> Iterator[str]:
-    """Files and addresses: what is not there, or is none."""
+    """Yield missing files and malformed addresses."""
     for name, path in (
         ("tasks.train", recipe.tasks.train),
         ("tasks.heldout", recipe.tasks.heldout),

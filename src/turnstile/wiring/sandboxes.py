@@ -11,9 +11,12 @@ from turnstile.wiring.kinds import bind, takes
 
 
 def make_sandboxes(kind: Kind, *, run: str = "", grading: bool = False, pull: Sequence[str] | None = None) -> Sandboxes:
-    """The provider. Where it takes them, it is given the name of the run; for `grading`, what the verifier imports and
-    the folder of all packages' dependencies, to show each task its own; and the images that it may pull when asked for
-    them (None: any). The knobs of `kind` go before these."""
+    """Return the provider of sandboxes.
+
+    It is given those that it names of: the name of the run; for `grading`, the folders that the verifier is imported
+    from and the folder of all packages' dependencies, of which each task sees its own; and the images that it may pull
+    on request (None: any). Knobs of `kind` take precedence.
+    """
     make = bind("sandbox", kind)
     offers: dict[str, Any] = {"run": run, "pull": pull}
     if grading:

@@ -32,12 +32,12 @@ class Remote:
 
 
 def is_text(recipe: Recipe) -> bool:
-    """Whether the recipe's server takes messages, so that no tokenizer is needed."""
+    """Return whether the recipe's server takes messages, so that no tokenizer is needed."""
     return recipe.engine.knobs.get("mode") == "text"
 
 
 def check_servers(recipe: Recipe) -> None:
-    """Raises ConfigError for servers that cannot train, as far as the recipe says it."""
+    """Raise ConfigError for servers that cannot train, as far as the recipe shows."""
     if recipe.engine.kind != "openai":
         raise ConfigError(
             f"engine.kind = {recipe.engine.kind!r} cannot train; take transformers, or openai for servers"
@@ -48,10 +48,10 @@ def check_servers(recipe: Recipe) -> None:
 
 
 async def make_remote(recipe: Recipe, scaffold: Scaffold, *, training: bool = False) -> Remote:
-    """The recipe's server, once it has shown what it can do; the servers, where `engine.url` names several. With
-    `training` they are a router, which gives them weights.
+    """Return the recipe's server, or servers if `engine.url` names several, after a first request.
 
-    Raises ConfigError for what is missing or cannot be done, EngineGoneError for a server that does not answer.
+    With `training` they are a router, which hands out weights. Raises ConfigError for missing abilities,
+    EngineGoneError if a server does not answer.
     """
     reconnect_timeout = recipe.engine.reconnect_timeout if training else None
     engine = make_servers(recipe.engine.kind, _urls(recipe), _knobs(recipe), reconnect_timeout=reconnect_timeout)
@@ -71,8 +71,10 @@ async def make_remote(recipe: Recipe, scaffold: Scaffold, *, training: bool = Fa
 def make_servers(
     kind: str, urls: Sequence[str], knobs: dict[str, object], *, reconnect_timeout: float | None = None
 ) -> Replica | Router:
-    """The engine at an address, or a router over the engines at several. With `reconnect_timeout` it is for training:
-    always a router, which waits so many seconds for a server."""
+    """Return the engine at an address, or a router over the engines at several.
+
+    With `reconnect_timeout`, the seconds to wait for a server, it is always a router, for training.
+    """
     training = {} if reconnect_timeout is None else {"training": True}
     makers = _replicas(kind, urls, knobs | training)
     if len(makers) == 1 and reconnect_timeout is None:
@@ -81,7 +83,7 @@ def make_servers(
 
 
 def _replicas(kind: str, urls: Sequence[str], knobs: dict[str, object]) -> list[Callable[[], Replica]]:
-    """What makes the engine at each address. Raises ConfigError where there is none, and for a wrong knob."""
+    """Return a maker of the engine at each address. Raises ConfigError for wrong knobs, and if there is no address."""
     maker = bind("engine", Kind.model_validate({"kind": kind, **knobs}), given=("url",))
     if not urls or not all(isinstance(url, str) and url for url in urls):
         raise ConfigError(f"engine.kind = {kind!r} needs engine.url, like http://127.0.0.1:8000/v1, or a list of them")
@@ -112,7 +114,7 @@ class ServedWeights:
         self.hand_out(version, self._write(version))
 
     def hand_out(self, version: int, folder: Path) -> None:
-        """The same of weights that are in a folder already."""
+        """Hand out weights that are in a folder already."""
         serial = next(self._numbers)
         self._router.publish(
             PublishedWeights(version=version, folder=folder, owner=self._owner, serial=serial, head=self._head)

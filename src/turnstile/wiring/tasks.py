@@ -13,10 +13,10 @@ from turnstile.types import Task
 
 
 def read_tasks(recipe: Recipe, which: str, limit: int = 0) -> list[Task]:
-    """The train or held-out tasks of a recipe after `tasks.where`; raises TaskError when none is left.
+    """Return the train or held-out tasks of a recipe after `tasks.where`; raise TaskError if none is left.
 
-    With a limit, that many drawn over the whole file: always the same ones, whatever the seed of the run, so
-    that runs can be compared task by task.
+    With a limit, that many are drawn over the whole file, always the same ones whatever the seed of the run, so that
+    runs can be compared task by task.
     """
     path = recipe.tasks.train if which == "train" else recipe.tasks.heldout
     if not path:
@@ -28,7 +28,10 @@ def read_tasks(recipe: Recipe, which: str, limit: int = 0) -> list[Task]:
 
 
 def _wanted(task: Task, where: Mapping[str, Any]) -> bool:
-    """A number asks for at most that much, a list for one of its values, anything else for just itself."""
+    """Return whether a task's data fits.
+
+    A number is the largest allowed value, a list holds the allowed values, and anything else must be equal.
+    """
     for key, wanted in where.items():
         value = task.data.get(key)
         if isinstance(wanted, int | float) and not isinstance(wanted, bool):
@@ -43,5 +46,5 @@ def _wanted(task: Task, where: Mapping[str, Any]) -> bool:
 
 
 def overlap(train: Sequence[Task], heldout: Sequence[Task]) -> list[str]:
-    """Ids of tasks that are in both."""
+    """Return the ids of tasks that are in both."""
     return sorted({task.id for task in train} & {task.id for task in heldout})

@@ -50,9 +50,11 @@ def make_world(
     graders: Mapping[str, Grader] | None = None,
     board: StatusBoard | None = None,
 ) -> World:
-    """The environment of a recipe, or `env` in its place, with the `graders`, which it closes. An environment that
-    names a parameter `sandboxes`, `grader` or `problems` is given the run's; one whose methods are plain functions is
-    called in threads."""
+    """Return the environment of a recipe, or `env` in its place, with the `graders`, which the world closes.
+
+    An environment that names a parameter `sandboxes`, `grader` or `problems` is given the run's. One whose methods are
+    plain functions is called in threads.
+    """
     world = _make_world(recipe, env)
     return replace(world, graders=graders or {}, board=board or world.board)
 
@@ -80,7 +82,7 @@ SHARED = ("sandboxes", "grader", "problems")
 
 
 def make_scorer(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Scorer:
-    """The rewards of a recipe; `reward`, a plain function, replaces its terms by one."""
+    """Return the rewards of a recipe; `reward`, a plain function, replaces its terms."""
     if reward is not None:
         terms = [make_term("reward", reward, level=1)]
     else:
@@ -99,8 +101,10 @@ def _make_term(term: TermConfig, where: str) -> Term:
 
 
 def make_trackers(recipe: Recipe, run: Path, *, board: StatusBoard | None = None, plain: bool = False) -> Tracker:
-    """What a run's numbers go to. A tracker that names a parameter `board` is given the run's; with `plain` those that
-    can be plain are."""
+    """Return the trackers of a run.
+
+    A tracker that names a parameter `board` is given the run's. With `plain`, trackers that can be plain are.
+    """
     return Trackers([_make_tracker(kind, run, board or StatusBoard(), plain=plain) for kind in recipe.trackers])
 
 

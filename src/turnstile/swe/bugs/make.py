@@ -55,7 +55,7 @@ class Made:
     exhausted: bool  # every candidate was judged before `n` were found
 
 
-async def make(
+async def make(  # noqa: PLR0913 - the options of `turnstile tasks make`, each by name
     source: Source | str,
     out: str | Path,
     n: int,

@@ -139,6 +139,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def outer_functions(node: ast.AST, prefix: str) -> Iterator[tuple[FunctionNode, str]]:
+    """Yield the functions of a module that lie in no other function, each with its qualified name."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FunctionNode):
             yield child, prefix + child.name
@@ -149,11 +150,13 @@ def outer_functions(node: ast.AST, prefix: str) -> Iterator[tuple[FunctionNode, 
 
 
 def span_of(node: FunctionNode) -> tuple[int, int]:
+    """Return the first and last line of a function, with its decorators."""
     assert node.end_lineno is not None
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]), node.end_lineno
 
 
 def docstring_of(node: ast.AST) -> ast.stmt | None:
+    """Return the statement that is the docstring of a function, class or module; None without one."""
     body = getattr(node, "body", None)
     if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
         value = body[0].value
@@ -173,6 +176,7 @@ def silent_lines(text: str) -> set[int]:
 
 
 def describe(node: FunctionNode, qualname: str, comments: set[int], length: int) -> Function:
+    """Return where a function stands, and which of its lines say nothing to a repairer."""
     start, end = span_of(node)
     hidden = {line for line in comments if start <= line <= end}
     for inner in ast.walk(node):

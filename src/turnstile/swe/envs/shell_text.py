@@ -17,6 +17,7 @@ def decode(data: bytes) -> str:
 
 
 def encode(text: str) -> bytes:
+    """Return text as bytes; what `decode` could not read comes back as it was."""
     return text.encode("utf-8", "surrogateescape")
 
 

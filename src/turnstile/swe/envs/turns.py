@@ -32,10 +32,12 @@ def signals(command: str, succeeded: bool, reason: str = "", **found: JSON) -> M
 
 
 def done(command: str, say: str, **found: JSON) -> Done:
+    """Return the answer to a command that succeeded."""
     return Done(say=say, signals=signals(command, True, **found))
 
 
 def failed(command: str, say: str, reason: str, **found: JSON) -> Done:
+    """Return the answer to a command that failed for `reason`."""
     return Done(say=say, signals=signals(command, False, reason, **found))
 
 

@@ -15,6 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def main() -> None:
+    """Run the instance's tests and write the reward that Harbor reads."""
     sys.path.insert(0, HERE)
     logs = importlib.import_module("logs")  # beside this file, and not on the path of the code under test
 

@@ -216,6 +216,7 @@ def left_out(
 
 
 def normal(path: str) -> str:
+    """Return a path without `.`, `..` and double slashes."""
     return os.path.normpath(path)
 
 

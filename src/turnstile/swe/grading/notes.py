@@ -110,6 +110,7 @@ def place() -> Path:
 
 
 def digest(task: Task) -> str:
+    """Return 16 hex digits that tell this task from any other."""
     return hashlib.sha256(dump_task(task).encode()).hexdigest()[:16]
 
 

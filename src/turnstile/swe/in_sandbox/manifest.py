@@ -46,10 +46,12 @@ def manifest(root: str) -> Any:
 
 
 def kind(status: os.stat_result) -> str:
+    """Return "x" for an executable file and "f" for any other."""
     return "x" if status.st_mode & 0o100 else "f"
 
 
 def digest(path: str, status: os.stat_result) -> str:
+    """Return the SHA-256 of a file in hex; of a large one, the time of its last change."""
     if status.st_size > LARGE:
         return f"at {status.st_mtime_ns}"
     with open(path, "rb") as file:

@@ -136,6 +136,7 @@ def compiled(source: bytes, file: str, settings: Any) -> Any:
 
 
 def functions(code: Any) -> Any:
+    """Yield the code objects within a code object, at any depth."""
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield constant

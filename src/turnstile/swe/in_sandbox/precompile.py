@@ -54,6 +54,7 @@ def rewrite_tests(root: Path) -> int:
 
 
 def main() -> None:
+    """Compile all modules under the working directory, the tests with pytest's assertions."""
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
     compileall.compile_dir(".", quiet=2, maxlevels=20, invalidation_mode=mode)  # a file that is no Python is skipped
     rewrite_tests(Path())

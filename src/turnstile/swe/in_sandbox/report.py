@@ -157,6 +157,7 @@ def last_line(rendered: Any) -> str:
 
 
 def pytest_addoption(parser: Any) -> None:
+    """Hide `PYTEST_PLUGINS` from what the tests start."""
     os.environ.pop("PYTEST_PLUGINS", None)  # pytest has read it, and what the tests start is not to
 
 
@@ -168,6 +169,7 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
 
 
 def pytest_configure(config: Any) -> None:
+    """Register the report and its witness, in the process that was started for them only."""
     if REPORT is not None and not hasattr(config, "workerinput"):
         REPORT.files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         REPORT.origins.settings = config

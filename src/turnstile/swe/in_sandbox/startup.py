@@ -62,6 +62,7 @@ def go_on() -> None:
 
 
 def main() -> None:
+    """Load the plugin if this interpreter runs the tests of the repository, and remove this file."""
     with open("/proc/self/cmdline", "rb") as file:  # sys.argv is not there yet in older versions
         arguments = file.read().decode("utf-8", "replace").split("\0")[1:-1]
     if REPOSITORY in os.environ and runs(os.environ[RUNNER], arguments):

@@ -178,6 +178,7 @@ def file_of(test: str) -> str:
 
 
 def outcome_of(report: pytest.TestReport) -> str:
+    """Return the word for what a test's report says: passed, failed, skipped, error, xfailed or xpassed."""
     expected_failure = hasattr(report, "wasxfail")
     if report.skipped:
         return "xfailed" if expected_failure else "skipped"
@@ -253,6 +254,7 @@ def main(key: str, request: Any) -> int:
 
 
 def run(request: Any, emit: Emit, seal: Seal) -> int:
+    """Run the tests that a request names, or all, and emit an event for each; returns pytest's exit code."""
     tests: list[str] | None = request["tests"]
     files = None if tests is None else sorted(set(map(file_of, tests)))
     wanted = None if tests is None else frozenset(tests)

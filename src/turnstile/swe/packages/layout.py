@@ -61,6 +61,7 @@ def remove_build_products(tree: Path) -> None:
 
 
 def find_tests(tree: Path) -> list[str]:
+    """Return the test files under `tree` in order, without those of documentation and examples."""
     found = (path.relative_to(tree).as_posix() for path in tree.rglob("*.py"))
     return sorted(path for path in found if is_test_file(path) and not path.startswith(("docs/", "doc/", "examples/")))
 
