@@ -278,7 +278,7 @@ async def test_waits_for_a_server_if_all_are_unreachable(
     found = await asyncio.gather(*waiting)
     assert [one.token_ids.tolist() for one in found] == [before.token_ids.tolist()] * 3
     await sites[1].stop()
-    router._patience = 0.1
+    router._reconnect_timeout = 0.1
     with pytest.raises(EngineGoneError, match="none of 2 servers answers"):
         await asked(router, "a")
 
