@@ -355,7 +355,7 @@ def _openrlhf_experience(cls: Any, token_level_rewards: Any, response_mask: Any,
         strategy=SimpleNamespace(args=args), advantage_estimator=estimator, kl_ctl=SimpleNamespace(value=0.0)
     )
     owner.get_cumulative_returns = functools.partial(cls.get_cumulative_returns, owner)
-    maker = sys.modules[cls.__module__]
+    maker: Any = sys.modules[cls.__module__]
     maker.apply_length_penalties = lambda experiences, args: None  # the penalties of a recipe, off
     (done,) = cls.compute_advantages_and_returns(owner, [experience])
     back = [order.index(row) for row in range(len(index))]

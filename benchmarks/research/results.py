@@ -125,9 +125,9 @@ class Page:
         share = prior_share(before, after, counts)
         for top in (share.top1, share.top3):
             kinds = f"the {len(top.kinds)} kinds" if len(top.kinds) > 1 else "the kind"
-            gain, part = shown(share.gain, signed=True), shown(top.contribution, signed=True)
+            all_of_it, part = shown(share.gain, signed=True), shown(top.contribution, signed=True)
             where = f"{kinds} most frequent in training ({', '.join(top.kinds)}; {top.task_share:.0%} of the bugs)"
-            lines += ["", f"Of the {gain} gained in resolution, {part} lies in {where}."]
+            lines += ["", f"Of the {all_of_it} gained in resolution, {part} lies in {where}."]
         return "\n".join(lines)
 
     def compared(self, seeds: Sequence[int]) -> str:

@@ -73,11 +73,11 @@ def made(group: int, prompt: int, answer: int, heads: int, kv_heads: int) -> tup
     slots = [torch.from_numpy(batch.slots[r]) for r in range(group)]
 
     def by_rows() -> Tensor:
-        each = (
-            scaled_dot_product_attention(*(x[:, :, own] for x in (query, key, value)), is_causal=True, enable_gqa=True)
-            for own in slots
-        )
-        return torch.cat(list(each), dim=2)
+        each = []
+        for own in slots:
+            q, k, v = (x[:, :, own] for x in (query, key, value))
+            each.append(scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+        return torch.cat(each, dim=2)
 
     return [query, key, value], {
         OURS: lambda: attend_by_nodes(query, key, value, nodes, None),

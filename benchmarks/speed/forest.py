@@ -147,7 +147,8 @@ def measure(point: Point, contestant: str, threads: int) -> Body:
     model = load(point.model)
     update, rows = updating(model, contestant, point.budget), group_of(point.group, point.prompt, RESPONSE)
     update(rows)  # the optimiser's moments, the kernels and the memory are there from now on
-    seconds, peak, used = [], matrix_peak(), time.process_time()
+    seconds: list[float] = []
+    peak, used = matrix_peak(), time.process_time()
     while sum(seconds) < LEAST_SECONDS:
         started = time.perf_counter()
         update(rows)
@@ -183,7 +184,8 @@ def load(name: str) -> PreTrainedModel:
         vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=9, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    model: PreTrainedModel = LlamaForCausalLM(config).eval()
+    return model
 
 
 def group_of(group: int, prompt: int, response: int, vocabulary: int = 4000) -> list[Row]:
@@ -301,7 +303,7 @@ class Found:
         self.repeats = sorted(set.intersection(*(set(found) for found in self.by.values())), key=int)
 
     def median(self, contestant: str, what: str = "seconds") -> float:
-        return statistics.median(self.by[contestant][r][what] for r in self.repeats)
+        return statistics.median(float(self.by[contestant][r][what]) for r in self.repeats)
 
     def ratios(self, slow: str, fast: str, what: str = "seconds") -> list[float]:
         return [self.by[slow][r][what] / self.by[fast][r][what] for r in self.repeats]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import gc
 import json
 import statistics
@@ -123,12 +124,13 @@ def parts(results: Mapping[str, Body]) -> list[str]:
     return [table(head, rows)]
 
 
-def made(shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def made(shape: dict[str, Any], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """A Qwen2 with random weights."""
     torch.manual_seed(0)
     config = Qwen2Config(**shape, max_position_embeddings=32_768, tie_word_embeddings=True, dtype=dtype)
-    model = Qwen2ForCausalLM(config).to(dtype).eval()
-    return model.to(device)  # type: ignore[arg-type]
+    model: Any = Qwen2ForCausalLM(config)
+    network: PreTrainedModel = model.to(device, dtype).eval()
+    return network
 
 
 def timed(call: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -170,7 +172,7 @@ def training(model: PreTrainedModel, args: argparse.Namespace, budget: int, peak
             checkpointing=args.checkpointing,
         )  # fmt: skip
         learner = Learner(model, list(model.parameters()), plan)
-        seconds = timed(lambda it=learner: it.update(rows, objective), model.device, args.repeats)
+        seconds = timed(functools.partial(learner.update, rows, objective), model.device, args.repeats)
         rate = flops(model, rows, share=share) / seconds
         found[name] = {"seconds": round(seconds, 3), "utilisation": round(rate / peak, 3)}
         if model.device.type == "cuda":

@@ -74,7 +74,8 @@ def main() -> None:
 
 async def measure(episodes: int, turns: int, rounds: int) -> Body:
     """Seconds of playing and of recording, and resident megabytes, round by round."""
-    renderer = LinesRenderer(load_tokenizer("smollm2-135m"))
+    tokenizer: Any = load_tokenizer("smollm2-135m")  # whose own annotations are wider than its words
+    renderer = LinesRenderer(tokenizer)
     player = Player(
         make_env=Looks,
         engine=ScriptedEngine(renderer, lambda session, turn, prompt: "look"),

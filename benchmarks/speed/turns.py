@@ -89,7 +89,7 @@ class Clock:
 class Unstopped(LinesRenderer):
     """Lines that only the limit of tokens ends, so that all turns are of one length."""
 
-    stop = ()
+    stop: tuple[str, ...] = ()
 
 
 def main() -> None:

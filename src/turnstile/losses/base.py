@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Concatenate, Literal, TypeVar, cast
 
 from torch import Tensor
 
@@ -25,17 +25,11 @@ Metrics = dict[str, Tensor]
 """Diagnostics f32[N] of each token (detached); the trainer averages them over the step with the tokens' weights."""
 
 
-class TokenLoss(Protocol):
-    """(logprobs f32[N], batch, **knobs) -> (loss f32[N], metrics). A loss is minimised."""
+TokenLoss = Callable[Concatenate[Tensor, Batch, ...], tuple[Tensor, Metrics]]
+"""(logprobs f32[N], batch, **knobs) -> (loss f32[N], metrics). A loss is minimised."""
 
-    def __call__(self, logprobs: Tensor, batch: Batch, **knobs: Any) -> tuple[Tensor, Metrics]: ...
-
-
-class LossMultiplier(Protocol):
-    """(batch, **knobs) -> (multiplier f32[N], without a gradient, metrics)."""
-
-    def __call__(self, batch: Batch, **knobs: Any) -> tuple[Tensor, Metrics]: ...
-
+LossMultiplier = Callable[Concatenate[Batch, ...], tuple[Tensor, Metrics]]
+"""(batch, **knobs) -> (multiplier f32[N], without a gradient, metrics)."""
 
 NO_REWARD = {7: "it does not depend on rewards"}
 CHOSEN = {3: "chosen over all tokens of a step: the trainer gives it them in one batch"}
