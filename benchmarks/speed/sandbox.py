@@ -88,9 +88,7 @@ def main() -> None:
         (package / "test_ten.py").write_text(TEST)
         report: dict[str, Any] = {}
         if args.image:
-            report = asyncio.run(
-                measure(make, template, package, args.at_once, args.commands, args.lifecycles, args.starts)
-            )
+            report = asyncio.run(measure(make, template, package, args))
             resources = {"ulimits": ulimits, "memory_mb": args.memory_mb}
             knobs = {"image": args.image, "daemon": args.daemon, "resources": resources}
             container = make(most=args.at_once)
@@ -102,22 +100,20 @@ def main() -> None:
     print(json.dumps(report, indent=2))
 
 
-async def measure(
-    make: Make, template: Path, package: Path, at_once: int, commands: int, lifecycles: int, starts: int
-) -> dict[str, Any]:
+async def measure(make: Make, template: Path, package: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Every figure: milliseconds at the median and at the ninetieth of a hundred, lifecycles a second."""
     report: dict[str, Any] = {}
-    provider = make(most=at_once)
+    provider = make(most=args.at_once)
     report["engine"] = provider.daemon.version()
     first = await provider.start(template)
-    report["round trip, 1 at once"] = spread(await round_trips(first, commands))
+    report["round trip, 1 at once"] = spread(await round_trips(first, args.commands))
     report["engine's own exec, 1 at once"] = spread([await timed(engine_exec(provider, first)) for _ in range(10)])
-    rest = await asyncio.gather(*(provider.start(template) for _ in range(at_once - 1)))
-    together = await asyncio.gather(*(round_trips(each, commands) for each in (first, *rest)))
-    report[f"round trip, {at_once} at once"] = spread(seconds for each in together for seconds in each)
-    together = await asyncio.gather(*(spawns(each, commands) for each in (first, *rest)))
-    report[f"nothing between, {at_once} at once"] = spread(seconds for each in together for seconds in each)
-    report["nothing between, 1 at once"] = spread(await spawns(first, commands))
+    rest = await asyncio.gather(*(provider.start(template) for _ in range(args.at_once - 1)))
+    together = await asyncio.gather(*(round_trips(each, args.commands) for each in (first, *rest)))
+    report[f"round trip, {args.at_once} at once"] = spread(seconds for each in together for seconds in each)
+    together = await asyncio.gather(*(spawns(each, args.commands) for each in (first, *rest)))
+    report[f"nothing between, {args.at_once} at once"] = spread(seconds for each in together for seconds in each)
+    report["nothing between, 1 at once"] = spread(await spawns(first, args.commands))
     report["load"] = os.getloadavg()[0]
     await provider.close()
 
@@ -138,8 +134,8 @@ async def measure(
 
     rates: dict[str, list[float]] = {"ours": [], "engine": []}
     for _ in range(5):  # in turns, so that what else the machine does falls on both
-        rates["engine"].append(await asyncio.to_thread(bare_rate, make(), lifecycles, starts))
-        rates["ours"].append(await our_rate(make(), template, lifecycles))
+        rates["engine"].append(await asyncio.to_thread(bare_rate, make(), args.lifecycles, args.starts))
+        rates["ours"].append(await our_rate(make(), template, args.lifecycles))
     report["lifecycles a second"] = {name: round(statistics.median(found), 2) for name, found in rates.items()}
     ratios = [ours / engine for ours, engine in zip(rates["ours"], rates["engine"], strict=True)]
     report["ours / engine, median"] = round(statistics.median(ratios), 3)
