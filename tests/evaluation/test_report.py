@@ -98,7 +98,7 @@ DATA = ReportData(
     metrics=[{"step": s, "rate/resolution": 0.1 * s, **SECONDS} for s in range(1, 5)],
     before=BEFORE,
     after=AFTER,
-    training_kinds={"compare": 30, "int": 10},
+    training={"kind": {"compare": 30, "int": 10}, "package": {"funcy": 40}},
     recipe={"seed": 0, "train": {"lr": 2.5e-5}, "rewards": {"terms": [{"kind": "signal"}]}, "tasks": {"where": {}}},
     versions={"torch": "2.13"},
     timings={"warm start": 60.0, "reinforcement learning": 180.0},
@@ -204,17 +204,17 @@ def test_written_whole(tmp_path: Path) -> None:
 
 
 def test_gains_by_kind_and_package_with_the_priors_part() -> None:
-    html = gains(DATA.stages, DATA.pairs, DATA.training_kinds)
+    html = gains(DATA.stages, DATA.pairs, DATA.training)
     check(html)
     _, kinds, packages, prior = html.split("<h3>")
     kinds = kinds.replace("\n", "")
     cells = re.findall(r"<th scope='row'>compare</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", kinds)
     assert cells == [("12", "75 %", ".167", ".667")]
-    assert "<th scope='row'>toolz</th><td>24</td><td>.167</td>" in packages
+    assert "<th scope='row'>toolz</th><td>24</td><td>0 %</td><td>.167</td>" in packages
     assert "one row in twenty" in packages
     assert "compare: 50 % of the tasks and 50 % of the gain (+.250 [" in prior
     same = {"a": DATA.stages["after RL"], "b": DATA.stages["after RL"]}
-    assert "no gain to divide" in gains(same, [("a", "b")], DATA.training_kinds)
+    assert "no gain to divide" in gains(same, [("a", "b")], DATA.training)
     assert "of training" not in gains(DATA.stages, DATA.pairs, {})
     assert gains(DATA.stages, [], {}) == ""
 

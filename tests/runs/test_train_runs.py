@@ -88,6 +88,8 @@ def test_a_fault_in_one_environment_costs_its_attempt_and_not_the_run(recipe: Re
 class Late(GuessEnv):
     """A world that takes its time to open, in which nobody has anything to sample."""
 
+    notes = ("Its doors open late.",)
+
     async def reset(self, task: Task) -> Start:
         await asyncio.sleep(0.3)
         return await super().reset(task)
@@ -101,6 +103,7 @@ def test_a_step_says_where_its_seconds_went(recipe: Recipe, tmp_path: Path) -> N
     assert spent["environment"] >= 8 * 0.3
     assert spent["idle"] >= 0.3
     assert spent["idle"] + spent["generate"] == pytest.approx(spent["rollout"])
+    assert "Its doors open late." in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_credit_by_a_signal_that_no_turn_has_is_one_warning(recipe: Recipe, tmp_path: Path) -> None:

@@ -46,12 +46,13 @@ class Step:
 class Env(Protocol):
     """One episode's world. All methods may raise InfrastructureError; nothing else is caught for them.
 
-    Its class may say two things more, as attributes:
+    Its class may say three things more, as attributes:
 
     - `rates: Rates`, the shares of episodes that its runs log (as rate/NAME) and its evaluations compare, in the order
       in which an episode reaches them; the last one is what a task is about. They judge an episode once, after
       `measure`. Without them there is `resolution`, where `measure` records the signal `resolved`.
-    - `default_terms`, the [[rewards.terms]] of a recipe that has none, as tables.
+    - `default_terms`, the [[rewards.terms]] of a recipe that has none, as tables;
+    - `notes: tuple[str, ...]`, sentences without which a reader of a run's report would misread its figures.
     """
 
     async def reset(self, task: Task) -> Start: ...

@@ -1,4 +1,4 @@
-"""Where a gain sits: rates and paired differences by bug kind and by package, and how much a prior explains."""
+"""Where a gain sits: rates and paired differences by kind of task and by package, and how much a prior explains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Division = Literal["kind", "package"]
 
 
 def split(results: Iterable[EpisodeResult], by: Division) -> dict[str, list[EpisodeResult]]:
-    """The results by bug kind or by package, the largest part first (then by name)."""
+    """The results by kind of task or by package, the largest part first (then by name)."""
     parts: dict[str, list[EpisodeResult]] = {}
     for result in results:
         parts.setdefault(getattr(result, by), []).append(result)
@@ -34,7 +34,7 @@ def split(results: Iterable[EpisodeResult], by: Division) -> dict[str, list[Epis
 def breakdown(
     results: Sequence[EpisodeResult], by: Division, of: str = "resolution", *, seed: int = 0
 ) -> dict[str, Interval]:
-    """A rate for each bug kind or each package."""
+    """A rate for each kind of task or each package."""
     return {name: rate(part, of, seed=seed) for name, part in split(results, by).items()}
 
 
@@ -46,7 +46,7 @@ def paired_breakdown(
     *,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """A paired difference for each bug kind or each package that both sides have."""
+    """A paired difference for each kind of task or each package that both sides have."""
     old = split(before, by)
     return {
         name: paired_difference(old[name], part, of, seed=seed)
@@ -57,7 +57,7 @@ def paired_breakdown(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindGain:
-    """One bug kind's part in a gain. `contribution` = task_share * gain; contributions add up to the whole gain."""
+    """One kind of task's part in a gain. `contribution` = task_share * gain; contributions add up to the whole gain."""
 
     kind: str
     train_share: float
@@ -102,7 +102,7 @@ def prior_share(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> PriorShare:
-    """How far a gain sits in the bug kinds that training showed most, as a sharper prior over them would make it.
+    """How far a gain sits in the kinds of task that training showed most, as a sharper prior over them would make it.
 
     `training` gives how often each kind occurs among the training tasks (counts or shares). With g_k the paired
     gain on the evaluated tasks of kind k, h_k their share and p_k the kind's share in training:

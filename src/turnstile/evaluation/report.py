@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turnstile.evaluation.gains import Division
 from turnstile.evaluation.markup import render
 from turnstile.evaluation.metrics import to_metrics
 from turnstile.evaluation.plots import Rows, Runs, curves, one_run
@@ -26,8 +27,8 @@ class ReportData:
     `stages`: evaluation results by policy, in order. `pairs`: which of them to compare, (before, after); the
     first is the headline. `metrics`: the rows a run logged, or `runs`: several runs by label and seed. `heldout`:
     which stage was evaluated after which step of `metrics`, to be marked in the curves.
-    `before`, `after`: episodes to read side by side. `training_kinds`: how often each bug kind occurs among the
-    training tasks. `recipe`: nested mappings. `timings`: seconds by phase, `memory`: peak MB by phase. `notes`:
+    `before`, `after`: episodes to read side by side. `training`: how many training tasks there are of each kind
+    and of each package. `recipe`: nested mappings. `timings`: seconds by phase, `memory`: peak MB by phase. `notes`:
     what a reader must know to read the figures rightly, one sentence or more each. `alerts`: the run's warnings and
     alarms, oldest first; they come before everything else. `missing`: why results or curves are not there.
     """
@@ -40,7 +41,7 @@ class ReportData:
     heldout: Mapping[int, str] = field(default_factory=dict)
     before: Sequence[Shown] = ()
     after: Sequence[Shown] = ()
-    training_kinds: Mapping[str, float] = field(default_factory=dict)
+    training: Mapping[Division, Mapping[str, float]] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -70,7 +71,7 @@ def make_page(data: ReportData) -> str:
         "Not in this report": render("missing.html", lines=data.missing),
         "Results": results(data.stages, data.pairs, data.notes) if data.stages else "",
         "Learning curves": _curves(data),
-        "Where the gain is": gains(data.stages, data.pairs, data.training_kinds),
+        "Where the gain is": gains(data.stages, data.pairs, data.training),
         "Time and memory": costs(data.timings, data.memory, data.metrics),
         "Episodes": episodes(data.before, data.after, names),
         "Reproduce": reproduce(data.command, data.recipe, data.versions),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
-from typing import Any
+from typing import Any, get_args
 
 from markupsafe import Markup
 
@@ -41,7 +41,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DividedGain:
-    """The gain by bug kind or by package, which share of training each had, and how far the intervals reach."""
+    """The gain by kind of task or by package, which share of training each had, and how far the intervals reach."""
 
     by: Division
     gains: Mapping[str, Interval]
@@ -84,16 +84,15 @@ def results(stages: Stages, pairs: Pairs, lines: Sequence[str]) -> Markup:
     return render("results.html", changes=changes, pair=pair, table=make_table(stages, pairs), lines=lines)
 
 
-def gains(stages: Stages, pairs: Pairs, training: Mapping[str, float]) -> Markup:
-    """Show resolution by kind and by package for the first pair, and how much of the gain a prior could be."""
+def gains(stages: Stages, pairs: Pairs, training: Mapping[Division, Mapping[str, float]]) -> Markup:
+    """Show the last rate by kind and by package for the first pair, and how much of the gain a prior could be."""
     if not pairs:
         return Markup()
     before, after = (stages[name] for name in pairs[0])
-    divisions: tuple[Division, ...] = ("kind", "package")
     of = compared((*before, *after))[-1]
-    found = [_divided(training, before, after, by, of) for by in divisions if any(getattr(r, by) for r in after)]
-    has_prior = any(result.kind for result in after) and training
-    prior = prior_share(before, after, training, of) if has_prior else None
+    present = [by for by in get_args(Division) if any(getattr(result, by) for result in after)]
+    found = [_divided(training.get(by, {}), before, after, by, of) for by in present]
+    prior = prior_share(before, after, training["kind"], of) if "kind" in present and training.get("kind") else None
     return render("gains.html", divisions=found, few=FEW, prior=prior, of=of)
 
 
@@ -113,7 +112,7 @@ def _divided(
         gains=found,
         before={name: rate(old[name], of) for name in found},
         after={name: rate(new[name], of) for name in found},
-        shares={name: training[name] / total for name in training} if by == "kind" and total > 0 else {},
+        shares={name: training[name] / total for name in training} if total > 0 else {},
         reach=reach or 1.0,
     )
 

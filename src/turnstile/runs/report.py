@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from turnstile.config import Recipe
+from turnstile.envs.base import Env
+from turnstile.evaluation.gains import Division
 from turnstile.evaluation.metrics import EpisodeResult
 from turnstile.evaluation.plots import curves, one_run
 from turnstile.evaluation.replay import Shown
 from turnstile.evaluation.report import ReportData, with_heldout, write_report
 from turnstile.evaluation.sections import Alert
+from turnstile.lookup import resolve
 from turnstile.records.record import read_record
 from turnstile.runs.run_folder import FINAL, UNTOUCHED, WARM, read_resolved, read_results
 from turnstile.runs.session import read_costs
@@ -27,18 +31,21 @@ NAMES = {
 }
 PAIRS = ((WARM, FINAL), (UNTOUCHED, FINAL))
 """Evaluations (before, after) whose paired difference is shown where a run has both."""
+ONE_SEED = "One training seed: the intervals tell how the figures vary with the tasks, not with the seed."
 SHOWN = 4
 """Episodes to read, before and after."""
 
 
-def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
-    """Writes report.html and curves.png into the run folder and returns the report's path."""
+def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task], env: Callable[..., Env] | None = None) -> Path:
+    """Write report.html and curves.png into the run folder and return the report's path.
+
+    `env` is what made the run's environments, where that is not the recipe's.
+    """
     results = read_results(run)
     stages = named_stages(results)
     metrics = read_metrics(run)
     resolved = read_resolved(run)
     before, after = _episodes(run)
-    kinds = Counter(str(task.data.get("kind", "")) for task in train_tasks)
     costs = read_costs(run)
     data = ReportData(
         name=recipe.name,
@@ -58,12 +65,14 @@ def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task]) -> Path:
         heldout={step: NAMES.get(name, name) for step, name in _held_out_at(recipe, results).items()},
         before=before,
         after=after,
-        training_kinds={kind: count / len(train_tasks) for kind, count in kinds.items() if kind},
+        training={
+            by: Counter(str(task.data[by]) for task in train_tasks if task.data.get(by)) for by in get_args(Division)
+        },
         recipe=resolved["recipe"],
         versions=resolved["versions"],
         timings=costs["seconds"],
         memory=costs["memory_mb"],
-        notes=_notes(train_tasks),
+        notes=[ONE_SEED, *getattr(env or resolve("env", recipe.env.kind), "notes", ())],
         command=" ".join(["turnstile", *resolved["command"][1:]]),
     )
     if data.metrics:
@@ -111,16 +120,6 @@ def _held_out_at(recipe: Recipe, results: Mapping[str, Sequence[EpisodeResult]])
     at = {0: WARM, recipe.train.steps: FINAL}
     at |= {int(name.removeprefix("step-")): name for name in results if name.startswith("step-")}
     return {step: name for step, name in sorted(at.items()) if name in results}
-
-
-def _notes(train_tasks: Sequence[Task]) -> list[str]:
-    notes = ["One training seed: the intervals tell how the figures vary with the tasks, not with the seed."]
-    if any(task.env == "swe" for task in train_tasks):
-        notes += [
-            "The agent is told which function the bug is in, so what is measured is repair, not search.",
-            "Held out means packages never seen in training; the kinds of bugs are those of training.",
-        ]
-    return notes
 
 
 def _episodes(run: Path) -> tuple[list[Shown], list[Shown]]:

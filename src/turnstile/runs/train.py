@@ -118,7 +118,7 @@ async def _train(start: _Start, parts: CheckedParts, stopping: Stopping) -> dict
             progress = await _learn(state, _training_parts(run, state, source, parts), stopping)
         if progress.step:
             await run.evaluate(FINAL, run.heldout, samples=samples, step=progress.step)
-        path = report(start.folder, recipe, run.train_tasks)
+        path = report(start.folder, recipe, run.train_tasks, start.env)
         run.tracker.say(f"report: {path}")
     return {"results": read_results(start.folder), "report": path, "run": start.folder, "step": progress.step}
 

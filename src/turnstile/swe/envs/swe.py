@@ -57,6 +57,7 @@ class SweEnv:
 
     rates = RATES
     default_terms = DEFAULT_TERMS
+    notes = ("The agent is told which function the bug is in, so what is measured is repair, not search.",)
 
     def __init__(self, *, grader: CodeGrader, chars: int = 70) -> None:
         self._grader = grader
