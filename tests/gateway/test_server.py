@@ -41,7 +41,8 @@ async def test_text_and_ids_are_the_same_prompt(client: Any, bytes_: Any) -> Non
         "total_tokens": 5 + len(choice["token_ids"]),
     }  # fmt: skip
     _, plain = await client("/completions", prompt="Hello", model="tiny", max_tokens=2)
-    assert plain["choices"][0].keys() == {"index", "finish_reason", "text"}
+    assert plain["choices"][0].keys() == {"index", "finish_reason", "text", "logprobs"}
+    assert plain["choices"][0]["logprobs"] is None
 
 
 async def test_a_conversation(client: Any) -> None:
@@ -62,25 +63,43 @@ async def test_models_and_health(client: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "line"),
     [
-        ("/completions", {"prompt": [[1], [2]]}, "one text, or a list of token ids"),
+        ("/completions", {"prompt": [[1], [2]]}, "prompt[0] = [1] is not a whole number"),
         ("/completions", {"prompt": [1, 99999]}, "token 99999 is not in the model's vocabulary"),
-        ("/completions", {"prompt": [2**40]}, "one text, or a list of token ids"),
-        ("/completions", {"prompt": "x", "model": "huge"}, "model 'huge' is not served here; use 'tiny'"),
-        ("/completions", {"prompt": "x", "temperature": -1}, "temperature = -1 is not a number from 0 to 100"),
-        ("/completions", {"prompt": "x", "max_tokens": "many"}, "max_tokens = 'many' is not a number"),
+        ("/completions", {"prompt": [2**40]}, "prompt[0] = 1099511627776 must be below"),
+        ("/completions", {"prompt": "x", "temperature": -1}, "temperature = -1 must be at least 0"),
+        ("/completions", {"prompt": "x", "max_tokens": "many"}, "max_tokens = 'many' is not a whole number"),
         ("/completions", {"prompt": "x", "stop": [""]}, "a stop string must not be empty"),
-        ("/completions", {"prompt": "x", "n": 2}, "n = 2 is not supported"),
-        ("/completions", {"prompt": "x", "stream": True}, "stream is not supported"),
+        ("/completions", {"prompt": "x", "n": 0}, "n = 0 must be at least 1"),
+        ("/completions", {"prompt": "x", "frequency_penalty": 0.5}, "frequency_penalty is not supported"),
+        ("/completions", {"max_tokens": 1}, "prompt is missing"),
         ("/completions", {"prompt": "x" * 4096}, "the prompt has 4096 tokens, more than the model's context of 4096"),
         ("/completions", {"prompt": "xx", "max_tokens": 4095}, "which has room for 4094"),
         ("/completions", {"prompt": "x", "structured_outputs": {"regex": "("}}, "sampling.regex cannot be read"),
-        ("/chat/completions", {"messages": []}, "messages must be a list"),
-        ("/chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "a role (system, user or assistant)"),
-        ("/chat/completions", {"messages": [{"role": "user", "content": 1}]}, "content must be text"),
+        ("/chat/completions", {"messages": []}, "messages = [] must be a list of 1"),
+        (
+            "/chat/completions",
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "the role 'robot' is unknown",
+        ),
+        (
+            "/chat/completions",
+            {"messages": [{"role": "user", "content": 1}]},
+            "a content is a text or a list",
+        ),
         (
             "/chat/completions",
             {"messages": [{"role": "user", "content": "x"}], "tools": [1]},
-            "tools are not supported",
+            "a tool has no name",
+        ),
+        (
+            "/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"},
+            "tool_choice = 'required' is not known",
+        ),
+        (
+            "/chat/completions",
+            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "call_1"}]},
+            "messages[0]: no message before it calls 'call_1'",
         ),
     ],
 )

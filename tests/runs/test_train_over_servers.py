@@ -132,9 +132,7 @@ def test_a_server_that_cannot_train_is_one_line(recipe: Recipe, tmp_path: Path) 
     ):
         turnstile.train(over(recipe, [url]), run=tmp_path / "ids")
     agent = make_agent(recipe)
-    server = EngineServer(
-        agent.engine, model="m", renderer=agent.scaffold.renderer, tokenizer=agent.tokenizer, context=256
-    )
+    server = EngineServer(agent.engine, model="m", scaffold=agent.scaffold, tokenizer=agent.tokenizer, context=256)
     with (
         in_thread(lambda: server.listening("127.0.0.1", 0)) as url,
         pytest.raises(ConfigError, match="start turnstile serve with --weights-from"),

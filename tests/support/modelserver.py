@@ -15,6 +15,8 @@ from aiohttp import web
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from helpers import byte_tokenizer, tiny_llama
+from turnstile.agents.base import Scaffold
+from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.agents.renderer import ChatRenderer
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.engines.remote.weights import PublishedWeights
@@ -50,7 +52,7 @@ def tiny_server(
     return EngineServer(
         engine or tiny_engine(words),
         model=name,
-        renderer=ChatRenderer(words),
+        scaffold=Scaffold(ChatRenderer(words), HermesParser()),
         tokenizer=words,
         context=4096,
         token=token,

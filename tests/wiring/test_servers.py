@@ -15,6 +15,8 @@ import guess_run
 import turnstile
 from modelserver import MODELS, bare_server, in_thread
 from networks import network
+from turnstile.agents.base import Scaffold
+from turnstile.agents.parsing.lines import LineParser
 from turnstile.agents.renderer import LinesRenderer
 from turnstile.cli.main import run as run_command
 from turnstile.config import Recipe, make_recipe
@@ -44,7 +46,11 @@ def served(recipe: Recipe) -> Iterator[str]:
     """The recipe's model behind this project's server."""
     agent = make_agent(recipe)
     server = EngineServer(
-        agent.engine, model="guesser", renderer=LinesRenderer(agent.tokenizer), tokenizer=agent.tokenizer, context=256
+        agent.engine,
+        model="guesser",
+        scaffold=Scaffold(LinesRenderer(agent.tokenizer), LineParser()),
+        tokenizer=agent.tokenizer,
+        context=256,
     )
     with in_thread(lambda: server.listening("127.0.0.1", 0)) as url:
         yield url

@@ -1,28 +1,194 @@
-"""Parsing of requests to the model server."""
+"""Requests of OpenAI's protocol: what they may hold, and what they ask of the engine."""
 
 from __future__ import annotations
 
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from turnstile.types import Message, Sampling
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-DEFAULT_TOKENS = 256
-"""`max_tokens` of a request that does not set it."""
+from turnstile.errors import TaskError
+from turnstile.tasks.conversations.chat import message_of, tools_of
+from turnstile.tasks.conversations.conversation import with_parser_ids
+from turnstile.types import Message, Sampling, ToolSpec
+from turnstile.validation import first_problem, spelled, wrong
+
+MAX_CHOICES = 128
+"""The largest `n` of a request."""
+MAX_LINE = 300  # characters of an error: a value may be as long as a prompt
+NEUTRAL: Mapping[str, Any] = {
+    "audio": None,
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "functions": [],
+    "logit_bias": {},
+    "presence_penalty": 0,
+    "suffix": "",
+    "top_logprobs": 0,
+}
+"""Fields of the protocol that change what is sampled and are not supported -> the value that changes nothing."""
 
 
 class RefusedError(ValueError):
     """A request that cannot be served; the message is the reason."""
 
     status = 400
+    code: str | None = None
 
 
 class NotServedError(RefusedError):
     """A request for something that this server does not offer."""
 
     status = 404
+    code = "not_found"
+
+
+class RequestTooLargeError(RefusedError):
+    """A request with more bytes than this server reads."""
+
+    status = 413
+
+
+class ContextLengthError(RefusedError):
+    """A request that does not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class StreamOptions(_Body):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class StructuredOutputs(_Body):
+    """What the sampled text must match, as vLLM takes it."""
+
+    regex: str = ""
+    grammar: str = ""
+
+
+class JSONSchema(_Body):
+    """A schema with its name."""
+
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+
+
+class ResponseFormat(_Body):
+    """Whether the text must be JSON, and of which schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema = JSONSchema()
+
+    def grammar(self) -> str:
+        """Return the grammar of texts in this format; "" if any text is."""
+        if self.type == "text":
+            return ""
+        schema = self.json_schema.schema_ if self.type == "json_schema" else {"type": "object"}
+        return f"start: %json {json.dumps(schema)}"
+
+
+class SamplingBody(_Body):
+    """The fields that completions and chat completions share."""
+
+    model: str
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: str | list[str] = []
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    structured_outputs: StructuredOutputs = StructuredOutputs()
+    return_token_ids: bool = False
+
+    def limit(self) -> int | None:
+        """Return the number of tokens that a completion may have, None if the request sets none."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def sampling(self, max_tokens: int, *, stop: tuple[str, ...] = (), grammar: str = "") -> list[Sampling]:
+        """Return the sampling of each of the `n` completions, which differ in their seeds.
+
+        Without a seed, one is drawn. Raises RefusedError for an empty stop string.
+        """
+        own = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(own):
+            raise RefusedError("a stop string must not be empty")
+        seed = secrets.randbits(56) if self.seed is None else self.seed
+        return [
+            Sampling(
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=max(0, self.top_k),
+                min_p=self.min_p,
+                max_tokens=max_tokens,
+                stop=(*stop, *own),
+                seed=seed + number,
+                regex=self.structured_outputs.regex,
+                grammar=self.structured_outputs.grammar or grammar,
+            )
+            for number in range(self.n)
+        ]
+
+
+class CompletionBody(SamplingBody):
+    """A request to continue a text or token ids."""
+
+    prompt: str | list[Annotated[int, Field(ge=0, lt=2**31)]]
+    logprobs: bool | Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities; 0 asks for those of the sampled tokens alone."""
+        return self.logprobs is not None and self.logprobs is not False
+
+
+class ChatBody(SamplingBody):
+    """A request for the next message of a conversation."""
+
+    messages: Annotated[list[Any], Field(min_length=1)]
+    tools: list[Any] = []
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: bool = True
+    logprobs: bool = False
+    response_format: ResponseFormat = ResponseFormat(type="text")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return self.logprobs
+
+    def conversation(self) -> tuple[list[Message], tuple[ToolSpec, ...]]:
+        """Return the messages and the tools, with ids of tool calls as parsers give them.
+
+        Raises RefusedError for what cannot be read, and for the result of a call that no message makes.
+        """
+        called: set[str] = set()
+        messages: list[Message] = []
+        try:
+            for number, item in enumerate(self.messages):
+                message, _ = message_of(item, f"messages[{number}]")
+                called.update(call.id for call in message.tool_calls)
+                if message.role == "tool" and message.tool_call_id not in called:
+                    raise RefusedError(f"messages[{number}]: no message before it calls {message.tool_call_id!r}")
+                messages.append(message)
+            return list(with_parser_ids(messages)), tools_of(self.tools, "tools")
+        except TaskError as error:
+            raise RefusedError(str(error)) from None
+
+
+Body = TypeVar("Body", bound=SamplingBody)
 
 
 def parse_json_object(data: bytes) -> dict[str, Any]:
@@ -36,47 +202,17 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     return body
 
 
-def parse_message(item: object) -> Message:
-    """Return the message of plain text in a JSON object. Raises RefusedError for anything else."""
-    if not isinstance(item, Mapping) or item.get("role") not in ("system", "user", "assistant"):
-        raise RefusedError("a message is an object with a role (system, user or assistant) and content")
-    content = item.get("content")
-    if isinstance(content, list):  # parts, of which texts are supported
-        content = "".join(str(part.get("text")) for part in content if isinstance(part, Mapping))
-    if not isinstance(content, str):
-        raise RefusedError("a message's content must be text")
-    return Message(role=item["role"], content=content)
+def parse_body(kind: type[Body], data: bytes) -> Body:
+    """Return a request's body; null is the same as no value.
 
-
-def parse_sampling(body: Mapping[str, Any], stop: tuple[str, ...]) -> Sampling:
-    """Return the sampling of a request body; without a seed, a random one is drawn.
-
-    Raises RefusedError for values that are out of range.
+    Raises RefusedError that names the first field that is wrong, or that is not supported.
     """
-    stop_strings = body.get("stop")
-    constraints = body.get("structured_outputs")
-    constraints = constraints if isinstance(constraints, Mapping) else {}
-    maximum = body.get("max_completion_tokens", body.get("max_tokens"))
-    sampling = Sampling(
-        temperature=_number(body, "temperature", 1.0, 0.0, 100.0),
-        top_p=_number(body, "top_p", 1.0, 1e-9, 1.0),
-        top_k=max(0, int(_number(body, "top_k", 0, -1, 2**31))),
-        min_p=_number(body, "min_p", 0.0, 0.0, 1.0),
-        max_tokens=int(_number({"max_tokens": maximum}, "max_tokens", DEFAULT_TOKENS, 1, 2**31)),
-        stop=(*stop, *([stop_strings] if isinstance(stop_strings, str) else map(str, stop_strings or ()))),
-        seed=int(_number(body, "seed", secrets.randbits(56), -(2**63), 2**63)),
-        regex=str(constraints.get("regex") or ""),
-        grammar=str(constraints.get("grammar") or ""),
-    )
-    if any(not item for item in sampling.stop):
-        raise RefusedError("a stop string must not be empty")
-    return sampling
-
-
-def _number(body: Mapping[str, Any], name: str, default: float, minimum: float, maximum: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
-        raise RefusedError(f"{name} = {value!r} is not a number from {minimum:g} to {maximum:g}")
-    return value
+    given = {name: value for name, value in parse_json_object(data).items() if value is not None}
+    for name, neutral in NEUTRAL.items():
+        if given.get(name, neutral) != neutral:
+            raise RefusedError(f"{name} is not supported")
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        place, problems, _ = first_problem(error, given)
+        raise RefusedError(f"{spelled(place)} {wrong(problems)}"[:MAX_LINE]) from None

@@ -33,7 +33,7 @@ def make_server(
     return EngineServer(
         made.engine,
         model=name or model,
-        renderer=made.scaffold.renderer,
+        scaffold=made.scaffold,
         tokenizer=made.tokenizer,
         context=made.context,
         token=token,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aiohttp import web
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from modelserver import changing_server, given
 from turnstile.engines.remote.openai import OpenAIEngine
@@ -20,13 +21,14 @@ from turnstile.types import Completion, Sampling
 
 PROMPT = np.array([7, 8, 9], np.int32)
 AGAIN = 0.02
-Before = Callable[[web.Request], Awaitable[None]]
+Before = Callable[[str], Awaitable[ASGIApp | None]]
 
 
 class Site:
     """A server at an address, new each time that it starts.
 
-    `before` is awaited before it answers, and `after` when it has answered.
+    `before` is awaited before a request to a path is answered, and may answer it; if `lost`, the answer is
+    cut off after its head.
     """
 
     def __init__(self, below: Path) -> None:
@@ -34,30 +36,31 @@ class Site:
         self.asked: list[str] = []
         self.server: EngineServer | None = None
         self.before: Before | None = None
-        self.after: Before | None = None
+        self.lost: Callable[[str], bool] = lambda path: False
         self._below = below
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
         self.server = changing_server(self._below)
-        self.server.app.middlewares.append(self._between)
+        self.server.app = self._between(self.server.app)
         port = int(self.url.split(":")[-1].partition("/")[0]) if self.url else 0
         self.url = await self._stack.enter_async_context(self.server.listening("127.0.0.1", port))
 
     async def stop(self) -> None:
         await self._stack.aclose()
 
-    @web.middleware
-    async def _between(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        self.asked.append(request.path)
-        if self.before is not None:
-            await self.before(request)
-        answer = await handler(request)
-        if self.after is not None:
-            await self.after(request)
-        return answer
+    def _between(self, app: ASGIApp) -> ASGIApp:
+        async def between(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_head(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    await send(message)
+
+            path = scope["path"]
+            self.asked.append(path)
+            refusal = await self.before(path) if self.before is not None else None
+            await (refusal or app)(scope, receive, send_head if self.lost(path) else send)
+
+        return between
 
 
 @pytest.fixture
@@ -156,14 +159,13 @@ async def test_lost_response_is_retried_and_counted_once(
     for place in router._replicas:
         monkeypatch.setattr(place.engine.endpoint, "_retries", 1)
 
-    async def cut(request: web.Request) -> None:
+    def cut(path: str) -> bool:
         nonlocal cuts
-        if request.path == "/v1/completions" and cuts:
-            cuts -= 1
-            assert request.transport is not None
-            request.transport.abort()
+        lost = path == "/v1/completions" and cuts > 0
+        cuts -= lost
+        return lost
 
-    sites[0].after = cut
+    sites[0].lost = cut
     asked_before = sum(site.asked.count("/v1/completions") for site in sites)
     found = await asked(router, "a")
     assert found.token_ids.tolist() == whole.token_ids.tolist()
@@ -178,9 +180,8 @@ async def test_server_that_fails_to_load_is_left_out_until_it_loads(
     await asked(router, "a")
     refusing = True
 
-    async def refuse(request: web.Request) -> None:
-        if request.path == "/v1/weights" and refusing:
-            raise web.HTTPUnprocessableEntity(text="no")
+    async def refuse(path: str) -> ASGIApp | None:
+        return Response("no", 422) if path == "/v1/weights" and refusing else None
 
     sites[0].before = refuse
     router.publish(given(tmp_path, 2))
@@ -202,7 +203,7 @@ async def test_health_checks_find_a_hanging_server(
     await asked(router, "a")
     held = asyncio.Event()
 
-    async def hang(request: web.Request) -> None:
+    async def hang(path: str) -> None:
         await held.wait()
 
     sites[0].before = hang
@@ -219,8 +220,8 @@ async def test_server_that_hangs_while_loading_is_left_out_until_it_loads(
     sessions = [router.open(share) for share in "ab"]  # one at each server
     held, loading = asyncio.Event(), asyncio.Event()
 
-    async def hang(request: web.Request) -> None:
-        if request.path == "/v1/weights":
+    async def hang(path: str) -> None:
+        if path == "/v1/weights":
             loading.set()
         if loading.is_set():
             await held.wait()
@@ -249,9 +250,9 @@ async def test_server_that_hangs_in_its_first_load_after_return_is_retried(
     await asked(router, "a")
     held, loads = asyncio.Event(), 0
 
-    async def hang(request: web.Request) -> None:
+    async def hang(path: str) -> None:
         nonlocal loads
-        loads += request.path == "/v1/weights"
+        loads += path == "/v1/weights"
         if loads == 1 and not held.is_set():
             await held.wait()
 
@@ -296,7 +297,7 @@ async def test_rejects_servers_of_another_run(router: Router, sites: list[Site],
 async def test_rejects_an_address_that_keeps_losing_weights(router: Router, sites: list[Site]) -> None:
     """As with several processes behind one address, of which only one has loaded the weights."""
 
-    async def forget(request: web.Request) -> None:
+    async def forget(path: str) -> None:
         for site in sites:
             assert site.server is not None
             assert site.server._reload is not None

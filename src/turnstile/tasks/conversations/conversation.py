@@ -48,7 +48,7 @@ def assemble(flagged: Iterable[FlaggedMessage], tools: Sequence[ToolSpec] = ()) 
     while pairs and pairs[-1][0].role != "assistant":
         pairs.pop()
     return Conversation(
-        messages=tuple(_with_parser_ids([message for message, _ in pairs])),
+        messages=tuple(with_parser_ids([message for message, _ in pairs])),
         trainable=tuple(flag and _has_content(message) for message, flag in pairs),
         tools=tuple(tools),
     )
@@ -58,7 +58,7 @@ def _has_content(message: Message) -> bool:
     return message.role == "assistant" and bool(message.content.strip() or message.tool_calls)
 
 
-def _with_parser_ids(messages: Sequence[Message]) -> Iterator[Message]:
+def with_parser_ids(messages: Sequence[Message]) -> Iterator[Message]:
     """Yield the messages with tool call ids as parsers give them, and matching ids for results.
 
     Results are matched by id if the calls of a message have distinct ids, else by order.

@@ -1,0 +1,191 @@
+"""The transport of a model server: who may ask, how large a request may be, what a disconnected client costs."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from turnstile.errors import ConfigError, EngineError, MissingExtraError
+from turnstile.gateway.answers import error_fields
+from turnstile.gateway.requests import RefusedError, RequestTooLargeError
+
+try:
+    import uvicorn
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+except ModuleNotFoundError as error:
+    raise MissingExtraError("a model server", "remote") from error
+
+TOKEN_VARIABLE = "TURNSTILE_SERVE_TOKEN"
+"""Environment variable with the key that clients must send."""
+MAX_BODY_BYTES = 64 << 20  # largest request
+CLIENT_GONE = 499  # nginx's status for a client that disconnected; nobody reads it
+STARTING = 0.001  # seconds between two looks at whether the server has started
+
+Handler = Callable[[Request, bytes], Coroutine[Any, Any, Response]]
+"""(request, its body) -> the answer."""
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Passes on the requests that carry `token`; without one, those that no web page can have sent.
+
+    `names` are this machine's host names.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, names: set[str]) -> None:
+        self._app, self._names = app, names
+        self._token = f"Bearer {token}".encode() if token else b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http" and (refusal := self._refusal(Request(scope))):
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
+        if self._token and request.url.path != "/health" and not hmac.compare_digest(given, self._token):
+            return error_response(401, "the key is missing or wrong", code="invalid_api_key")
+        if not self._token and (why := self._web_page_reason(request.headers)):
+            return error_response(403, why)
+        return None
+
+    def _web_page_reason(self, headers: Mapping[str, str]) -> str:
+        """Return why a request may come from a web page in a browser on this machine, or an empty string.
+
+        Signs are headers that browsers add, and a host name that a page's own server could have pointed to this machine
+        (DNS rebinding).
+        """
+        if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+            return f"web pages need a key; start the server with one in {TOKEN_VARIABLE}"
+        name = (urlsplit(f"//{headers.get('host', '')}").hostname or "").lower()
+        if name in self._names or _is_address(name):
+            return ""
+        return f"host name {name!r} needs a key; use an IP address, or start the server with a key in {TOKEN_VARIABLE}"
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that turns a handler's errors into answers, and cancels it if its client disconnects."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            body = await _read(request)
+            return await _while_connected(request, handler(request, body))
+        except RefusedError as error:
+            return error_response(error.status, str(error), code=error.code)
+        except ConfigError as error:
+            return error_response(400, str(error))
+        except EngineError as error:
+            return error_response(503, str(error), kind="server_error")
+        except HTTPException:
+            raise
+        except Exception:
+            log.exception("a request to %s failed", request.url.path)
+            return error_response(500, "an error in the server; its log has the traceback", kind="server_error")
+
+    return answer
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; cancel it if the client disconnects before. The request's body must be read."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(CLIENT_GONE)
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read(request: Request) -> bytes:
+    """Return a request's body. Raises RefusedError if it is larger than `MAX_BODY_BYTES`."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestTooLargeError(f"the request is larger than {MAX_BODY_BYTES >> 20} MiB")
+    return bytes(body)
+
+
+def error_response(
+    status: int, why: str, *, code: str | None = None, kind: str = "invalid_request_error"
+) -> JSONResponse:
+    """Return an error as clients of OpenAI's protocol read it."""
+    return JSONResponse(error_fields(why, code=code, kind=kind), status_code=status)
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    """Answer a request for a path or with a method that there is not."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return error_response(status, f"{request.method} {request.url.path} is not served here", code="not_found")
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to whoever runs the event loop."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
+    """Serve `app` at an address (port 0: any free port) and yield its URL. Raises ConfigError if it cannot."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        log_level="critical",  # handlers log their own errors
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=1,
+    )
+    server = _Server(config)
+    serving = asyncio.ensure_future(server.serve([listener]))
+    try:
+        while not server.started and not serving.done():  # noqa: ASYNC110 - it has no event for that
+            await asyncio.sleep(STARTING)
+        address = listener.getsockname()
+        name = f"[{address[0]}]" if ":" in address[0] else address[0]
+        yield f"http://{name}:{address[1]}/v1"
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
