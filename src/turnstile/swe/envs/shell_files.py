@@ -53,7 +53,7 @@ class FileTools:
         if isinstance(found, Done):
             return found
         try:
-            text, line = await asyncio.to_thread(replaced, decode(found), old, new)  # it searches for lines similar to `old`
+            text, line = await asyncio.to_thread(replaced, decode(found), old, new)  # it seeks lines like `old`
         except EditError as error:
             return failed("str_replace", str(error), str(error).partition(":")[0].partition(";")[0].partition(",")[0])
         around = numbered(text, max(line - 2, 1), line + new.count("\n") + 2, self._chars)
