@@ -33,8 +33,7 @@ class Problem(Protocol):
         ...
 
     async def ignored(self, files: Iterable[str]) -> tuple[str, ...]:
-        """Return the changed files that are not graded: tests, what can change them, and modules that hide a library.
-        """
+        """Return the changed files that are not graded: tests, what can change them, modules in place of a library."""
         ...
 
     async def base(self, files: Iterable[str]) -> Mapping[str, bytes | None]:
