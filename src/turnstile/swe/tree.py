@@ -1,6 +1,6 @@
 """Facts about any source tree: its digest, and which of its files are tests.
 
-Uses the standard library alone, as it is also run in sandboxes beside the code under test.
+Needs no library but the standard one, as it is also run in sandboxes beside the code under test.
 """
 
 from __future__ import annotations

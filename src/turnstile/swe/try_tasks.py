@@ -53,12 +53,12 @@ class Tried:
 
     @property
     def unknown(self) -> str | None:
-        """Why a task could not be tried, if something broke that is no task's fault."""
+        """Why a task could not be tried, if something broke that was not the task's fault."""
         return next((one.unknown for one in self.tried if one.unknown is not None), None)
 
     @property
     def usable(self) -> bool:
-        """Whether nothing speaks against the package: not all of the tasks that were tried are off."""
+        """Whether the package can be used: not all of the tasks that were tried are off."""
         return bool(self.sound) or not self.off
 
 

@@ -1,4 +1,4 @@
-"""Which bugs are tried, and in which order: before any test has had its word on them."""
+"""Choose which bugs to try, and in which order, before any test has judged them."""
 
 from __future__ import annotations
 

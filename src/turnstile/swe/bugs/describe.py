@@ -1,6 +1,6 @@
-"""Problem statements in a model's words, where they give nothing away; elsewhere the template's stay.
+"""Problem statements in a model's words, if they give nothing away; else the template's are kept.
 
-What was written is kept beside the task file, line by line in `FILE.statements.jsonl`, so that a killed call goes on
+What a model wrote is kept beside the task file, line by line in `FILE.statements.jsonl`, so that a killed call goes on
 where it stopped; the task file itself is written at the end, in one step.
 """
 
@@ -45,7 +45,7 @@ What the documentation says:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Described:
-    """What became of one task's statement: written by the model, or kept for the reason in `why`."""
+    """The result for one task's statement: written by the model, or kept for the reason in `why`."""
 
     task: Task
     why: str | None = None

@@ -1,4 +1,4 @@
-"""Which tests are stable, and which functions each of them calls: measured once a package, kept in the cache."""
+"""Find which tests are stable, and which functions each of them calls: measured once a package, kept in the cache."""
 
 from __future__ import annotations
 

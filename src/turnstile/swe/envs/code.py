@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 
 class EditError(Exception):
-    """An edit cannot be applied; the text tells the agent why."""
+    """An edit that cannot be applied; the text tells the agent why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The gate before training: of every task the repair must score 1, no change 0, each time, and cheats 0."""
+"""The gate before training: a task's repair must score 1 and no change 0, each time, and cheats must score 0."""
 
 from __future__ import annotations
 

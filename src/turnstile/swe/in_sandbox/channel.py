@@ -1,7 +1,7 @@
-"""The common parts of the reports on a test runner: lines under a random key, the request that names the key, and
-checks of the runner's functions.
+"""The common parts of the reports on a test runner.
 
-For Python 3.6 or newer, with the standard library only.
+They are lines under a random key, the request that names the key, and checks of the runner's functions. For Python 3.6
+or newer, with the standard library only.
 """
 
 import json

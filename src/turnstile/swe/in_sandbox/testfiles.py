@@ -54,8 +54,9 @@ def test_files(root: str) -> Any:
 
 
 class Expected:
-    """The failures that the test files expect, by their source when this is made: marks by code under test do not
-    count.
+    """The failures that the test files expect, by their source when this is made.
+
+    Marks that code under test makes do not count.
     """
 
     def __init__(self, root: str, files: Any) -> None:
@@ -92,8 +93,9 @@ class Expected:
 
 
 def says_xfail(source: bytes, names: Any) -> bool:
-    """Return whether a source has a mark or call that expects a failure, for all of it or where it defines one of
-    `names`.
+    """Return whether a source expects a failure by a mark or a call.
+
+    It may do so for the whole file, or where it defines one of `names`.
     """
     try:
         tree = ast.parse(source)

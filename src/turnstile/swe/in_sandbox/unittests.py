@@ -25,9 +25,7 @@ BAD = ("FAILED", "ERROR")
 
 
 class Report(Channel):
-    """Writes begin, test, tampered and end lines for the first run of the process; runs inside that one belong to
-    tests.
-    """
+    """Writes begin, test, tampered and end lines for the first run of the process; runs inside it belong to tests."""
 
     def __init__(self, asked: Any) -> None:
         super().__init__(asked["key"])

@@ -28,7 +28,7 @@ _IGNORED = """printf '%s\\0' "$@" | git check-ignore -z --stdin"""
 
 
 class ChangeError(Exception):
-    """What the agent left behind cannot be graded; the text says why.
+    """A change that cannot be graded; the text says why.
 
     The agent caused it, so it is not an infrastructure error.
     """
