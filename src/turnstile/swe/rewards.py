@@ -167,7 +167,7 @@ def _weights(task: Task, passed: Mapping[str, bool], weights: Mapping[str, float
 class TestRates(Stateless):
     """A grader that writes test_weights: (1 - rate)^`power` for each test of the signal f2p_tests.
 
-    Tests that attempts rarely pass so weigh more. The rate of a task's test is the share of its attempts that passed
+    So tests that attempts rarely pass weigh more. The rate of a task's test is the share of its attempts that passed
     it, a moving average over the training steps: each step's share has the weight `pace`, and all the weight the first
     time. The step's own attempts count too, so a test is weighed by what is known when the step is judged. Attempts
     without a verdict do not count. Outside of training nothing is learned, and a task that was not trained on is
