@@ -1,6 +1,6 @@
 """Compile a tree once, so that runs on copies of it compile only what was changed.
 
-python -m turnstile.swe.in_sandbox.precompile
+    python -m turnstile.swe.in_sandbox.precompile
 
 Every source file below the working folder gets byte code that Python checks against a hash of the source (PEP 552), and
 every test file gets the form that pytest's assertion rewriting gives it, so no copy, edit or clock makes stale code

@@ -1,6 +1,6 @@
 """Run tests next to the code under test and report the outcomes; `turnstile.swe.grading.testrun` reads the report.
 
-python -m turnstile.swe.in_sandbox.verifier REQUEST
+    python -m turnstile.swe.in_sandbox.verifier REQUEST
 
 REQUEST is a file with JSON, read and removed before anything else happens: `key`, the beginning of every report line;
 `tests`, node ids or whole files relative to the working folder, or null for the whole suite; `reverse`, whether to run
