@@ -16,7 +16,7 @@ def exact(
     """1 if the last message is the task's answer, `task.data[key]`, else 0; spaces at the ends do not count.
 
     `pattern` finds the answer in the message: its last match that is not empty, or that match's first group. None if
-    infrastructure failed. Raises ConfigError if the task has no such answer, or `pattern` is no regular expression.
+    infrastructure failed. Raises ConfigError if the task has no such answer, or `pattern` is not a regular expression.
     """
     if trajectory.stop is Stop.ERROR:
         return None
@@ -35,7 +35,7 @@ def exact(
 def regex(task: Task, trajectory: Trajectory, *, pattern: str) -> float | None:
     """1 if `pattern` is found in the last message, else 0; None if infrastructure failed.
 
-    Raises ConfigError if `pattern` is no regular expression.
+    Raises ConfigError if `pattern` is not a regular expression.
     """
     search = compiled("regex", pattern).search
     if trajectory.stop is Stop.ERROR:
@@ -47,7 +47,7 @@ def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: floa
     """1 for a turn whose whole message matches `pattern`, `-malus` for any other, f32[K]; spaces at the ends do not
     count.
 
-    Raises ConfigError if `pattern` is no regular expression.
+    Raises ConfigError if `pattern` is not a regular expression.
     """
     matches = compiled("format", pattern).fullmatch
     hits = [bool(matches(turn.message.content.strip())) for turn in trajectory.turns]
@@ -55,7 +55,7 @@ def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: floa
 
 
 def compiled(kind: str, pattern: str) -> re.Pattern[str]:
-    """Compile a pattern in which a dot is any character. Raises ConfigError if it is no regular expression."""
+    """Compile a pattern in which a dot is any character. Raises ConfigError if it is not a regular expression."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:

@@ -15,7 +15,7 @@ def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float
     """The score in [0, 1] that a language model gave the episode. It says why before it scores (after Think-RM).
 
     It is the signal that the grader `judge` writes. None, never 0, if infrastructure failed or the judge gave no
-    verdict. Raises ConfigError if the signal is missing, or is no number in [0, 1].
+    verdict. Raises ConfigError if the signal is missing, or is not a number in [0, 1].
     """
     return _share(trajectory, signal, "judge")
 
