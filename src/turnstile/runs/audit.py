@@ -58,7 +58,7 @@ class Difference:
 
     @property
     def same(self) -> bool:
-        """Whether nothing that both have differs."""
+        """Whether everything that both have is equal."""
         return self.record is None and self.weights is None
 
 
