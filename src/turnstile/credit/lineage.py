@@ -76,8 +76,10 @@ def snapshots(group: Group) -> Snapshots:
 
 
 def _owner(trajectory: int, turn: int, begins: Sequence[int], parents: Sequence[int | None]) -> tuple[int, int]:
-    """Whose state it is before this turn: the trajectory's own, or that of the one it had not left by then; (-1, 0) for
-    the start."""
+    """Return the owner (trajectory, turn) of the state before this turn; (-1, 0) for the start.
+
+    The trajectory is the given one, or the one that it had not left by then.
+    """
     if turn == 0:
         return (-1, 0)
     while (parent := parents[trajectory]) is not None and turn <= begins[trajectory]:

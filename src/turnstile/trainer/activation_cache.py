@@ -25,7 +25,7 @@ class ActivationCache:
     def __init__(
         self, model: PreTrainedModel, frozen: int, budget: int, from_rollout: RolloutActivations | None, *, keep: bool
     ) -> None:
-        """With `keep`, computed activations are kept for rows that are used again in the step."""
+        """Make an empty cache; with `keep` it keeps computed activations for rows that are used again in the step."""
         self._model, self._frozen, self._budget, self._keep = model, frozen, budget, keep
         self._from_rollout = from_rollout
         self._cache: dict[int, tuple[Row, Tensor, Tensor]] = {}
