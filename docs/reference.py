@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import io
 import json
+import re
 import sys
 import textwrap
 import tokenize
