@@ -172,7 +172,8 @@ class RolloutConfig(Section):
 class OnStopConfig(Section):
     """Rules by the reason why an episode stopped.
 
-    `grade` it, score it `zero` or `half`, `mask` it from the gradient, or `drop` it from the statistics too.
+    A rule can `grade` the episode, score it `zero` or `half`, `mask` it from the gradient, or `drop` it from the
+    statistics too.
     """
 
     submitted: EndRule = "grade"  # the agent submitted
