@@ -1,5 +1,6 @@
-"""Environments whose methods are plain functions: each call runs in a thread of a bounded pool, so that no other
-episode has to wait while it works or waits.
+"""Environments whose methods are plain functions.
+
+Each call runs in a thread of a bounded pool, so that no other episode has to wait while it works or waits.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ class Threads:
             self.leave(call)
 
     def around(self, make: Callable[[], Any]) -> Callable[[], Env]:
-        """Return a maker of environments that can be awaited: if all its methods are `async`, an environment stays as
-        it is; otherwise its plain methods run in threads.
+        """Return a maker of environments that can be awaited.
+
+        If all its methods are `async`, an environment stays as it is; otherwise its plain methods run in threads.
         """
 
         def made() -> Env:

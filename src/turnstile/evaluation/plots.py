@@ -36,8 +36,10 @@ INK: Mapping[Theme, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One metric of a panel: the first of `names` that a run has is drawn; a name that ends in a slash stands for
-    the first metric below it."""
+    """One metric of a panel: the first of `names` that a run has is drawn.
+
+    A name that ends in a slash stands for the first metric below it.
+    """
 
     names: tuple[str, ...]
     label: str = ""
@@ -74,10 +76,9 @@ PANELS: tuple[Panel, ...] = (
 
 
 def series(rows: Rows, *names: str) -> tuple[F64, F64]:
-    """Return (steps, values), each f64[n], of the first name that a row has; the last value counts if a step has
-    several.
+    """Return (steps, values), each f64[n], of the first name that a row has.
 
-    Values that are missing or not finite are left out.
+    The last value counts if a step has several. Values that are missing or not finite are left out.
     """
     name = next((key for name in names for row in rows for key in row if _is(key, name)), None)
     found: dict[int, float] = {}
@@ -112,12 +113,11 @@ def curves(runs: Runs, *, theme: Theme = "light", dpi: int = 144) -> bytes:
 
 
 def draw(runs: Runs, *, panels: Sequence[Panel] | None = None, theme: Theme = "light", columns: int = 3) -> Figure:
-    """Return a figure with a panel for each metric that some run has, coloured by run; by default its rates and
-    `PANELS`.
+    """Return a figure with a panel for each metric that some run has, coloured by run.
 
-    Dots are steps and lines are means over four steps; with several seeds the line is their mean and the band reaches
-    from the lowest to the highest. Diamonds are held-out evaluations with their intervals, or, with several seeds, the
-    seeds' mean with a bar from the lowest to the highest.
+    Without `panels` these are its rates and `PANELS`. Dots are steps and lines are means over four steps; with several
+    seeds the line is their mean and the band reaches from the lowest to the highest. Diamonds are held-out evaluations
+    with their intervals, or, with several seeds, the seeds' mean with a bar from the lowest to the highest.
     """
     panels = (*_rates(runs), *PANELS) if panels is None else panels
     panels = [panel for panel in panels if any(_has(rows, panel) for seeds in runs.values() for rows in seeds)]

@@ -18,8 +18,10 @@ from turnstile.types import F32, Message, Score, Stop, Task, Trajectory, Turn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """One episode to show. `advantages` [turn] f32[n], where it was trained on; `prompt` is what the agent saw
-    first (default: the task's own)."""
+    """One episode to show.
+
+    `advantages` [turn] f32[n], where it was trained on; `prompt` is what the agent saw first (default: the task's own).
+    """
 
     task: Task
     trajectory: Trajectory

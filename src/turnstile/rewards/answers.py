@@ -44,10 +44,9 @@ def regex(task: Task, trajectory: Trajectory, *, pattern: str) -> float | None:
 
 
 def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: float = 0.0) -> F32:
-    """1 for a turn whose whole message matches `pattern`, `-malus` for any other, f32[K]; spaces at the ends do not
-    count.
+    """1 for a turn whose whole message matches `pattern`, `-malus` for any other, f32[K].
 
-    Raises ConfigError if `pattern` is not a regular expression.
+    Spaces at the ends do not count. Raises ConfigError if `pattern` is not a regular expression.
     """
     matches = compiled("format", pattern).fullmatch
     hits = [bool(matches(turn.message.content.strip())) for turn in trajectory.turns]

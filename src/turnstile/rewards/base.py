@@ -53,11 +53,10 @@ class Term:
     gate: Threshold | None = None
 
     def values(self, task: Task, trajectory: Trajectory) -> NDArray[np.float64] | None:
-        """Return the reward before weighting, f64[1] for an episode term, f64[K] for a turn term; None without a
-        verdict.
+        """Return the reward before weighting, f64[1] for an episode term, f64[K] for a turn term.
 
-        A turn term judges only the turns that the environment answered; an unanswered turn gets 0. Raises ConfigError
-        if the function returns anything else, or a number that is not finite.
+        It is None without a verdict. A turn term judges only the turns that the environment answered; an unanswered
+        turn gets 0. Raises ConfigError if the function returns anything else, or a number that is not finite.
         """
         judged = trajectory.without_open_turn if self.scope == "turn" else trajectory
         raw = self.function(task, judged)

@@ -12,8 +12,10 @@ from turnstile.types import F32, Score, Stop, Task, Trajectory
 
 
 def gated(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
-    """Gated reward accumulation (G-RA, arXiv 2508.10548): R = sum_l m_l R_l, where R_l is the weighted sum of the terms
-    of level l and m_l = 1 iff every term of every level above l that has a gate passes its own threshold.
+    """Gated reward accumulation (G-RA, arXiv 2508.10548): R = sum_l m_l R_l.
+
+    R_l is the weighted sum of the terms of level l, and m_l = 1 iff every term of every level above l that has a gate
+    passes its own threshold.
 
     The terms of the highest level are always granted: its episode terms are the outcome. Everything else is a step
     reward: a turn term of any level adds to r_t of its turn, an episode term of a lower level adds to the last turn, so

@@ -15,8 +15,10 @@ from turnstile.types import JSON, Group, Trajectory
 
 
 class Grader(Protocol):
-    """Adds signals to played groups. It is shown every group once: those of a training step, or (`step` None) those of
-    an evaluation or of demonstrations, from which it must not learn.
+    """Adds signals to played groups.
+
+    It is shown every group once: those of a training step, or (`step` None) those of an evaluation or of
+    demonstrations, from which it must not learn.
 
     What it remembers is its `state`, JSON that goes into the checkpoint. An episode that infrastructure ended has
     nothing to examine and stays as it is; if the grader has no verdict of its own, the signal is None.

@@ -21,11 +21,10 @@ def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float
 
 
 def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwise_judge") -> float | None:
-    """The share of comparisons with the other attempts of its group that the episode won, as judged by a language
-    model, in [0, 1]; a tie counts half. Within a group the shares average 1/2 (pairwise preferences as the reward,
-    after Think-RM).
+    """The share of comparisons with the other attempts that the episode won, in [0, 1]; a tie counts half.
 
-    It is the signal that the grader `pairwise_judge` writes. None and errors as for `judge`.
+    A language model compares. Within a group the shares average 1/2 (pairwise preferences as the reward, after
+    Think-RM). It is the signal that the grader `pairwise_judge` writes. None and errors as for `judge`.
     """
     return _share(trajectory, signal, "pairwise_judge")
 
@@ -38,13 +37,13 @@ def rubric(
     key: str = "",
     signal: str = "rubric",
 ) -> float | None:
-    """The weighted scores s_i in [0, 1] that a language model gave by criterion: sum of w_i s_i / sum of the positive
-    w_i, at least 0 (after RGR-GRPO and RuscaRL).
+    """The weighted scores s_i of criteria: sum of w_i s_i / sum of the positive w_i, at least 0 (after RGR-GRPO and
+    RuscaRL).
 
-    Each criterion weighs 1 unless `weights` says otherwise, or the task's own `data[key]` (name -> number) if it has
-    that; a criterion that should not hold has a negative weight. The scores are the signal that the grader `rubric`
-    writes. None and errors as for `judge`; ConfigError also for a weight of a criterion that does not exist, and if no
-    weight is positive.
+    A language model gave the s_i, in [0, 1]. Each criterion weighs 1 unless `weights` says otherwise, or the task's own
+    `data[key]` (name -> number) if it has that; a criterion that should not hold has a negative weight. The scores are
+    the signal that the grader `rubric` writes. None and errors as for `judge`; ConfigError also for a weight of a
+    criterion that does not exist, and if no weight is positive.
     """
     found = _verdicts(trajectory, signal, "rubric")
     if found is None:

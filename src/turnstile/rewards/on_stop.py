@@ -20,8 +20,9 @@ must not become better by being halved). mask: out of the gradient, in the basel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRules:
-    """What to do by how an episode stopped; stops that are not named are graded. `Stop.ERROR` is always an
-    infrastructure failure.
+    """What to do by how an episode stopped.
+
+    Stops that are not named are graded. `Stop.ERROR` is always an infrastructure failure.
     """
 
     table: Mapping[Stop, End] = field(default_factory=dict)

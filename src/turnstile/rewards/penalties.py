@@ -73,12 +73,12 @@ def _count(task: Task, trajectory: Trajectory, fault: str) -> float | None:
 def tool_bonus(
     task: Task, trajectory: Trajectory, *, steps: int, each: float = 0.1, most: float = 1.0, but: Sequence[str] = ()
 ) -> float | None:
-    """mu(s) min(`most`, `each` * n) for n tool calls in the episode, where mu(s) = (1 + cos(pi s / `steps`)) / 2 falls
-    from 1 to 0 over the first `steps` training steps and stays there (after SPEAR, arXiv 2509.22601).
+    """mu(s) min(`most`, `each` * n) for n tool calls in the episode (after SPEAR, arXiv 2509.22601).
 
-    It lets a model that hardly calls tools find out what they do, and is gone before it pays to call them for nothing.
-    Calls of the tools in `but` do not count, nor do turns of other seats. The step is the signal training_step, which
-    the grader `clock` writes: add it under [[graders]]. Outside of training (None) the bonus is 0.
+    mu(s) = (1 + cos(pi s / `steps`)) / 2 falls from 1 to 0 over the first `steps` training steps and stays there. So
+    the bonus lets a model that hardly calls tools find out what they do, and is gone before it pays to call them for
+    nothing. Calls of the tools in `but` do not count, nor do turns of other seats. The step is the signal
+    training_step, which the grader `clock` writes: add it under [[graders]]. Outside of training (None) the bonus is 0.
 
     None if infrastructure failed. Raises ConfigError if the signal is missing, and unless steps > 0.
     """

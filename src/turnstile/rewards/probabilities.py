@@ -20,14 +20,13 @@ PLACE = "{answer}"
 
 
 class AnswerProbabilities(Stateless):
-    """Writes answer_probabilities, [p_0, ..., p_K]: the policy's own probability of the task's answer before the first
-    turn and after each (IGPO, arXiv 2510.14967), for the reward `information_gain`.
+    """Writes answer_probabilities [p_0, ..., p_K], the policy's own for the task's answer (arXiv 2510.14967).
 
-    The engine that plays computes p_t by teacher forcing, with the weights of the step: the agent's context at the
-    beginning of turn t + 1 is followed by `form` up to its {answer}, then by the answer, which is `data[key]` of the
-    task. p_t is exp of the mean log-probability of the answer's tokens, or of their sum with `mean = False`.
-    Log-probabilities are the model's own, at temperature 1. An answer costs as much as decoding its tokens, K + 1 times
-    per episode.
+    p_0 is before the first turn, p_t after turn t (IGPO), for the reward `information_gain`. The engine that plays
+    computes p_t by teacher forcing, with the weights of the step: the agent's context at the beginning of turn t + 1 is
+    followed by `form` up to its {answer}, then by the answer, which is `data[key]` of the task. p_t is exp of the mean
+    log-probability of the answer's tokens, or of their sum with `mean = False`. Log-probabilities are the model's own,
+    at temperature 1. An answer costs as much as decoding its tokens, K + 1 times per episode.
 
     A p_t whose context and answer reach past the model's window is None, as after an episode that filled it. All of
     them together are None for an episode without turns, and if no model plays. K counts the turns that the environment

@@ -31,8 +31,9 @@ def episode_number(trajectory: Trajectory, name: str, needed_by: str, *, grader:
 
 
 def turn_number(turn: Turn, name: str, needed_by: str) -> float:
-    """Return `Turn.signals[name]`, a number or a bool, as a float. Raises ConfigError for anything else, or if not
-    finite.
+    """Return `Turn.signals[name]`, a number or a bool, as a float.
+
+    Raises ConfigError for anything else, or if it is not finite.
     """
     return _number(turn_signal(turn, name, needed_by), "a turn", name, needed_by)
 

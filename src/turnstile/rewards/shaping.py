@@ -79,13 +79,13 @@ def centred(
 
 
 def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) -> F32:
-    """p_t - p_{t-1} for each turn, f32[K], where p_t is the policy's probability of the task's answer after turn t
-    (IGPO, arXiv 2510.14967: exp of the mean log-probability of the answer's tokens).
+    """p_t - p_{t-1} for each turn, f32[K], p_t the policy's probability of the task's answer after turn t (IGPO).
 
-    p_0, ..., p_K, before the first turn and after each, are the episode's signal answer_probabilities, written by the
-    grader `answer_probabilities` or the environment. The last turn, whose answer the outcome judges, gets 0 unless
-    `last`; so does a turn before or after which there is none (None), and every turn if there are none at all. Raises
-    ConfigError if the signal is missing, or is not K + 1 numbers in [0, 1].
+    arXiv 2510.14967: p_t is exp of the mean log-probability of the answer's tokens. p_0, ..., p_K, before the first
+    turn and after each, are the episode's signal answer_probabilities, written by the grader `answer_probabilities` or
+    the environment. The last turn, whose answer the outcome judges, gets 0 unless `last`; so does a turn before or
+    after which there is none (None), and every turn if there are none at all. Raises ConfigError if the signal is
+    missing, or is not K + 1 numbers in [0, 1].
     """
     found = episode_signal(trajectory, "answer_probabilities", "information_gain", grader="answer_probabilities")
     turns = len(trajectory.turns)
@@ -108,11 +108,10 @@ def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) 
 
 
 def self_correction(task: Task, trajectory: Trajectory, *, signal: str, bonus: float = 1.0) -> float:
-    """`bonus` if the agent's first verdict in the episode was wrong and its last one right, -`bonus` in the reverse
-    case, else 0 (SCoRe, arXiv 2409.12917).
+    """`bonus` if the agent's first verdict was wrong and its last one right, -`bonus` in the reverse case, else 0.
 
-    A verdict is a turn's `signal`, true or false; turns without one (None) are skipped, and so is a last turn that the
-    environment did not answer. Raises ConfigError if another turn did not record it.
+    After SCoRe (arXiv 2409.12917). A verdict is a turn's `signal`, true or false; turns without one (None) are skipped,
+    and so is a last turn that the environment did not answer. Raises ConfigError if another turn did not record it.
     """
     recorded = [turn_signal(turn, signal, "self_correction") for turn in trajectory.without_open_turn.turns]
     verdicts = [value for value in recorded if value is not None]

@@ -15,8 +15,9 @@ from turnstile.trainer import checkpoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audited:
-    """The audit of a run's ledger, the number of steps of its recipe, and for each logged step how many versions its
-    tokens were behind, in the mean and at most.
+    """The audit of a run's ledger, the number of steps of its recipe, and the staleness of each logged step.
+
+    Staleness is how many versions its tokens were behind, in the mean and at most.
     """
 
     audit: Audit
@@ -46,8 +47,9 @@ def audit_run(run: Path, *, record: bool = False) -> Audited:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """The differences between two runs: keys of the recipe and packages, and where their records part, or after which
-    step the weights differ although all that was recorded is equal.
+    """The differences between two runs: keys of the recipe, packages, and where their records part.
+
+    If all that was recorded is equal, also the step after which the weights differ.
     """
 
     recipe: list[str]
@@ -63,8 +65,9 @@ class Difference:
 
 
 def compare_runs(one: Path, other: Path) -> Difference:
-    """Find where two runs part. Raises ConfigError for a folder that is no run, TurnstileError for one without a
-    record.
+    """Find where two runs part.
+
+    Raises ConfigError for a folder that is no run, TurnstileError for one without a record.
     """
     ours, theirs = read_resolved(one), read_resolved(other)
     recipe, another = (read_recipe(run).model_dump(mode="json") for run in (one, other))

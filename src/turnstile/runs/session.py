@@ -69,8 +69,9 @@ class RunContext:
             write_whole(self.folder / "costs.json", json.dumps(costs, indent=1))
 
     def untrained(self) -> AbstractContextManager[None]:
-        """Return a context for sampling that nobody will train on: an engine of this process keeps no activations for
-        it.
+        """Return a context for sampling that nobody will train on.
+
+        An engine of this process keeps no activations for it.
         """
         return self.engine.without_activations() if isinstance(self.engine, TransformersEngine) else nullcontext()
 

@@ -213,8 +213,9 @@ def load(model: PreTrainedModel, weights: WeightUpdate) -> int:
 
 
 def main(descriptor: int) -> None:
-    """Play episodes for the run at the other end of the socket `descriptor`, until it closes or a signal ends this
-    process.
+    """Play episodes for the run at the other end of the socket `descriptor`.
+
+    It ends when the socket closes or a signal ends this process.
     """
     asyncio.run(_main(descriptor))
 

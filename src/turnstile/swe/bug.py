@@ -88,8 +88,9 @@ class Bug:
         return read_source(package.tree / self.file)
 
     def bugged_text(self, package: Package) -> str:
-        """Return the text of `file` with the bug in it. Raises TaskError if the tree is not the one the bug was made
-        in.
+        """Return the text of `file` with the bug in it.
+
+        Raises TaskError if the tree is not the one the bug was made in.
         """
         try:
             return apply_all(self.pristine_text(package), self.edits)

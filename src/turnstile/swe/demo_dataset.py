@@ -90,8 +90,9 @@ async def make_demo(
 
 
 def notice(found: Mapping[str, Sequence[Task]], seed: int) -> str:
-    """Return the notice: which packages the task files use, their licences and rights, and the command that made the
-    files.
+    """Return the notice of the task files.
+
+    It names the packages that they use, their licences and rights, and the command that made the files.
     """
     rows, rights = [], []
     for name, tasks in found.items():

@@ -53,8 +53,9 @@ def demonstrate(
 
 
 def oracle(task: Task) -> Agent:
-    """Return an agent that knows the bug: view, a fix for each place, run, submit. Raises TaskError as `demonstrate`
-    does.
+    """Return an agent that knows the bug: view, a fix for each place, run, submit.
+
+    Raises TaskError as `demonstrate` does.
     """
     actions = iter([call("view"), *(_fix(*fix) for fix in _repair(task)), call("run")])
     return lambda observation: next(actions, call("submit"))
@@ -98,8 +99,7 @@ def _shown(task: Task) -> list[str]:
 def random_edit(
     lines: Sequence[str], rng: random.Random, others: Callable[[str], Sequence[str]]
 ) -> tuple[str, str] | None:
-    """Return (old, new) that replaces one token of `lines` by one of `others(token)`, with a token of context on each
-    side.
+    """Return (old, new) that replaces one token of `lines` by one of `others(token)`, with a token around it.
 
     The text to find occurs once in `lines` and holds no arrow, which separates the two texts of a fix in line form.
     None if there is no such edit.

@@ -43,8 +43,7 @@ def outcome_class(
     fail: float = 0.0,
     passed: float = 1.0,
 ) -> float | None:
-    """Return the terminal reward of a repair: no_submit <= empty_patch <= fail <= passed (ranked as in arXiv
-    2508.10548).
+    """The terminal reward of a repair: no_submit <= empty_patch <= fail <= passed (ranked as in arXiv 2508.10548).
 
     An episode that never submitted is `no_submit`, whatever it changed; a submission with an empty non-test diff is
     `empty_patch`; `passed` means that every test that must pass does. None if infrastructure failed (`Stop.ERROR`, or a

@@ -83,8 +83,9 @@ def _blind_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | N
 
 
 def _edits(bug: Bug, task: Task) -> list[Message]:
-    """Return one replacement of a text that occurs once for each place, last place first, so that the others do not
-    move.
+    """Return one replacement for each place, of a text that occurs once.
+
+    The last place comes first, so that the others do not move.
     """
     package = package_of(task)
     pristine = bug.pristine_text(package)

@@ -17,8 +17,9 @@ class Asked:
             _check_table(f"grader {kind!r} wants {what}", table)
 
     def of(self, task: Task) -> dict[str, str]:
-        """Return the table for a task. Raises ConfigError if neither the task nor the recipe has one, or it is
-        malformed.
+        """Return the table for a task.
+
+        Raises ConfigError if neither the task nor the recipe has one, or it is malformed.
         """
         if self._key and self._key in task.data:
             return _check_table(f"task {task.id!r}: grader {self._kind!r} wants {self._key}", task.data[self._key])

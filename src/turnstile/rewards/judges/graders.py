@@ -32,8 +32,10 @@ _MATERIAL = (
 
 
 class _Judging(Stateless):
-    """The common base of the graders here. `show` names signals of the episode that the judge sees besides the
-    messages, `reference` is the key of the task's data with an answer to compare with.
+    """The common base of the graders here.
+
+    `show` names signals of the episode that the judge sees besides the messages, `reference` is the key of the task's
+    data with an answer to compare with.
     """
 
     kind = ""
@@ -46,11 +48,10 @@ class _Judging(Stateless):
         self._reference = reference
 
     async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
-        """Return the groups with the judge's verdicts. Raises EngineError if the judge could not be reached for any
-        question.
+        """Return the groups with the judge's verdicts.
 
-        Then nothing would be left to learn from. If only some questions failed, a warning says so, and their signal is
-        None.
+        Raises EngineError if the judge could not be reached for any question: nothing would be left to learn from. If
+        only some questions failed, a warning says so, and their signal is None.
         """
         before = self._asker.questions
         found = await _all([self._group(group) for group in groups])
@@ -109,8 +110,10 @@ class _Judging(Stateless):
 
 
 class Judge(_Judging):
-    """Writes `name` (default: judge), the model's score of an episode in [0, 1]: of 0 to `best` points for what
-    `question` asks. None if there was no answer, or none that could be read.
+    """Writes `name` (default: judge), the model's score of an episode in [0, 1].
+
+    The model gives 0 to `best` points for what `question` asks. None if there was no answer, or none that could be
+    read.
     """
 
     kind = "judge"
@@ -145,12 +148,11 @@ class Judge(_Judging):
 
 
 class PairwiseJudge(_Judging):
-    """Writes `name` (default: pairwise_judge), the share of comparisons with the other attempts of its group that an
-    episode wins, in [0, 1]; a tie counts half.
+    """Writes `name` (default: pairwise_judge), the share of comparisons that an episode wins; a tie counts half.
 
-    Each pair is shown in both orders, since models favour one position. With `rivals` each attempt is compared only
-    with that many after it, and as many before it, around the group. A comparison without a verdict does not count;
-    None if none is left, and 0.5 without others to compare with.
+    It is compared with the other attempts of its group. Each pair is shown in both orders, since models favour one
+    position. With `rivals` each attempt is compared only with that many after it, and as many before it, around the
+    group. A comparison without a verdict does not count; None if none is left, and 0.5 without others to compare with.
     """
 
     kind = "pairwise_judge"
@@ -205,9 +207,10 @@ class PairwiseJudge(_Judging):
 
 
 class Rubric(_Judging):
-    """Writes `name` (default: rubric), the model's score for each of the `criteria` (name -> what it asks) in [0, 1],
-    of 0 to `best` points. A task may have criteria of its own, `data[key]`. Their weights belong to the reward. None if
-    there was no answer, or none that could be read.
+    """Writes `name` (default: rubric), the model's score for each of the `criteria` in [0, 1].
+
+    `criteria` are names -> what each asks; the model gives 0 to `best` points. A task may have criteria of its own,
+    `data[key]`. Their weights belong to the reward. None if there was no answer, or none that could be read.
     """
 
     kind = "rubric"
@@ -250,11 +253,12 @@ class Rubric(_Judging):
 
 
 class Checklist(_Judging):
-    """Writes `name` (default: checklist), for each of the `items` (name -> a yes-or-no question) whether it is met, and
-    the evidence: {"met": bool, "evidence": str}. A task may have items of its own, `data[key]`.
+    """Writes `name` (default: checklist), for each of the `items` whether it is met, and the evidence.
 
-    With `quoted` an item is met only if the evidence is a passage of the episode (blanks do not count), so that a judge
-    cannot make it up. None if there was no answer, or none that could be read (after CM2).
+    `items` are names -> yes-or-no questions; the signal has {"met": bool, "evidence": str} for each. A task may have
+    items of its own, `data[key]`. With `quoted` an item is met only if the evidence is a passage of the episode (blanks
+    do not count), so that a judge cannot make it up. None if there was no answer, or none that could be read (after
+    CM2).
     """
 
     kind = "checklist"

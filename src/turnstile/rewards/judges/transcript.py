@@ -12,10 +12,9 @@ BEGIN, END = "<episode>", "</episode>"
 
 
 def transcript(task: Task, trajectory: Trajectory, *, chars: int, show: Sequence[str] = ()) -> str:
-    """Return the messages of an episode, then its signals that are named in `show`, in at most about `chars`
-    characters.
+    """Return the messages of an episode, then its signals that are named in `show`.
 
-    Long messages lose their middle first, then the episode its own.
+    The text has at most about `chars` characters: long messages lose their middle first, then the episode its own.
     """
     parts = [_part(message, chars // 4) for message in _messages(task, trajectory)]
     parts += [f"[{name}]\n{middle(plain(trajectory.signals.get(name)), chars // 2)}" for name in show]

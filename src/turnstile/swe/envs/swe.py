@@ -62,8 +62,9 @@ class SweEnv:
         self._chars = chars
 
     async def reset(self, task: Task) -> Start:
-        """Load the task and return its prompt and tools. Raises TaskError if its package is not the one it was made
-        from.
+        """Load the task and return its prompt and tools.
+
+        Raises TaskError if its package is not the one it was made from.
         """
         bug = Bug.of(task)
         self._package = await asyncio.to_thread(package_of, bug)

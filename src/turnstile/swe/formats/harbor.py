@@ -119,8 +119,9 @@ def write_folder(
 
 
 def test_command(instance: Instance) -> str:
-    """Return the instance's own command, else one that runs its test files with pytest, or its test modules with
-    unittest.
+    """Return the instance's own command.
+
+    Without one, return a command that runs its test files with pytest, or its test modules with unittest.
     """
     if instance.test_command:
         return instance.test_command

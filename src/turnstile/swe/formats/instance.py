@@ -155,8 +155,9 @@ def extra_of(row: Mapping[str, Any], used: Iterable[str]) -> dict[str, JSON]:
 
 
 def reversed_patch(patch: str) -> str:
-    """Return the unified diff that undoes another one. Raises TaskError for a binary diff or one that renames or
-    copies.
+    """Return the unified diff that undoes another one.
+
+    Raises TaskError for a binary diff or one that renames or copies.
     """
     lines: list[str] = []
     old_name = ""

@@ -48,8 +48,9 @@ class Cases(Protocol):
         ...
 
     def pile(self, task: Task) -> str:
-        """Return the name of what the task shares its tests with: cheats are tried on some tasks of each pile. Raises
-        TaskError.
+        """Return the name of what the task shares its tests with; cheats are tried on some tasks of each pile.
+
+        Raises TaskError for a task that cannot be used.
         """
         ...
 

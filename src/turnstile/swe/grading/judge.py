@@ -53,11 +53,10 @@ async def fault(grader: CodeGrader, bug: Bug, package: Package) -> str | None:
 
 
 def trouble(gold: Verdict | None, empty: Verdict, *, must_fail: Sequence[str], must_pass: Sequence[str]) -> str | None:
-    """Return what the verdicts on the repair and on no change show to be wrong with a task, in a clause; None if
-    nothing.
+    """Return what the two verdicts show to be wrong with a task, in a clause; None if nothing.
 
-    `gold` is None if the task has no repair. Without the repair the tests of `must_fail` must fail, and those of
-    `must_pass` pass.
+    They are those on the repair and on no change. `gold` is None if the task has no repair. Without the repair the
+    tests of `must_fail` must fail, and those of `must_pass` pass.
     """
     if gold is not None and not gold.resolved:
         first = gold.failed[0]

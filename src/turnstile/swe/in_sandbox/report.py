@@ -52,8 +52,7 @@ class Report(Channel):
         self.emit(event="begin")
 
     def is_stranger(self, plugin: Any) -> bool:
-        """Return whether a plugin's hooks are written in code under test, and are not those that it had before the
-        change.
+        """Return whether a plugin's hooks are written in code under test, and are not those from before the change.
 
         In a file that the repair touches too, the hooks that are there from the beginning of the run may be changed.
         """
@@ -71,8 +70,7 @@ class Report(Channel):
         return codes(self.packages, {**sys.modules, **self.parts})
 
     def seal(self, plugins: Any) -> None:
-        """Take the report out of where modules are looked up, and seal the functions of the runner and of these
-        plugins.
+        """Hide the report from module lookup, and seal the functions of the runner and of these plugins.
 
         What the plugins have replaced by now is accepted. So is what they replace later, as pytest-mock does, if the
         replacement is a function of their own.

@@ -64,8 +64,9 @@ Emit = Callable[..., None]
 
 
 def summary(error: BaseException) -> str:
-    """Return the first line of an exception as a traceback ends with it, without its name if pytest explains an
-    assertion.
+    """Return the first line of an exception as a traceback ends with it.
+
+    Its name is left out if pytest explains an assertion.
     """
     text = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
     return text.removeprefix("AssertionError: ")[:LONGEST] if text.startswith(EXPLAINED) else text[:LONGEST]

@@ -134,8 +134,9 @@ class Package:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that tests in a copy of the tree need beside a plain environment; relative entries are of the
-        copy.
+        """The variables that tests in a copy of the tree need besides a plain environment.
+
+        Relative entries are relative to the copy.
         """
         return {"PYTHONPATH": os.pathsep.join(dict.fromkeys((self.import_root, ".", str(self.deps))))}
 

@@ -72,8 +72,9 @@ class ProblemCase:
         return await self.problem.grade(Change(files={normal(path): data for path, data in left.items()}))
 
     async def _beginning(self, copy: Copy) -> str | None:
-        """Return a faulty file; if none is known, the file of the largest package that is imported first
-        (`__init__.py`).
+        """Return a faulty file.
+
+        If none is known, it is the file of the largest package that is imported first (`__init__.py`).
         """
         files = [path for path in copy.base if path.endswith(".py")]
         faulty = sorted(self.problem.suspects.intersection(files))

@@ -62,8 +62,9 @@ class Copy:
     git: bool = False
 
     async def shell(self, command: str, *, limits: Limits) -> tuple[int, str, bool]:
-        """Run a command with bash in the root; return its exit code, both outputs as one, and whether it ran out of
-        time.
+        """Run a command with bash in the root.
+
+        Returns its exit code, both outputs as one, and whether it ran out of time.
         """
         script = f"exec 2>&1\n{self.setup}\n{command}"
         done = await self.sandbox.exec(["bash", "-c", script], limits=limits, env=self.env)
