@@ -37,13 +37,12 @@ def rubric(
     key: str = "",
     signal: str = "rubric",
 ) -> float | None:
-    """The weighted scores s_i of criteria: sum of w_i s_i / sum of the positive w_i, at least 0 (after RGR-GRPO and
-    RuscaRL).
+    """The weighted scores s_i of criteria: sum of w_i s_i / sum of the positive w_i, at least 0.
 
-    A language model gave the s_i, in [0, 1]. Each criterion weighs 1 unless `weights` says otherwise, or the task's own
-    `data[key]` (name -> number) if it has that; a criterion that should not hold has a negative weight. The scores are
-    the signal that the grader `rubric` writes. None and errors as for `judge`; ConfigError also for a weight of a
-    criterion that does not exist, and if no weight is positive.
+    After RGR-GRPO and RuscaRL. A language model gave the s_i, in [0, 1]. Each criterion weighs 1 unless `weights` says
+    otherwise, or the task's own `data[key]` (name -> number) if it has that; a criterion that should not hold has a
+    negative weight. The scores are the signal that the grader `rubric` writes. None and errors as for `judge`;
+    ConfigError also for a weight of a criterion that does not exist, and if no weight is positive.
     """
     found = _verdicts(trajectory, signal, "rubric")
     if found is None:
