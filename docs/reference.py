@@ -10,6 +10,7 @@ import ast
 import inspect
 import io
 import json
+import re
 import sys
 import textwrap
 import tokenize
@@ -142,6 +143,7 @@ def kinds() -> Iterator[str]:
         for kind in table:
             thing = resolve(room, kind)
             told = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            told = re.sub(r"^Return (.)", lambda verb: verb[1].upper(), told)  # a table tells what it is
             own = part_of(thing)
             keys = [knobs(room, thing)]
             keys += [knobs(room, load(own.path, kind), f"{own.section}.")] if own is not None else []

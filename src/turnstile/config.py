@@ -36,8 +36,10 @@ def _tuples(fields: Mapping[str, FieldInfo], data: Mapping[str, Any]) -> dict[st
 
 
 class Section(BaseModel):
-    """A part of a recipe whose keys are all known here. Where one names a function, knobs alone are those of its
-    default: `credit = { scale = "none" }` is of `grpo`."""
+    """A part of a recipe that rejects unknown keys.
+
+    If a key names a function, knobs alone are those of its default: `credit = { scale = "none" }` configures `grpo`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
@@ -168,8 +170,11 @@ class RolloutConfig(Section):
 
 
 class OnStopConfig(Section):
-    """Rules by the reason why an episode stopped: `grade` it, score it `zero` or `half`, `mask` it from the gradient,
-    or `drop` it from the statistics too."""
+    """Rules by the reason why an episode stopped.
+
+    A rule can `grade` the episode, score it `zero` or `half`, `mask` it from the gradient, or `drop` it from the
+    statistics too.
+    """
 
     submitted: EndRule = "grade"  # the agent submitted
     done: EndRule = "grade"  # the environment ended it
@@ -266,8 +271,7 @@ class TrainConfig(Section):
 
 
 class RehearsalConfig(Section):
-    """Samples of the policy that RL begins with, kept and learned from again at every step, against forgetting. Without
-    tasks there are none."""
+    """Samples of the initial policy, trained on at every step against forgetting. There are none without tasks."""
 
     tasks: int = Field(0, ge=0)  # training tasks to play before the first step (0: off)
     attempts: int = Field(1, ge=1)  # episodes per task
@@ -277,8 +281,7 @@ class RehearsalConfig(Section):
 
 
 class ReplayBufferConfig(Section):
-    """Attempts of earlier steps that had a positive advantage and are trained on again, as `recalibrated` judges them
-    by then."""
+    """Earlier attempts with a positive advantage that are trained on again, rescored by `recalibrated` each time."""
 
     size: int = Field(0, ge=0)  # attempts kept, oldest out first (0: off)
     batch: int = Field(8, ge=1)  # attempts taken per step

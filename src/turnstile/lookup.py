@@ -189,16 +189,21 @@ KINDS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """An object that a kind has made for it: its class, `module:Class`, whose keyword arguments are the keys of the
-    table `section` in the kind's section of a recipe."""
+    """An object that is made for a kind.
+
+    `path` names its class, `module:Class`; the class's keyword arguments are the keys of the table `section` in the
+    kind's section of a recipe.
+    """
 
     section: str
     path: str
 
 
 def part_of(function: Callable[..., Any]) -> Part | None:
-    """Return the part that a function declares (`credit.base.learned`, `losses.base.needs`), also one whose knobs are
-    bound; None where it declares none."""
+    """Return the part that a function declares (`credit.base.learned`, `losses.base.needs`); None if it declares none.
+
+    The function's knobs may be bound.
+    """
     return getattr(unbound(function), "part", None)
 
 

@@ -96,7 +96,7 @@ class TalksToItself(GuessEnv):
         (TalksToItself, "step says submitted but not terminated"),
     ],
 )
-async def test_finds(env, finding):
+async def test_the_checker_finds_each_problem(env, finding):
     problems = await check_env(env, TASK)
     assert any(problem.startswith(finding) for problem in problems), problems
 

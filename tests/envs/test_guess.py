@@ -51,7 +51,7 @@ async def test_the_rounds_end_the_game_and_garbage_costs_one():
     assert await env.measure() == {"resolved": False, "submitted": False, "modified": True, "rounds": 3}
 
 
-async def test_the_state_is_what_is_known_and_the_rounds_used():
+async def test_the_state_key_holds_what_is_known_and_the_rounds_used():
     one, two = await opened(11), await opened(11)
     for env, numbers in ((one, (5, 8)), (two, (8, 5))):
         for number in numbers:

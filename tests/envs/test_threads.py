@@ -57,7 +57,7 @@ class Plain:
         self.calls.append("close")
 
 
-async def test_plain_methods_are_awaited_like_any() -> None:
+async def test_plain_methods_can_be_awaited() -> None:
     assert await check_env(Plain, TASK, actions=[SAY] * 3) == []
     world = make_world(Recipe(), env=Plain)
     env = world.make_env()
@@ -69,13 +69,13 @@ async def test_plain_methods_are_awaited_like_any() -> None:
     await world.close()
 
 
-async def test_an_environment_that_awaits_stays_what_it_is() -> None:
+async def test_an_async_environment_is_returned_unchanged() -> None:
     threads = Threads(workers=1)
     assert type(threads.around(GuessEnv)()) is GuessEnv
     await threads.close()
 
 
-async def test_methods_of_both_kinds_go_together() -> None:
+async def test_plain_and_async_methods_may_be_mixed() -> None:
     class Mixed(GuessEnv):
         def close(self) -> None:  # type: ignore[override]
             self.thread = threading.current_thread()
@@ -91,7 +91,7 @@ async def test_methods_of_both_kinds_go_together() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-async def test_as_many_calls_at_once_as_there_are_threads(workers: int) -> None:
+async def test_as_many_calls_run_at_once_as_there_are_threads(workers: int) -> None:
     lock, now, most = threading.Lock(), 0, 0
     together = threading.Barrier(workers)
 
@@ -111,7 +111,7 @@ async def test_as_many_calls_at_once_as_there_are_threads(workers: int) -> None:
     await threads.close()
 
 
-async def test_a_call_that_was_given_up_ends_before_the_next_begins() -> None:
+async def test_a_call_that_was_given_up_on_ends_before_the_next_begins() -> None:
     begun, go = threading.Event(), threading.Event()
 
     def during() -> None:
@@ -135,7 +135,7 @@ async def test_a_call_that_was_given_up_ends_before_the_next_begins() -> None:
     await threads.close()
 
 
-async def test_what_a_call_that_was_given_up_would_have_awaited_is_closed() -> None:
+async def test_a_coroutine_returned_by_a_call_that_was_given_up_on_is_closed() -> None:
     """A plain function may return a coroutine; one that is left lying would be a warning whenever it is collected."""
     begun, go = threading.Event(), threading.Event()
     left: list[Coroutine[Any, Any, Step]] = []
@@ -160,7 +160,7 @@ async def test_what_a_call_that_was_given_up_would_have_awaited_is_closed() -> N
     await threads.close()
 
 
-async def test_a_call_that_never_ends_is_the_infrastructures_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_never_ends_is_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads_module, "GRACE", 0.05)
     go = threading.Event()
     threads = Threads(workers=1)
@@ -175,7 +175,7 @@ async def test_a_call_that_never_ends_is_the_infrastructures_failure(monkeypatch
     await threads.close()
 
 
-async def test_graders_that_hang_do_not_use_up_the_threads(
+async def test_hanging_calls_do_not_use_up_the_threads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(threads_module, "GRACE", 0.05)
@@ -205,7 +205,7 @@ async def test_graders_that_hang_do_not_use_up_the_threads(
     await threads.close()
 
 
-async def test_what_a_plain_method_raises_is_raised() -> None:
+async def test_an_error_in_a_plain_method_propagates() -> None:
     def during() -> None:
         raise KeyError("no such room")
 

@@ -20,7 +20,7 @@ def printed(content: str) -> str:
     return render("missing.html", lines=[content]).removeprefix("<ul class='notes'><li>").removesuffix("</li></ul>")
 
 
-def test_text_is_escaped_and_shows_what_cannot_be_seen() -> None:
+def test_text_is_escaped_and_invisible_characters_are_shown() -> None:
     assert printed("<b>&'\"") == "&lt;b&gt;&amp;&#39;&#34;"
     assert printed("a\x1b[31m\u202eb\ud800c\x00") == "a�[31m�b�c�"
     assert printed("tab\tline\r\nnext") == "tab\tline\nnext"
@@ -47,7 +47,7 @@ def test_duration(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
-def test_tone_is_unclear_where_the_interval_holds_zero() -> None:
+def test_tone_is_unclear_if_the_interval_includes_zero() -> None:
     assert tone(interval(0.1, 0.01, 0.2)) == "up"
     assert tone(interval(-0.1, -0.2, -0.01)) == "down"
     assert tone(interval(0.1, 0.0, 0.2)) == "unclear"
@@ -68,7 +68,7 @@ def test_whisker_places_zero_in_the_middle_and_stays_inside() -> None:
     assert "<svg" not in whisker(interval(math.nan, math.nan, math.nan))
 
 
-def test_pieces() -> None:
+def test_anchors_sections_alerts_and_images_are_rendered() -> None:
     assert anchor("Where the gain is") == "where-the-gain-is"
     page = render("report.html", name="n", subtitle="", sections={"Time & more!": Markup("<p>x</p>")})
     assert "<section id='time-more'>\n<h2>Time &amp; more!</h2>\n<p>x</p>" in page

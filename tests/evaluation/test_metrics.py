@@ -99,7 +99,7 @@ def test_older_results_have_their_rates_beside_the_fields() -> None:
     assert EpisodeResult.read(json.loads(json.dumps(asdict(result)))) == result
 
 
-def test_what_is_compared_are_the_rates_in_their_order_or_else_the_outcome() -> None:
+def test_the_rates_are_compared_in_their_order_or_else_the_outcome() -> None:
     assert compared([episode("a"), episode("b", broken=True)]) == ("completion", "modification", "resolution")
     bare = EpisodeResult(task_id="t", sample=0, outcome=0.25, total=0.5)
     assert compared([bare]) == ("outcome",)
@@ -126,7 +126,7 @@ def test_rate_of_two_tasks_by_hand() -> None:
     assert (rate(results, level=0.4).low, rate(results, level=0.4).high) == (0.5, 0.5)
 
 
-def test_samples_of_a_task_are_no_independent_evidence() -> None:
+def test_samples_of_a_task_are_not_independent_evidence() -> None:
     alone = rate(episodes(a=[0], b=[1], c=[0], d=[1]))
     many = rate(episodes(a=[0] * 8, b=[1] * 8, c=[0] * 8, d=[1] * 8))
     assert (many.low, many.high) == (alone.low, alone.high)
@@ -238,7 +238,7 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert naive / runs < 0.85  # what treating samples as independent would claim
 
 
-def test_metrics_to_log() -> None:
+def test_an_evaluation_gives_metrics_to_log() -> None:
     logged = to_metrics([*episodes(a=[1], b=[0]), episode("c", broken=True)])
     assert (logged["eval/rate/resolution"], logged["eval/rate/completion"]) == (0.5, 1.0)
     assert (logged["eval/rate/resolution_low"], logged["eval/rate/resolution_high"]) == (0.0, 1.0)

@@ -29,7 +29,7 @@ def panel(figure: Figure, title: str) -> Axes:
     return next(ax for ax in figure.axes if ax.get_title(loc="left") == title)
 
 
-def test_series_keeps_the_last_value_of_a_step_and_drops_what_is_no_number() -> None:
+def test_series_keeps_the_last_value_of_a_step_and_drops_missing_ones() -> None:
     logged = [
         {"step": 2, "a": 1.0},
         {"step": 1, "a": 5},
@@ -82,7 +82,7 @@ def test_seeds_show_their_mean_and_spread() -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_png(theme: Any) -> None:
+def test_curves_are_a_reproducible_png(theme: Any) -> None:
     data = curves(one_run(rows()), theme=theme, dpi=50)
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", data[16:24])
@@ -92,5 +92,5 @@ def test_png(theme: Any) -> None:
 
 
 @pytest.mark.parametrize("runs", [{}, one_run([]), one_run([{"step": 0}]), one_run([{"step": 1, "turns": 3.0}])])
-def test_little_or_nothing_logged(runs: Any) -> None:
+def test_curves_are_drawn_of_little_or_no_data(runs: Any) -> None:
     assert curves(runs, dpi=40)[:4] == b"\x89PNG"

@@ -140,7 +140,7 @@ def check(html: str) -> Balanced:
     return page
 
 
-def test_the_page_stands_alone() -> None:
+def test_the_page_is_self_contained() -> None:
     html = make_page(DATA)
     page = check(html)
     local = [link[1:] for link in page.links if link.startswith("#")]
@@ -154,7 +154,7 @@ def test_the_page_stands_alone() -> None:
     assert titles == ["Results", "Learning curves", "Where the gain is", "Time and memory", "Episodes", "Reproduce"]
 
 
-def test_headline() -> None:
+def test_the_headline_shows_each_rate_and_its_change() -> None:
     html = make_page(DATA).replace("\n", "")
     assert "<h3>resolution</h3><p class='big'><span class='from'>.17</span> &rarr; .67</p>" in html
     assert re.search(r"card up'><h3>resolution</h3>.*?\+\.500 \[\.\d+, \.\d+\], higher", html)
@@ -163,7 +163,7 @@ def test_headline() -> None:
     assert "One seed &amp; a half." in html
 
 
-def test_a_report_of_very_little() -> None:
+def test_a_report_without_data_is_valid() -> None:
     html = make_page(ReportData(name="empty", stages={}))
     check(html)
     assert re.findall(r"<h2>(.*?)</h2>", html) == []
@@ -195,7 +195,7 @@ def test_an_empty_report_says_why() -> None:
     assert "<li>No results: no tasks were held out.</li>" in html
 
 
-def test_written_whole(tmp_path: Path) -> None:
+def test_the_report_is_written_and_replaced(tmp_path: Path) -> None:
     path = write_report(tmp_path / "run", DATA)
     assert path == tmp_path / "run" / "report.html"
     assert path.read_text(encoding="utf-8") == make_page(DATA)
@@ -219,7 +219,7 @@ def test_gains_by_kind_and_package_with_the_priors_part() -> None:
     assert gains(DATA.stages, [], {}) == ""
 
 
-def test_costs() -> None:
+def test_costs_show_time_and_memory() -> None:
     phases, parts = costs(DATA.timings, DATA.memory, DATA.metrics).split("<h3>")
     assert "time, 4 min 00 s in all" in phases
     assert "width:33.3%" in phases
@@ -274,7 +274,7 @@ def test_episodes_stand_side_by_side() -> None:
         (Message(role="assistant"), "(nothing)"),
     ],
 )
-def test_what_the_agent_said(message: Message, expected: str) -> None:
+def test_an_episode_shows_what_the_agent_said(message: Message, expected: str) -> None:
     assert expected in episodes([], [shown("t", [message], rates={})], ("a", "b"))
 
 

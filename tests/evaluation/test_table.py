@@ -132,5 +132,5 @@ def test_html_has_a_cell_for_each_column() -> None:
     assert "<strong>+.500</strong>" in html
 
 
-def test_a_table_of_nothing() -> None:
+def test_a_table_without_stages_is_empty() -> None:
     assert to_rich(make_table({})).row_count == 0

@@ -55,13 +55,13 @@ def judged(kind: str, trajectory: Trajectory) -> None:
 
 @every
 @pytest.mark.parametrize("value", [NAN, float("inf"), "many", None, [], {}, -1], ids=str)
-def test_a_signal_that_is_none_is_an_error_or_no_verdict_and_never_nan(kind: str, value: Any) -> None:
+def test_a_bad_signal_is_an_error_or_no_verdict_and_never_nan(kind: str, value: Any) -> None:
     for trajectory in spoilt(value):
         judged(kind, trajectory)
 
 
 @every
-def test_an_episode_without_turns_or_signals(kind: str) -> None:
+def test_an_episode_without_turns_or_signals_is_judged(kind: str) -> None:
     judged(kind, replace(RECORDED, turns=()))
     judged(kind, replace(RECORDED, turns=(), signals={}))
     judged(kind, replace(RECORDED, signals={}))
@@ -95,7 +95,7 @@ def test_unknown_words_name_the_nearest(kind: str) -> None:
 
 @pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf")])
 @pytest.mark.parametrize("compose", sorted(KINDS["compose"]))
-def test_a_reward_of_ones_own_that_is_not_finite(value: float, compose: str) -> None:
+def test_a_custom_reward_that_is_not_finite_is_refused(value: float, compose: str) -> None:
     def bad(task: Task, trajectory: Trajectory) -> float:
         return value
 
@@ -112,7 +112,9 @@ def test_a_reward_of_ones_own_that_is_not_finite(value: float, compose: str) -> 
         for found in wrong_knobs(room, (*GIVEN, "seed", "steps", "criteria"))
     ],
 )
-def test_knobs_of_graders_and_hints(room: str, kind: str, knob: str, value: Any) -> None:
+def test_a_knob_of_the_wrong_type_of_a_grader_or_hint_is_one_clear_error(
+    room: str, kind: str, knob: str, value: Any
+) -> None:
     with pytest.raises(ConfigError, match=f"{room} kind '{kind}': {knob} = ") as caught:
         bind(room, Kind.model_validate({"kind": kind, knob: value}), given=GIVEN)
     assert "\n" not in str(caught.value)

@@ -90,7 +90,7 @@ def test_built_in_kinds_say_their_scope() -> None:
     assert {kind: make_term("x", kind, REQUIRED.get(kind)).scope for kind in KINDS["reward"]} == SCOPES
 
 
-def test_scope_of_ones_own_function() -> None:
+def test_the_scope_of_a_custom_function_is_found() -> None:
     assert [make_term("x", f).scope for f in (brevity, each_turn, as_array, maybe)] == [
         "episode",
         "turn",
@@ -100,7 +100,7 @@ def test_scope_of_ones_own_function() -> None:
     assert make_term("x", brevity, scope="turn").scope == "turn"
 
 
-def test_a_reward_of_ones_own_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_reward_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("my_rewards")
     module.brevity = brevity  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_rewards", module)
@@ -127,7 +127,7 @@ def test_signal_takes_the_terms_name() -> None:
         (lambda task: 1.0, {}, "a reward is \\(task, trajectory"),
     ],
 )
-def test_bad_words_are_named(kind, knobs, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_unknown_kinds_and_knobs_are_named(kind, knobs, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=message):
         make_term("x", kind, knobs)
 
@@ -140,18 +140,18 @@ def test_bad_words_are_named(kind, knobs, message: str) -> None:  # type: ignore
         ({"kind": "run_tests"}, r"rewards.terms\[1\]: .* did you mean 'ran_tests'\?"),
     ],
 )
-def test_a_recipes_bad_term_is_found_by_its_place(term: dict[str, object], message: str) -> None:
+def test_a_bad_term_is_named_by_its_place_in_the_recipe(term: dict[str, object], message: str) -> None:
     recipe = make_recipe({"rewards": {"terms": [{"kind": "signal", "name": "won"}, term]}})
     with pytest.raises(ConfigError, match=message):
         make_scorer(recipe)
 
 
-def test_something_that_is_no_function_is_refused() -> None:
+def test_a_kind_that_is_not_a_function_is_refused() -> None:
     with pytest.raises(ConfigError, match="not a function"):
         make_term("x", "turnstile.lookup:KINDS")
 
 
-def test_scorer_scores_groups_and_applies_the_table_of_ends() -> None:
+def test_a_scorer_scores_groups_and_applies_the_rules_on_stop() -> None:
     trajectories = (
         sample_trajectory([1, 1], attempt=0, signals={"solved": 1}),
         sample_trajectory([1, 1], attempt=1, signals={"solved": 1}, stop=Stop.TURNS),

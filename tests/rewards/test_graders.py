@@ -37,7 +37,7 @@ async def test_a_test_weighs_what_its_pass_rate_leaves() -> None:
     assert weights(found.trajectories[0]) == {"a": 1 - (1 + 0.5) / 2, "b": 1 - (0.25 + 1.0) / 2}
 
 
-async def test_power_and_pace() -> None:
+async def test_power_and_pace_are_knobs_with_limits() -> None:
     rates = TestRates(power=2.0, pace=0.25)
     await rates.grade([group({"a": True}, {"a": False})], 1)
     (found,) = await rates.grade([group({"a": True})], 2)
@@ -47,7 +47,7 @@ async def test_power_and_pace() -> None:
             TestRates(**knobs)
 
 
-async def test_nothing_is_learned_outside_of_training_or_from_no_verdict() -> None:
+async def test_nothing_is_learned_outside_of_training_or_without_a_verdict() -> None:
     rates = TestRates()
     await rates.grade([group({"a": True}, {"a": False})], 1)
     before = rates.state()
@@ -66,7 +66,7 @@ async def test_nothing_is_learned_outside_of_training_or_from_no_verdict() -> No
     assert await rates.grade([broken], 3) == [broken]
 
 
-async def test_the_player_shows_what_it_played_and_says_of_which_step() -> None:
+async def test_the_player_gives_played_groups_to_graders_with_the_step() -> None:
     playing = player(FakeEnv, graders=(Clock(),))
     for step in (3, None):
         found = await playing.groups(tasks(2), 2, label="x", seed=0, step=step)

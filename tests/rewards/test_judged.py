@@ -49,7 +49,7 @@ def test_a_checklist_is_the_share_of_what_is_met() -> None:
 
 
 @pytest.mark.parametrize("reward", [judge, pairwise_judge, rubric, checklist])
-def test_no_verdict_is_none_and_none_is_not_zero(reward: Callable[..., float | None]) -> None:
+def test_a_missing_verdict_is_none_and_not_zero(reward: Callable[..., float | None]) -> None:
     name = reward.__name__
     assert reward(TASK, recorded(**{name: None})) is None
     assert reward(TASK, replace(recorded(), stop=Stop.ERROR)) is None

@@ -49,7 +49,7 @@ def test_infrastructure_is_never_an_outcome_class() -> None:
     assert signal(TASK, ended(stop=Stop.ERROR)) is None
 
 
-def test_a_missing_signal_is_named_with_those_there_are() -> None:
+def test_a_missing_signal_is_named_with_the_recorded_ones() -> None:
     with pytest.raises(ConfigError, match=r"needs the signal 'submitted'.*recorded: guesses\); either let measure\(\)"):
         outcome_class(TASK, ended(guesses=3))
     with pytest.raises(ConfigError, match=r"needs the signal 'solved'.*recorded: nothing"):
@@ -60,7 +60,7 @@ def test_a_missing_signal_is_named_with_those_there_are() -> None:
         valid_format(TASK, ended())
 
 
-def test_signal_reads_the_one_called_like_the_term_or_the_one_named() -> None:
+def test_signal_reads_the_signal_given_or_the_one_named_like_the_term() -> None:
     trajectory = ended(solved=True, f2p_passed=3, note="x", verdict=None)
     assert signal(TASK, trajectory, name="solved") == 1.0
     assert signal(TASK, trajectory, name="share", signal="f2p_passed", scale=0.5, offset=-1) == 0.5
@@ -123,7 +123,7 @@ def test_stepwise_rewards() -> None:
     assert modified_code(TASK, trajectory, once=False).tolist() == [0, 0, 0, 0, 1, 0, 1, 0, 0]
 
 
-def test_once_also_holds_for_turns_next_to_each_other() -> None:
+def test_once_also_holds_for_consecutive_turns() -> None:
     signals = [{"ran_tests": False}, {"ran_tests": True}, {"ran_tests": True}, {"ran_tests": True}]
     assert ran_tests(TASK, sample_trajectory([1] * 4, turn_signals=signals)).tolist() == [0, 1, 0, 0]
 

@@ -23,7 +23,7 @@ def with_rates(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, rates={name: holds(trajectory) for name, holds in RATES.items()})
 
 
-def test_rates_of_five_episodes_of_which_infrastructure_broke_one() -> None:
+def test_rates_leave_out_an_episode_that_infrastructure_broke() -> None:
     ends = [
         (Stop.SUBMITTED, {"submitted": True, "modified": True, "resolved": True}),
         (Stop.SUBMITTED, {"submitted": True, "modified": True, "resolved": False}),
@@ -71,7 +71,7 @@ def test_attempts_whose_judge_was_killed_are_counted() -> None:
     assert (result["count/errors"], result["count/judge_killed"]) == (2, 1)
 
 
-def test_nothing_is_said_of_rates_that_the_environment_does_not_name() -> None:
+def test_rates_that_the_environment_does_not_name_are_left_out() -> None:
     trajectory = sample_trajectory([1], signals={"outcome": 1.0})
     group = Group(id="g", task=TASK, trajectories=(trajectory,))
     result = step_metrics([group], Scorer(terms=(make_term("outcome", "signal"),))([group]))
@@ -79,7 +79,7 @@ def test_nothing_is_said_of_rates_that_the_environment_does_not_name() -> None:
     assert result["reward/total"] == 1.0
 
 
-def test_rates_of_failures_only_and_of_nothing() -> None:
+def test_metrics_of_failures_only_and_of_no_episodes() -> None:
     group = Group(id="g", task=TASK, trajectories=(sample_trajectory([1], stop=Stop.ERROR),))
     result = step_metrics([group], Scorer(terms=(make_term("outcome", "signal"),))([group]))
     assert (result["count/errors"], result["count/judge_killed"]) == (1, 0)

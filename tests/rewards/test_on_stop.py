@@ -21,13 +21,13 @@ def graded(outcome: float) -> Score:
 TURNS = sample_trajectory([1, 1], stop=Stop.TURNS)
 
 
-def test_grade_and_ends_not_named_leave_the_score() -> None:
+def test_grade_and_unnamed_stops_keep_the_score() -> None:
     score = graded(1.0)
     assert StopRules().apply(score, TURNS) is score
     assert StopRules.read({"turns": "grade", "timeout": "zero"}).apply(score, TURNS) is score
 
 
-def test_zero() -> None:
+def test_zero_withholds_every_reward() -> None:
     score = StopRules.read({"turns": "zero"}).apply(graded(-0.5), TURNS)
     assert score.outcome == {"agent": 0.0}
     assert score.total == 0.0
@@ -68,6 +68,6 @@ def test_an_infrastructure_failure_is_always_dropped() -> None:
         ({"error": "zero"}, "infrastructure failures are always dropped"),
     ],
 )
-def test_unknown_words(table: dict[str, str], message: str) -> None:
+def test_unknown_words_are_refused(table: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StopRules.read(table)

@@ -66,7 +66,7 @@ async def test_the_answer_is_asked_for_before_the_first_turn_and_after_each(byte
     assert engine._sessions == {}
 
 
-async def test_nobody_asks_behind_a_turn_that_was_not_answered(bytes_: Any) -> None:
+async def test_no_answer_is_asked_for_after_an_unanswered_turn(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)
     one = group.trajectories[0]
@@ -79,7 +79,7 @@ async def test_nobody_asks_behind_a_turn_that_was_not_answered(bytes_: Any) -> N
     assert term.values(ASKED, seen) == pytest.approx([*np.diff(probabilities)[:-1], 0.0], abs=1e-6)
 
 
-async def test_the_sum_and_another_form(bytes_: Any) -> None:
+async def test_the_sum_and_another_form_are_knobs(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)
     (mean,) = await grader(engine, bytes_, form="{answer}").grade([group], None)
@@ -88,7 +88,7 @@ async def test_the_sum_and_another_form(bytes_: Any) -> None:
     assert sums == pytest.approx(2 * means, rel=1e-5)  # "42" is two bytes
 
 
-async def test_a_chat_template_says_what_stands_behind_the_last_turn(bytes_: Any) -> None:
+async def test_a_chat_template_gives_the_context_after_the_last_turn(bytes_: Any) -> None:
     engine, chat = tiny_engine(bytes_), Scaffold(ChatRenderer(bytes_), HermesParser())
     group = await played(engine, chat)
     (seen,) = await grader(engine, bytes_, chat).grade([group], 1)
@@ -100,7 +100,7 @@ async def test_a_chat_template_says_what_stands_behind_the_last_turn(bytes_: Any
     assert np.log(one.signals["answer_probabilities"][-1]) == pytest.approx(plainly(held, bytes_), abs=1e-4)
 
 
-async def test_where_there_is_nothing_to_ask_it_is_none(bytes_: Any) -> None:
+async def test_the_signal_is_none_if_there_is_nothing_to_ask(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)
     broken, empty = group.trajectories
@@ -112,7 +112,7 @@ async def test_where_there_is_nothing_to_ask_it_is_none(bytes_: Any) -> None:
     assert not information_gain(ASKED, unasked.trajectories[0]).any()
 
 
-async def test_what_does_not_fit_the_window_is_left_out(bytes_: Any) -> None:
+async def test_a_probability_beyond_the_window_is_none(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)
     (whole,) = await grader(engine, bytes_).grade([group], 1)
@@ -130,7 +130,7 @@ async def test_what_does_not_fit_the_window_is_left_out(bytes_: Any) -> None:
     assert information_gain(ASKED, seen.trajectories[0], last=True)[-1] == 0.0
 
 
-async def test_what_is_wrong_is_one_clear_error(bytes_: Any) -> None:
+async def test_bad_input_is_one_clear_error(bytes_: Any) -> None:
     engine = tiny_engine(bytes_)
     group = await played(engine)
     with pytest.raises(ConfigError, match="task 't' has no 'answers' in its data \\(there: answer\\)"):

@@ -63,7 +63,7 @@ def test_what_is_granted_adds_up_to_the_composed_reward() -> None:
         assert sums == pytest.approx(score.turn.tolist())
 
 
-def test_an_end_is_named_beside_the_gates() -> None:
+def test_a_rule_on_stop_is_named_beside_the_gates() -> None:
     scorer = Scorer(terms=LEVELS, ends=StopRules.read({"turns": "half"}))
     score = scorer.score(TASK, sample_trajectory([1, 2], stop=Stop.TURNS))
     assert score.withheld_by == {"ran": ("asked",), "asked": ("on_stop.turns",)}
@@ -75,7 +75,7 @@ def test_an_infrastructure_failure_has_nothing_to_resolve() -> None:
     assert resolve_turns(lost) == [()]
 
 
-def test_a_record_older_than_the_names_is_read_without_them() -> None:
+def test_an_older_record_is_read_without_the_names_of_gates() -> None:
     steps = np.array([0.5], np.float32)
     old = Score(outcome={"agent": 0.0}, turn=0 * steps, total=0.0, withheld={"ran": steps}, gates={"outcome": False})
     assert resolve_turns(old) == [(Resolved(term="ran", granted=0.0, withheld=0.5),)]

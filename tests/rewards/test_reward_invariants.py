@@ -16,7 +16,7 @@ from turnstile.types import Score, Task, Trajectory
 @pytest.mark.parametrize("compose", sorted(KINDS["compose"]))
 @pytest.mark.parametrize("kind", sorted(KINDS["reward"]))
 @pytest.mark.parametrize("level", [0, 2])
-def test_invariants(kind: str, compose: str, level: int) -> None:
+def test_every_reward_keeps_the_invariants(kind: str, compose: str, level: int) -> None:
     terms = [
         make_term("x", kind, KNOBS.get(kind), level=level, gate=Threshold(value=0.5)),
         Term(name="other", function=lambda task, trajectory: -1.0, scope="episode", level=1),
@@ -35,7 +35,7 @@ def _forgets(terms: list[Term], task: Task, trajectory: Trajectory) -> Score:
     return Score(outcome=score.outcome, turn=score.turn[:-1], total=score.total)
 
 
-def test_the_checker_catches_what_is_wrong() -> None:
+def test_the_checker_finds_broken_invariants() -> None:
     peeking = [Term(name="peeks", function=_peeks, scope="episode", level=0)]
     assert set(check_rewards(peeking, TASK, RECORDED)) == {1, 2}
     falls_on_the_last = [

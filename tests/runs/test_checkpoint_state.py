@@ -28,7 +28,7 @@ def standing(run: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())
 
 
-def test_the_best_by_a_metric_stays(recipe: Recipe, tmp_path: Path) -> None:
+def test_the_best_checkpoint_by_a_metric_is_kept(recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(changed(recipe, "tokens/trained"), run=run)
     logged = {int(step["step"]): step["tokens/trained"] for step in read_metrics(run)}
@@ -38,7 +38,7 @@ def test_the_best_by_a_metric_stays(recipe: Recipe, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_best_by_an_evaluation_stays(recipe: Recipe, tmp_path: Path) -> None:
+def test_the_best_checkpoint_by_an_evaluation_is_kept(recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(changed(recipe, "heldout/total"), run=run)
     totals = {name: [float(each.total or 0.0) for each in found] for name, found in read_results(run).items()}
@@ -46,7 +46,7 @@ def test_the_best_by_an_evaluation_stays(recipe: Recipe, tmp_path: Path) -> None
     assert standing(run) == [best, 5]
 
 
-def test_what_nothing_logs_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+def test_keeping_the_best_by_an_unknown_metric_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'heldout/resolved': evaluations have no 'resolved'; did you mean"):
         train(changed(recipe, "heldout/resolved"), run=tmp_path / "a")
     with pytest.raises(ConfigError, match=r"'reward/totl' is no metric; did you mean 'reward/total'"):

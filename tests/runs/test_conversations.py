@@ -95,13 +95,13 @@ def test_the_agent_learns_from_conversations(recipe: Recipe, tmp_path: Path) -> 
     assert (tmp_path / "run" / "evaluations" / "warmstart.jsonl").is_file()
 
 
-def test_conversations_stand_beside_demonstrations(recipe: Recipe, tmp_path: Path) -> None:
+def test_conversations_and_demonstrations_are_both_learned_from(recipe: Recipe, tmp_path: Path) -> None:
     both = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"demos": 4, "epochs": 1})})
     turnstile.train(both, run=tmp_path / "run")
     assert len(list(read_record(tmp_path / "run", phase="warmstart"))) == 27
 
 
-def test_a_dry_run_counts_them(recipe: Recipe) -> None:
+def test_a_dry_run_counts_conversations(recipe: Recipe) -> None:
     assert dry_run(recipe)["conversations to learn from"].startswith("23 conversations, ")
 
 
@@ -116,7 +116,7 @@ def test_a_bad_file_is_refused_before_a_model_is_loaded(recipe: Recipe, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_that_can_be_learned_is_an_error(recipe: Recipe, tmp_path: Path) -> None:
+def test_conversations_that_cannot_be_learned_from_are_an_error(recipe: Recipe, tmp_path: Path) -> None:
     file = tmp_path / "prose.jsonl"
     said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Two\nlines."}]
     file.write_text(json.dumps({"messages": said}))

@@ -19,7 +19,7 @@ def test_the_process_that_plays_ahead_is_counted(tmp_path: Path) -> None:
     assert found["at best, where the two processes share no processor"] <= found["minutes of RL"]
 
 
-def test_says_what_a_group_took_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_that_a_group_took_of_a_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=24 * 2**30))
     assert _device_memory(torch.device("cuda:1")) == {"peak memory of the GPU, MB": "3072 of 24576"}

@@ -34,7 +34,7 @@ def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_the_last_weights_on_other_tasks(finished: Path, tmp_path: Path) -> None:
+def test_the_last_weights_play_other_tasks(finished: Path, tmp_path: Path) -> None:
     others = guess_tasks(3, seed=9)
     write_tasks(tmp_path / "others.jsonl", others)
     before = read_results(finished)
@@ -47,7 +47,7 @@ def test_the_last_weights_on_other_tasks(finished: Path, tmp_path: Path) -> None
     assert read_results(finished) == before
 
 
-def test_fewer_tasks_and_another_model(finished: Path, recipe: Recipe) -> None:
+def test_another_model_plays_fewer_tasks(finished: Path, recipe: Recipe) -> None:
     found = evaluate(read_recipe(finished), run=finished, model=recipe.model.id, limit=1)
     assert [len(results) for results in found.values()] == [1]
     (entry,) = read_record(finished, phase="eval", label=recipe.model.id)
@@ -61,7 +61,7 @@ def drawn(run: Path, label: str) -> list[list[list[int]]]:
     return [[turn.completion.token_ids.tolist() for turn in episode.turns] for episode in episodes]
 
 
-def test_where_a_model_lies_decides_nothing(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
+def test_the_folder_of_a_model_does_not_change_its_episodes(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
     moved = str(shutil.copytree(recipe.model.id, tmp_path / "moved"))
     for model in (recipe.model.id, moved):
         evaluate(read_recipe(finished), run=finished, model=model, samples=2)
@@ -77,7 +77,7 @@ def test_the_last_weights_play_as_they_did_at_the_end_of_the_run(finished: Path)
     assert episode in drawn(finished, "trained")
 
 
-def test_an_evaluation_takes_the_place_of_an_earlier_one(finished: Path, tmp_path: Path) -> None:
+def test_an_evaluation_replaces_an_earlier_one(finished: Path, tmp_path: Path) -> None:
     others = guess_tasks(3, seed=9)
     write_tasks(tmp_path / "others.jsonl", others)
     evaluate(read_recipe(finished, [f"tasks.heldout={tmp_path / 'others.jsonl'}"]), run=finished)
@@ -85,7 +85,7 @@ def test_an_evaluation_takes_the_place_of_an_earlier_one(finished: Path, tmp_pat
     assert [entry.group.task.id for entry in read_record(finished, label="step-000001")] == [result.task_id]
 
 
-def test_what_a_run_evaluated_itself_stays(finished: Path, tmp_path: Path) -> None:
+def test_a_runs_own_evaluation_is_kept(finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     recipe = read_recipe(run, ["eval.policies.oracle=guess_oracle"])
     first = evaluate(recipe, run=run, policy="oracle")
@@ -95,7 +95,7 @@ def test_what_a_run_evaluated_itself_stays(finished: Path, tmp_path: Path) -> No
     assert len(drawn(run, "oracle.again")) == 1
 
 
-def test_a_policy_is_no_model(finished: Path) -> None:
+def test_a_policy_plays_each_task_once(finished: Path) -> None:
     recipe = read_recipe(finished, [f"eval.policies.{name}={kind}" for name, kind in POLICIES.items()])
     (oracle,) = evaluate(recipe, run=finished, policy="oracle").values()
     assert [result.rates for result in oracle] == [{"resolution": True}] * 2
@@ -130,13 +130,13 @@ def test_policies_of_one_label_are_refused(recipe: Recipe) -> None:
             use(wrong)
 
 
-def test_a_run_without_a_checkpoint_is_told_so(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_cannot_be_evaluated(recipe: Recipe, tmp_path: Path) -> None:
     open_run(tmp_path / "run", recipe, fresh=False)
     with pytest.raises(ConfigError, match=r"no checkpoint to evaluate \(it was stopped before the first one\)"):
         evaluate(read_recipe(tmp_path / "run"), run=tmp_path / "run")
 
 
-def test_the_same_run_from_another_folder(
+def test_a_run_is_recognised_from_another_working_folder(
     finished: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

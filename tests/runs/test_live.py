@@ -20,7 +20,7 @@ STEPS = 6
 
 
 @pytest.mark.slow
-def test_a_run_is_watched_interrupted_and_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_is_watched_interrupted_and_resumed(tmp_path: Path) -> None:
     sections = {
         "rollout": {"max_staleness": 1},
         "env": {"kind": "played_ahead:Slow"},

@@ -33,9 +33,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_same_weights_come_of_the_record(
-    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replay_gives_the_same_weights(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["train", "--replay", str(original), "--out", str(tmp_path / "again")]) == 0
     assert f"every step as in {original}, to the last bit" in capsys.readouterr().out
     assert (tmp_path / "again" / WEIGHTS).read_bytes() == (original / WEIGHTS).read_bytes()
@@ -45,7 +43,7 @@ def test_the_same_weights_come_of_the_record(
 
 
 @pytest.mark.slow
-def test_a_replay_that_parts_is_said(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_that_differs_is_reported(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The original's record is of another learning rate than its recipe says."""
     other = tmp_path / "other"
     shutil.copytree(original, other)
@@ -56,7 +54,9 @@ def test_a_replay_that_parts_is_said(original: Path, tmp_path: Path, capsys: pyt
     assert re.search(r"again parted from .*other at step [123]: the trainer's log-prob", capsys.readouterr().err)
 
 
-def test_a_record_that_ends_is_said(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_ends_early_is_reported(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cut = tmp_path / "cut"
     shutil.copytree(original, cut)
     (cut / "record/000003-train.jsonl.gz").unlink()
@@ -68,6 +68,8 @@ def test_a_record_that_ends_is_said(original: Path, tmp_path: Path, capsys: pyte
     ("words", "told"),
     [([], "give a recipe"), (["x.toml", "--replay", "y"], "no other"), (["--replay", "y", "--dry-run"], "mode")],
 )
-def test_what_to_train_is_said_once(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_or_conflicting_arguments_of_train_are_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command(["train", *words]) == 2
     assert told in capsys.readouterr().err

@@ -51,14 +51,14 @@ def test_a_project_moves_as_a_whole(project: Path, tmp_path: Path, monkeypatch: 
         open_run(Path("moved/runs/a"), load_recipe("moved/mine.toml", ["tasks.train=t.jsonl"]), fresh=False)
 
 
-def test_a_run_apart_from_its_tasks_moves_alone(project: Path, tmp_path: Path) -> None:
+def test_a_run_can_be_moved_away_from_its_tasks(project: Path, tmp_path: Path) -> None:
     open_run(tmp_path / "run", load_recipe("mine.toml"), fresh=False)
     shutil.move(tmp_path / "run", project / "run")
     assert read_recipe(project / "run") == load_recipe("mine.toml")
     assert open_run(project / "run", load_recipe("mine.toml"), fresh=False)
 
 
-def test_a_model_in_the_run_is_no_name(project: Path) -> None:
+def test_a_model_in_the_run_folder_is_written_as_a_path(project: Path) -> None:
     """What lies beside resolved.json is written with a dot, so that it is read as a path again."""
     recipe = load_recipe("mine.toml", ["model.id=./run/models/tiny"])
     open_run(Path("run"), recipe, fresh=False)
@@ -66,7 +66,7 @@ def test_a_model_in_the_run_is_no_name(project: Path) -> None:
     assert read_recipe(Path("run")) == recipe
 
 
-def test_a_folder_that_takes_the_place_of_a_named_model_is_another_recipe(project: Path) -> None:
+def test_a_folder_with_the_name_of_the_model_is_another_recipe(project: Path) -> None:
     """Whoever loads the name from here would get the folder."""
     (project / "recipes").mkdir()
     (project / "recipes" / "named.toml").write_text('[model]\nid = "org/name"\n')
@@ -79,14 +79,14 @@ def test_a_folder_that_takes_the_place_of_a_named_model_is_another_recipe(projec
     assert read_recipe(Path("runs/a")).model.id == "org/name"
 
 
-def test_overrides_of_a_runs_recipe_start_here(project: Path) -> None:
+def test_relative_paths_in_overrides_start_at_the_current_folder(project: Path) -> None:
     open_run(Path("runs/a"), load_recipe("mine.toml"), fresh=False)
     found = read_recipe(Path("runs/a"), ["tasks.heldout=other.jsonl", "eval.samples=3"])
     assert (found.tasks.heldout, found.eval.samples) == (str(project / "other.jsonl"), 3)
     assert found.tasks.train == str(project / "train.jsonl")
 
 
-def test_a_key_that_an_older_run_did_not_know_has_its_default(project: Path) -> None:
+def test_a_key_that_an_older_run_lacks_has_its_default(project: Path) -> None:
     open_run(Path("run"), Recipe(), fresh=False)
     body = json.loads(Path("run/resolved.json").read_text())
     del body["recipe"]["train"]["keep"]
@@ -108,7 +108,7 @@ with only_one(Path(sys.argv[1])):
 """
 
 
-def test_two_processes_on_one_run_folder(tmp_path: Path) -> None:
+def test_one_process_at_a_time_uses_a_run_folder(tmp_path: Path) -> None:
     """The second is refused; once the first was killed, it is not."""
     run = tmp_path / "run"
     command = [sys.executable, "-c", HOLD, str(run)]
@@ -125,7 +125,7 @@ def test_two_processes_on_one_run_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_starting_anew_keeps_the_lock(project: Path) -> None:
+def test_a_fresh_start_keeps_the_lock(project: Path) -> None:
     with starting(Path("run")) as begin:
         open_run(Path("run"), Recipe(), fresh=False)
         Path("run/record").mkdir()
@@ -136,7 +136,7 @@ def test_starting_anew_keeps_the_lock(project: Path) -> None:
             pass
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:

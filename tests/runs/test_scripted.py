@@ -13,7 +13,7 @@ from turnstile.types import Task
 TASK = Task(id="t", env="swe")
 
 
-def test_an_action_that_an_agent_cannot_say_is_refused() -> None:
+def test_an_action_that_the_syntax_cannot_express_is_refused() -> None:
     """A line that was cut would teach another action than the script's."""
     for action in (
         call("fix", old="a\nb", new="c"),

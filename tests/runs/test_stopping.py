@@ -29,7 +29,9 @@ def logged(run: Path) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.slow
-def test_stopped_between_two_steps(number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_stopped_between_two_steps(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe, run, undisturbed = guess_run.recipe_file(tmp_path), tmp_path / "run", tmp_path / "undisturbed"
     assert command(["train", str(recipe), "--out", str(undisturbed), *STEPS]) == 0
     with stopped.start(recipe, run, *STEPS) as process:
@@ -54,7 +56,7 @@ def test_stopped_between_two_steps(number: signal.Signals, tmp_path: Path, capsy
     assert command(["audit", str(run), "--record"]) == 0
 
 
-def test_stopped_while_the_loop_waits() -> None:
+def test_a_signal_ends_the_wait_of_the_loop() -> None:
     """A signal that does not interrupt the loop's `select`, here since another thread gets it, ends the wait too."""
     helped = threading.Event()
 
@@ -78,7 +80,7 @@ def test_stopped_while_the_loop_waits() -> None:
     assert not helped.is_set()
 
 
-def test_leaves_no_wakeup_descriptor_behind() -> None:
+def test_stopping_leaves_no_wakeup_descriptor_behind() -> None:
     async def nothing() -> int:
         return 1
 

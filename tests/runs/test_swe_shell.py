@@ -43,7 +43,7 @@ def test_the_oracle_repairs_through_the_shell(recipe: Recipe, tmp_path: Path) ->
     assert "-        if value > low:\n+        if value < low:\n" in prediction["model_patch"]
 
 
-def test_a_dry_run_takes_the_recipe(recipe: Recipe) -> None:
+def test_a_dry_run_accepts_the_recipe(recipe: Recipe) -> None:
     found = dry_run(recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"max_tokens": 8})}))
     assert found["training tasks"] == 1
     assert found["seconds a group, playing"] > 0

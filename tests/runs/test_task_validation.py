@@ -66,7 +66,7 @@ def test_a_file_that_failed_its_check_is_not_trained_on(recipe: Recipe, tmp_path
     refuse_failed(allowed, [GOOD, BAD], [])
 
 
-def test_only_what_a_run_uses_counts(recipe: Recipe) -> None:
+def test_only_failed_tasks_that_a_run_uses_are_refused(recipe: Recipe) -> None:
     note(CheckedTask(task=BAD, trouble="off"), CheckedTask(task=GOOD, unknown="broke"))
     refuse_failed(recipe, [GOOD], [GOOD])
     with pytest.raises(TaskError, match=r"heldout\.jsonl: 1 of its tasks failed"):

@@ -72,7 +72,7 @@ def sampled(run: Path, phase: str) -> list[Any]:
     ]  # fmt: skip
 
 
-def test_over_servers_it_is_the_same_run(recipe: Recipe, near: Path, urls: list[str], tmp_path: Path) -> None:
+def test_a_run_over_servers_is_the_same(recipe: Recipe, near: Path, urls: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     turnstile.train(over(recipe, urls), run=run)
     for phase in ("train", "eval"):
@@ -89,7 +89,7 @@ def test_over_servers_it_is_the_same_run(recipe: Recipe, near: Path, urls: list[
     "learns", [["model.train=lora", "model.lora_rank=4"], ["model.train=top", "model.top_layers=1"]]
 )
 @pytest.mark.slow
-def test_servers_sample_with_what_learns_whatever_it_is(
+def test_servers_sample_with_the_part_of_the_model_that_learns(
     recipe: Recipe, urls: list[str], tmp_path: Path, learns: list[str]
 ) -> None:
     run = tmp_path / "run"
@@ -107,7 +107,7 @@ def test_servers_sample_with_what_learns_whatever_it_is(
 
 
 @pytest.mark.slow
-def test_ahead_of_training_over_servers(recipe: Recipe, urls: list[str], tmp_path: Path) -> None:
+def test_servers_play_ahead_of_training(recipe: Recipe, urls: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     plain = ["engine.deterministic=false", "rollout.max_staleness=1", "regularizers=[]"]
     turnstile.train(over(recipe, urls, *plain), run=run)
@@ -123,7 +123,7 @@ def test_ahead_of_training_over_servers(recipe: Recipe, urls: list[str], tmp_pat
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_train_is_one_line(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_server_that_cannot_train_is_a_one_line_error(recipe: Recipe, tmp_path: Path) -> None:
     choice = {"token_ids": None, "text": "x", "finish_reason": "stop"}
     answers = {"/v1/models": MODELS, "/v1/completions": always({"choices": [choice]})}
     with (

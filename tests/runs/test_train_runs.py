@@ -95,7 +95,7 @@ class Late(GuessEnv):
         return await super().reset(task)
 
 
-def test_a_step_says_where_its_seconds_went(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_step_logs_where_its_seconds_went(recipe: Recipe, tmp_path: Path) -> None:
     turnstile.train(recipe, env=Late, run=tmp_path)
     (step,) = read_metrics(tmp_path)
     spent = {name.removeprefix("seconds/"): value for name, value in step.items() if name.startswith("seconds/")}
@@ -106,7 +106,7 @@ def test_a_step_says_where_its_seconds_went(recipe: Recipe, tmp_path: Path) -> N
     assert "Its doors open late." in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_credit_by_a_signal_that_no_turn_has_is_one_warning(recipe: Recipe, tmp_path: Path) -> None:
+def test_credit_by_a_missing_signal_gives_one_warning(recipe: Recipe, tmp_path: Path) -> None:
     more = {"credit": Kind(kind="rlvmr"), "train": recipe.train.model_copy(update={"steps": 2})}
     turnstile.train(recipe.model_copy(update=more), run=tmp_path / "run", env=GuessEnv)
     lines = [line for line in said(tmp_path / "run") if "compares turns by their signal" in line]
@@ -117,7 +117,7 @@ def test_credit_by_a_signal_that_no_turn_has_is_one_warning(recipe: Recipe, tmp_
     assert [line for line in said(tmp_path / "run") if "compares turns by their signal" in line] == lines
 
 
-def test_a_wrong_recipe_costs_no_run(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_wrong_recipe_keeps_the_old_run(recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     turnstile.train(recipe, run=run)
     wrong = recipe.model_copy(update={"env": recipe.env.model_copy(update={"kind": "gues"})})
@@ -126,14 +126,14 @@ def test_a_wrong_recipe_costs_no_run(recipe: Recipe, tmp_path: Path) -> None:
     assert (run / "report.html").is_file()
 
 
-def test_another_overfitted_task_is_another_run(recipe: Recipe, tmp_path: Path) -> None:
+def test_another_overfitted_task_is_refused_in_the_same_folder(recipe: Recipe, tmp_path: Path) -> None:
     first, second = (task.id for task in guess_tasks(5, seed=1)[:2])
     turnstile.train(recipe, run=tmp_path / "run", overfit=first)
     with pytest.raises(ConfigError, match="overfit changed"):
         turnstile.train(recipe, run=tmp_path / "run", overfit=second)
 
 
-def test_a_reward_function_takes_the_place_of_the_recipes(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_reward_function_replaces_the_recipes_rewards(recipe: Recipe, tmp_path: Path) -> None:
     turnstile.train(recipe, reward=brevity, run=tmp_path / "run")
     entries = list(read_record(tmp_path / "run", phase="train"))
     assert entries
@@ -167,7 +167,7 @@ def test_a_step_is_on_the_disk_before_its_checkpoint(
     assert seen == {"000001-train.jsonl.gz", "metrics.jsonl"}
 
 
-def test_costs_are_counted_once(recipe: Recipe, tmp_path: Path) -> None:
+def test_costs_are_kept_for_each_stage(recipe: Recipe, tmp_path: Path) -> None:
     turnstile.train(recipe, run=tmp_path / "run")
     seconds = read_costs(tmp_path / "run")["seconds"]
     assert set(seconds) >= {"evaluate untouched", "reinforcement learning", "evaluate trained"}
@@ -218,7 +218,7 @@ AWAY = {"kind": "openai", "url": "http://127.0.0.1:8000/v1"}
         ({"engine": AWAY, "loss": "decoupled_ppo"}, True),
     ],
 )
-def test_what_somebody_else_sampled_is_corrected_for(
+def test_tokens_of_another_engine_or_older_weights_are_corrected_for(
     recipe: Recipe, changes: dict[str, object], corrects: bool
 ) -> None:
     """Another engine's numbers are a little different on the same weights; older weights' are as well."""
@@ -241,7 +241,7 @@ def test_what_somebody_else_sampled_is_corrected_for(
         ),
     ],
 )
-def test_what_losses_lack_is_said_before_the_run(
+def test_unusable_losses_are_refused_before_the_run(
     recipe: Recipe, tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

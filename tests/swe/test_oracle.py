@@ -77,7 +77,7 @@ def bugs_of(text: str, many: int) -> list[Bug]:
 
 
 @pytest.mark.parametrize("name", ["own", "textwrap", "heapq"])
-def test_fixes_take_every_bug_back(name: str) -> None:
+def test_fixes_undo_every_bug(name: str) -> None:
     modules = {"textwrap": textwrap, "heapq": heapq}
     text = Path(str(modules[name].__file__)).read_text() if name in modules else OWN
     whole = ast.dump(ast.parse(text))
@@ -97,7 +97,7 @@ def test_fixes_take_every_bug_back(name: str) -> None:
     assert refused.total() <= applied.total() // 50, refused
 
 
-def test_what_cannot_be_said_is_refused() -> None:
+def test_a_bug_that_cannot_be_repaired_by_search_is_refused() -> None:
     text = "class A:\n    def f(self):\n        x = '''a\nb'''\n        return x\n"
     bug = next(bug for bug in bugs_of(text, MANY) if bug.kind == "drop")
     with pytest.raises(TaskError, match=r"a bug of kind drop in A\.f of x\.py \(line 3\) cannot be repaired by search"):

@@ -51,7 +51,7 @@ def test_a_growing_file_moves_no_task() -> None:
     assert [item.id for item in mixed(TASKS[::3])] == [i for i in order if i in {item.id for item in TASKS[::3]}]
 
 
-def test_the_ends_of_the_share() -> None:
+def test_the_share_may_be_zero_or_one() -> None:
     assert by_function(TASKS, 0.0) == (TASKS, [])
     assert by_function(TASKS, 1.0) == ([], TASKS)
     for share in (-0.1, 1.5):

@@ -47,7 +47,7 @@ def remembered(checked: Tried) -> list[bool]:
     return [one.remembered for one in checked.sound]
 
 
-async def test_what_was_sound_is_not_tried_again(made: Made, grader: CodeGrader) -> None:
+async def test_sound_tasks_are_not_tried_again(made: Made, grader: CodeGrader) -> None:
     await try_tasks(made.tasks, grader=grader)
     (checked,) = await try_tasks(made.tasks, sample=2, grader=grader)
     assert remembered(checked) == [True, False]
@@ -56,7 +56,7 @@ async def test_what_was_sound_is_not_tried_again(made: Made, grader: CodeGrader)
     assert (remembered(checked), grader.runs) == ([True, True], runs)
 
 
-async def test_what_is_off_is_tried_again_and_refuses_nothing(
+async def test_an_unsound_task_is_tried_again_and_not_noted_as_failed(
     made: Made, broken: Callable[..., Task], grader: CodeGrader
 ) -> None:
     """A sample says how a package behaves here; it is the gate that decides on tasks."""
@@ -82,7 +82,7 @@ async def test_no_task_is_tried_when_none_is_asked_for(made: Made) -> None:
         ({"col": 0}, "is not the file the task was made from"),
     ],
 )
-async def test_what_is_off_about_a_task_is_said(
+async def test_an_unsound_task_is_reported_with_a_reason(
     made: Made, broken: Callable[..., Task], grader: CodeGrader, changes: dict[str, Any], says: str
 ) -> None:
     (checked,) = await try_tasks([broken(**changes)], grader=grader)
@@ -90,7 +90,7 @@ async def test_what_is_off_about_a_task_is_said(
     assert not checked.usable
 
 
-async def test_a_test_that_fails_with_the_bug_is_not_one_that_passes_with_it(
+async def test_a_test_that_must_pass_but_fails_with_the_bug_is_reported(
     made: Made, broken: Callable[..., Task], grader: CodeGrader
 ) -> None:
     bug = next(Bug.of(task) for task in made.tasks if len(Bug.of(task).f2p) > 1)
@@ -98,7 +98,7 @@ async def test_a_test_that_fails_with_the_bug_is_not_one_that_passes_with_it(
     assert f"with the bug {bug.f2p[1]} is to pass and does not" in str(checked.off[0].why)
 
 
-async def test_one_task_that_is_off_is_told_from_a_package_that_is(
+async def test_one_unsound_task_does_not_make_its_package_unusable(
     made: Made, broken: Callable[..., Task], grader: CodeGrader
 ) -> None:
     tasks = [broken(f2p=["tests/test_tiny.py::gone"]), *made.tasks]
@@ -107,17 +107,17 @@ async def test_one_task_that_is_off_is_told_from_a_package_that_is(
     assert ([one.task.id for one in checked.off], len(checked.sound), checked.usable) == (["broken"], 1, True)
 
 
-async def test_a_package_that_is_another_one_cannot_be_had(made: Made, broken: Callable[..., Task]) -> None:
+async def test_a_package_with_another_source_tree_is_refused(made: Made, broken: Callable[..., Task]) -> None:
     with pytest.raises(TaskError, match="the source tree differs"):
         await try_tasks([broken(digest="f" * 16)])
 
 
-async def test_a_package_is_used_in_one_setting_at_a_time(made: Made, broken: Callable[..., Task]) -> None:
+async def test_tasks_of_a_package_must_agree_on_its_requirements(made: Made, broken: Callable[..., Task]) -> None:
     with pytest.raises(TaskError, match=r"some tasks of tiny-1\.0 need nothing, others six==1\.0: .* same --extra"):
         await try_tasks([*made.tasks, broken(requires=["six==1.0"])])
 
 
-async def test_a_machine_that_is_too_busy_is_no_fault_of_a_task(made: Made, sandboxes: LocalSandboxes) -> None:
+async def test_a_busy_machine_is_not_the_tasks_fault(made: Made, sandboxes: LocalSandboxes) -> None:
     hurried = CodeGrader(sandboxes, limits=Limits(seconds=0.001))
     (checked,) = await try_tasks(made.tasks, grader=hurried)
     assert (checked.sound, checked.off, checked.usable) == ([], [], True)
@@ -125,7 +125,7 @@ async def test_a_machine_that_is_too_busy_is_no_fault_of_a_task(made: Made, sand
     assert "is the machine busy?" in checked.unknown or "wrote no report" in checked.unknown
 
 
-async def test_broken_sandboxes_are_no_fault_of_a_task(made: Made, tmp_path: Path) -> None:
+async def test_broken_sandboxes_are_not_the_tasks_fault(made: Made, tmp_path: Path) -> None:
     closed = LocalSandboxes(root=tmp_path)
     await closed.close()
     (checked,) = await try_tasks(made.tasks, grader=CodeGrader(closed))

@@ -173,7 +173,7 @@ class ChatRenderer:
         return {**found, **extra}
 
     def _alternating(self, dicts: list[dict[str, Any]], head: bool) -> list[dict[str, Any]]:
-        """Neighbouring user messages joined, and an empty one wherever the assistant would speak twice."""
+        """Join neighbouring user messages, and add an empty one wherever the assistant would speak twice."""
         result: list[dict[str, Any]] = []
         for item in dicts:
             last = result[-1] if result else {"role": ""}

@@ -1,4 +1,4 @@
-"""AEM's advantage: turns where the policy was sure weigh more, by a measure that a group sets itself."""
+"""AEM's advantage: turns on which the policy was confident get more weight."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ def aem(
 ) -> Advantages:
     """A_{i,t} = A_i w_{i,t}, w = exp(-strength U_t) / mean exp(-strength U) (AEM, arXiv 2605.00425).
 
-    A_i is `grpo`'s. U_t says how unsure the policy was of the whole turn: the mean entropy of its tokens, or with
-    `measure = "surprisal"` the mean of -log p of those that were sampled, scaled to [0, 1] by the least and the
-    greatest `among` the group's turns (or the step's), over which the mean is taken too, so the average weight stays 1.
-    A sure turn of a failed attempt is pushed down harder, which spreads the policy while most attempts fail; a sure
-    turn of a solved one is pushed up harder, which gathers it once most succeed.
+    A_i is the advantage of `grpo`. U_t is the policy's uncertainty about turn t: the mean entropy of its tokens or,
+    with `measure = "surprisal"`, the mean of -log p of the sampled tokens. It is scaled to [0, 1] by the minimum and
+    maximum `among` the turns of the group (or of the step). The mean in w is over the same turns, so the average weight
+    stays 1. A confident turn of a failed attempt is pushed down harder, which spreads the policy while most attempts
+    fail. A confident turn of a successful attempt is pushed up harder, which sharpens the policy once most attempts
+    succeed.
 
-    Measure by turn, normalised by its length and within the group, and a factor on the advantage are what summaries of
-    the paper say; the form of w and that it falls with U are our reading of its analysis, not checked against its
-    formula. In EMPG (`empg` with `zeta = 0`) the same is done over the step and then centred.
+    Summaries of the paper describe a measure by turn, normalised by length and within the group, and a factor on the
+    advantage. The form of w, and that it falls with U, are our reading of the paper's analysis, not checked against its
+    formula. EMPG (`empg` with `zeta = 0`) does the same over the step and then centres the result.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError where the entropies asked for are
-    missing, and for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if the entropies it needs are
+    missing, or if a reward is not finite.
     """
     check_knob("aem", "measure", measure, ("entropy", "surprisal"))
     check_knob("aem", "among", among, ("group", "batch"))
@@ -65,7 +66,7 @@ def aem(
 
 
 def _unsure(step: Turns, chosen: Flags, measure: str) -> list[float]:
-    """Return the uncertainty of each chosen turn, in nats a token."""
+    """Return the uncertainty of each chosen turn, in nats per token."""
     if measure == "entropy":
         return [float(values.mean()) for values in step.entropies("aem", chosen)]
     sampled = [step.turns[t].completion.logprobs for t in np.flatnonzero(chosen).tolist()]

@@ -1,8 +1,7 @@
-"""The shape of an advantage estimator, and the one place that knows how estimators are called (`estimate`).
+"""The interface of advantage estimators, and `estimate`, the only place that calls them.
 
-An estimator sees every group of one step, because batch baselines need it, and returns arrays; it never
-changes what it was given. What it remembers between steps (moving baselines) is its `state`, which goes into
-the checkpoint.
+An estimator receives all groups of a step, because batch baselines need them. It returns arrays and never modifies its
+inputs. What it remembers between steps (moving baselines) is its `state`, which checkpoints store.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ GIVEN = ("groups", "scores", "aux", "state")
 def estimate(
     estimator: Estimator, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State
 ) -> tuple[Advantages, State]:
-    """Call an estimator with what it names, and return its advantages and the state for the next step.
+    """Call an estimator with the arguments that it names; return its advantages and the state for the next step.
 
-    Raises ShapeError where it cannot be called so, or returns something else.
+    Raises ShapeError if it cannot be called this way, or if it returns something else.
     """
     signature = inspect.signature(estimator)
     given = {name: value for name, value in (("aux", aux), ("state", state)) if name in signature.parameters}
@@ -70,10 +69,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def learned(section: str, path: str, targets: Targets | None = None) -> Callable[[_Function], _Function]:
-    """Declare the part that an estimator takes its `aux` from, which learns beside the policy.
+    """Declare the part that supplies an estimator's `aux` and learns beside the policy.
 
-    `path` names its class, `module:Class`, an `AuxiliaryModel` (trainer/critic.py), as a text, since nothing here loads
-    torch; its keyword arguments are the keys of `[credit.SECTION]`. `targets` computes what it is to learn.
+    `path` is the part's class as a string, `module:Class`, because nothing here loads torch. The class is an
+    `AuxiliaryModel` (trainer/critic.py); its keyword arguments are the keys of `[credit.SECTION]`. `targets` computes
+    what the part learns.
     """
 
     def mark(function: _Function) -> _Function:
@@ -85,8 +85,10 @@ def learned(section: str, path: str, targets: Targets | None = None) -> Callable
 
 
 def targets_of(estimator: Estimator) -> Targets | None:
-    """Return what the learned part of an estimator is to learn, with the estimator's knobs bound; None where the
-    estimator does not say."""
+    """Return the function that computes the targets of an estimator's learned part, with the estimator's knobs bound.
+
+    Returns None if the estimator declares no targets.
+    """
     targets: Targets | None = getattr(unbound(estimator), "targets", None)
     if targets is not None and isinstance(estimator, functools.partial):
         return functools.partial(targets, **estimator.keywords)
@@ -94,7 +96,7 @@ def targets_of(estimator: Estimator) -> Targets | None:
 
 
 def reads(knob: str) -> Callable[[_Function], _Function]:
-    """Declare that an estimator compares turns by the signal that its knob `knob` names, for `unread` to check."""
+    """Declare that an estimator compares turns by the signal that its knob `knob` names; `unread` checks it."""
 
     def mark(function: _Function) -> _Function:
         cast(Any, function).reads = knob
@@ -104,7 +106,7 @@ def reads(knob: str) -> Callable[[_Function], _Function]:
 
 
 def named(turn: Turn, signal: str) -> str:
-    """Return a turn's signal as a text; "" if it is missing or false. 0 is a name like any other."""
+    """Return a turn's signal as a string; "" if it is missing or False. 0 is a valid name."""
     value = turn.signals.get(signal)
     return "" if value is None or value is False else str(value)
 
@@ -112,7 +114,7 @@ def named(turn: Turn, signal: str) -> str:
 def unread(estimator: Estimator, groups: Sequence[Group]) -> str | None:
     """Return a warning if an estimator compares turns by a signal that no turn of these groups has, else None.
 
-    Then this part of the estimator does nothing. Its knobs may be bound.
+    That part of the estimator then has no effect. Its knobs may be bound.
     """
     inner = unbound(estimator)
     knob: str | None = getattr(inner, "reads", None)
@@ -137,7 +139,7 @@ EQUAL = 1e-8
 
 
 def to_tokens(group: Group, per_trajectory: Sequence[float]) -> Advantages:
-    """Return one advantage per trajectory, given to each of its sampled tokens."""
+    """Return one advantage per trajectory, repeated for each of its sampled tokens."""
     return [
         [np.full(len(turn.completion.token_ids), value, dtype=np.float32) for turn in trajectory.turns]
         for trajectory, value in zip(group.trajectories, per_trajectory, strict=True)

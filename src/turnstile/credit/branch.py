@@ -1,4 +1,4 @@
-"""ARPO: what branches share is credited with their mean."""
+"""ARPO's advantage: tokens that branches share get the branches' mean advantage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def branch(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """Group-relative advantages; a token that several branches share takes their mean (ARPO, arXiv 2507.19849).
+    """Group-relative advantages; a token that several branches share gets their mean (ARPO, arXiv 2507.19849).
 
-    A_n = mean of A_j over the trajectories j that hold token n (`Trajectory.parent` says where a branch left), A_j
-    `grpo`'s. That is the paper's hard estimate; its soft one gives every branch its own advantage on shared tokens too,
-    which is `grpo` itself. In a group without branches the two are the same.
+    A_n = mean of A_j over the trajectories j that contain token n. A_j is the advantage of `grpo`; `Trajectory.parent`
+    says where a branch left its parent. This is the paper's hard estimate. Its soft estimate gives every branch its own
+    advantage on shared tokens too, which is `grpo` itself. The two are equal in a group without branches.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
     normalise = normaliser("branch", scale, ddof=ddof, eps=eps)
     advantages: Advantages = []

@@ -1,4 +1,4 @@
-"""Flow-GRPO's credit: every turn is a sample of its own, with the outcome of its trajectory."""
+"""Flow-GRPO's advantage: every turn is a sample with the outcome of its trajectory."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ def broadcast(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """A_{i,t} = (R_i - mean) / (std + eps): the outcome of the trajectory for each of its turns (AgentFlow's Flow-GRPO,
-    arXiv 2510.05592).
+    """A_{i,t} = (R_i - mean) / (std + eps), given to every turn t (Flow-GRPO of AgentFlow, arXiv 2510.05592).
 
-    `over` says what mean and deviation are of: `trajectories`, the group's, each once, as in the paper: then the
-    numbers are those of `grpo`, and it is the turns that are samples, with the weights `turn`; or `turns`, where a
-    trajectory of K turns counts K times. The two agree where all trajectories are equally long. `of`: the outcome, or
-    the composed total.
+    `over` selects the samples of mean and std. With `trajectories`, as in the paper, each trajectory of the group
+    counts once. The values are then those of `grpo`, and turns become the samples through the weights `turn`. With
+    `turns`, a trajectory of K turns counts K times. The two agree if all trajectories have equally many turns. `of`:
+    the outcome R_i, or the composed total.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
     check_knob("broadcast", "over", over, ("trajectories", "turns"))
     normalise = normaliser("broadcast", scale, ddof=ddof, eps=eps)

@@ -1,9 +1,9 @@
-"""A checker that any estimator can be put through, for the invariants of `credit/invariants.py`.
+"""A checker of any estimator for the invariants of `credit/invariants.py`.
 
     broken = check_estimator(my_estimator, {"gamma": 0.9})
     assert not broken, broken
 
-Each kind declares which invariants do not hold, and why they cannot (`credit.invariants.declare`).
+Each kind declares which invariants do not hold, and the reason (`credit.invariants.declare`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def examine_estimator(
     padded: Estimator | None = None,
     fallen: Estimator | None = None,
 ) -> dict[int, Finding]:
-    """Return the finding for every invariant, for an estimator whose knobs are bound.
+    """Return the finding for every invariant of an estimator whose knobs are bound.
 
-    An adapter that lays tokens out as arrays passes the estimator twice more: `padded` with more padding, `fallen` with
-    the outcome on what is observed after the last action. Raises AssertionError for a result that is not
+    An adapter that lays tokens out as arrays passes two variants of the estimator: `padded` with more padding, and
+    `fallen` with the outcome on the observation after the last action. Raises AssertionError if a result is not
     [trajectory][turn] -> f32[n], or not finite on ordinary input.
     """
     rng = np.random.default_rng(seed)
@@ -151,7 +151,7 @@ def _masked(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
 
 
 def _untrained(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
-    """Check that the number of tokens in an untrained turn changes nothing of the others, as with observed tokens."""
+    """Check that the token count of an untrained turn does not change the advantages of the other turns."""
     place = 1
 
     def found(extra: int) -> Advantages:
@@ -166,7 +166,7 @@ def _untrained(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
 
 
 def _forced(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
-    """Check that the number of tokens that a grammar forced changes no advantage of a chosen token."""
+    """Check that the number of grammar-forced tokens does not change the advantage of a chosen token."""
     place, first = 1, groups[0].trajectories[0]
     chosen = len(first.turns[place].completion.token_ids)
     shown = replace(groups[0], trajectories=(with_forced(first, place, 5), *groups[0].trajectories[1:]))
@@ -181,7 +181,7 @@ def _terminal(run: Run, groups: Sequence[Group], scores: Scores, where: str = ""
         changed = [[sample_score(outcome, scores[0][0].turn), *scores[0][1:]], *scores[1:]]
         return run(groups, changed)[0][-1]
 
-    worst, best = with_outcome(-10.0), with_outcome(10.0)  # beyond all others, so that no deviation hides the change
+    worst, best = with_outcome(-10.0), with_outcome(10.0)  # beyond all others, so that no std hides the change
     if not (best > worst).all():
         place = int(np.argmin(best - worst))
         seen = f"{worst[place]:.3g} at the outcome -10{where}, and {best[place]:.3g} at 10"
@@ -191,7 +191,7 @@ def _terminal(run: Run, groups: Sequence[Group], scores: Scores, where: str = ""
 
 def _zero_turn(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
     bare = [[sample_score(s.outcome_of(), np.zeros_like(s.turn)) for s in group_scores] for group_scores in scores]
-    advantages = [turns[:2] for turns in run(groups, bare)]  # at later turns few trajectories are left to compare with
+    advantages = [turns[:2] for turns in run(groups, bare)]  # at later turns few trajectories are left to compare
     for place, values in _places(groups, advantages):
         if not values.any():
             return f"{place} gets no advantage, its step reward being 0, though the outcomes differ"
@@ -199,7 +199,7 @@ def _zero_turn(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
 
 
 def _all_equal(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
-    for size in (3, 4):  # a mean of three tenths is no tenth in floating point
+    for size in (3, 4):  # the floating-point mean of three times 0.1 is not 0.1
         fewer = [replace(group, trajectories=group.trajectories[:size]) for group in groups]
         equal = [[sample_score(0.1, np.zeros_like(s.turn)) for s in group_scores[:size]] for group_scores in scores]
         for place, values in _places(fewer, run(fewer, equal)):
@@ -209,7 +209,7 @@ def _all_equal(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
 
 
 def _places(groups: Sequence[Group], advantages: Advantages) -> Iterator[tuple[str, F32]]:
-    """Return the advantages of every turn by the turn's name."""
+    """Yield the name and the advantages of every turn."""
     names = [f"attempt {t.attempt} of {group.id}" for group in groups for t in group.trajectories]
     for name, turns in zip(names, advantages, strict=True):
         for k, values in enumerate(turns):
@@ -217,7 +217,7 @@ def _places(groups: Sequence[Group], advantages: Advantages) -> Iterator[tuple[s
 
 
 def _differ(what: str, groups: Sequence[Group], expected: Advantages, actual: Advantages) -> str | None:
-    """Return a sentence about the largest difference of two results; None if they are equal."""
+    """Return a sentence about the largest difference between two results; None if they are equal."""
     if all(
         np.allclose(x, y, rtol=1e-5, atol=1e-6)
         for a, b in zip(expected, actual, strict=True)

@@ -1,4 +1,4 @@
-"""EMPG: advantages scaled by how sure the policy was."""
+"""EMPG's advantage: scaled by how certain the policy was."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def empg(
 ) -> Advantages:
     """A_{i,t} = A_i g(H_t) + zeta f(H_{t+1}), then centred over the step (EMPG, arXiv 2509.09265).
 
-    A_i is `grpo`'s. H_t is the mean entropy of the turn's tokens, scaled to [0, 1] by the least and the greatest of the
-    step. g(H) = exp(-k H) / mean exp(-k H) makes sure turns weigh more and unsure ones less, without changing the
-    average weight; f(H) = exp(-k_future H) rewards a turn that leads to one where the policy is sure, and is 0 for the
-    last turn. All means are over the step's turns that count.
+    A_i is the advantage of `grpo`. H_t is the mean entropy of the turn's tokens, scaled to [0, 1] by the minimum and
+    maximum of the step. g(H) = exp(-k H) / mean exp(-k H) gives confident turns more weight and uncertain turns less,
+    without changing the average weight. f(H) = exp(-k_future H) rewards a turn that leads to a confident one; it is 0
+    for the last turn. All means are over the step's turns that count.
 
-    Float64. Needs the entropies of sampled tokens. Equal rewards do not give 0: the second term stays. Raises
-    TrainingError where entropies are missing, and for a reward that is not finite.
+    Computed in float64. Needs the entropies of sampled tokens. Equal rewards do not give 0, because the second term
+    remains. Raises TrainingError if entropies are missing or a reward is not finite.
     """
     check_range("empg", 0.0, np.inf, k=k, k_future=k_future, zeta=zeta)
     step = turns_of(groups, scores)

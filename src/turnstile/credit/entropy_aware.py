@@ -1,4 +1,4 @@
-"""AEPO's advantage: tokens where the policy was unsure count for more."""
+"""AEPO's advantage: tokens on which the policy was uncertain get more weight."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def entropy_aware(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """A_n = A_i (1 + alpha Z_n), Z_n = (H_n - mean) / (std + eps) over the sampled tokens of the group
-    (AEPO, arXiv 2510.14545).
+    """Scale the advantage of each token by its normalised entropy (AEPO, arXiv 2510.14545).
 
-    A_i is `grpo`'s, H_n the entropy of token n in nats. Only the size of an advantage changes with the entropy, unless
-    alpha Z_n < -1. Where all entropies are equal this is `grpo`. The default of `alpha` is the paper's as we know it.
+    A_n = A_i (1 + alpha Z_n), Z_n = (H_n - mean) / (std + eps) over the sampled tokens of the group. A_i is the
+    advantage of `grpo`, H_n the entropy of token n in nats. The entropy changes the size of an advantage, and its sign
+    only if alpha Z_n < -1. If all entropies are equal, this is `grpo`. The default of `alpha` is the paper's as we know
+    it.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError where entropies are missing, and for
-    a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if entropies are missing or a reward
+    is not finite.
     """
     step = turns_of(groups, scores)
     normalise = normaliser("entropy_aware", scale, ddof=ddof, eps=eps)

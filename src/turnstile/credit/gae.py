@@ -1,4 +1,4 @@
-"""Generalised advantage estimation from sampled token to sampled token, turn to turn, and both."""
+"""Generalised advantage estimation over tokens, over turns, and over both."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def gae(
 ) -> Advantages:
     """A_n = sum_k (gamma lam)^k delta_{n+k}, delta_n = r_n + gamma V_{n+1} - V_n (GAE, arXiv 1506.02438).
 
-    n runs over the sampled tokens of the whole trajectory: the token after the last of a turn is the first of the next
-    turn, so what is observed in between takes no part, neither as a step of discount nor as a value. V_n is the
-    critic's value before token n is sampled; a turn's reward falls on its last token, the outcome on the last of all,
-    behind which V = 0. With `bootstrap` V goes on behind the end of an episode that a limit stopped (turns, context,
-    tokens or clock), as what would have come is not 0: at the value before its last token, the last that the critic
-    was asked for. `scale = "std"` normalises over the tokens of the step, as PPO is often run.
+    n runs over the trained tokens of the whole trajectory. The last token of a turn is followed by the first token of
+    the next turn, so observations add neither a discount step nor a value. V_n is the critic's value before token n is
+    sampled. A turn's reward falls on its last token, and the outcome on the very last token, after which V = 0. With
+    `bootstrap`, an episode that a limit stopped (turns, context, tokens or clock) does not end with V = 0, because its
+    future return is not 0. It uses the value before its last token, the last that the critic was asked for. `scale =
+    "std"` normalises over the tokens of the step, as is common for PPO.
 
-    Needs a critic, which the trainer brings (`[credit.critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
-    `aux["values"]` is missing, TrainingError for a reward that is not finite.
+    Needs a critic, which the trainer provides (`[credit.critic]`); it learns A_n + V_n. Computed in float64. Raises
+    ConfigError if `aux["values"]` is missing, TrainingError if a reward is not finite.
     """
     check_range("gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("gae", "scale", scale, ("std", "none"))
@@ -97,16 +97,15 @@ def turn_gae(
     scale: Scale = "none",
     eps: float = 1e-8,
 ) -> Advantages:
-    """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t over turns, given to every token of
-    turn t (Turn-PPO, arXiv 2512.17008; VL-DAC, arXiv 2508.04280).
+    """Compute GAE over turns (Turn-PPO, arXiv 2512.17008; VL-DAC, arXiv 2508.04280).
 
-    V_t is the critic's value at the turn's beginning, before its first token is sampled, so the action is the whole
-    turn, however many tokens it takes, and `gamma` discounts turns. The outcome falls on the last turn, behind which
-    V = 0; with `bootstrap` it goes on behind an episode that a limit stopped, at the value of its last turn.
-    `scale = "std"` normalises over the tokens of the step.
+    A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t, given to every token of turn t. V_t is
+    the critic's value before the first token of turn t. The action is the whole turn, however many tokens it has, and
+    `gamma` discounts turns. The outcome falls on the last turn, after which V = 0. With `bootstrap`, an episode that a
+    limit stopped uses the value of its last turn instead of 0. `scale = "std"` normalises over the tokens of the step.
 
-    Needs a critic, which the trainer brings (`[credit.critic]`); it learns A_t + V_t at first tokens alone. Float64.
-    Raises ConfigError where `aux["values"]` is missing, TrainingError for a reward that is not finite.
+    Needs a critic, which the trainer provides (`[credit.critic]`); it learns A_t + V_t at first tokens only. Computed
+    in float64. Raises ConfigError if `aux["values"]` is missing, TrainingError if a reward is not finite.
     """
     check_range("turn_gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("turn_gae", "scale", scale, ("std", "none"))
@@ -150,17 +149,18 @@ def bilevel_gae(
     scale: Scale = "none",
     eps: float = 1e-8,
 ) -> Advantages:
-    """GAE over turns with `gamma` and `lam`, then over the tokens of each turn (VAGEN's bi-level GAE, arXiv
-    2510.16907): A_n = delta_n + token_gamma token_lam A_{n+1}, delta_n = token_gamma V_{n+1} - V_n, and at the last
-    token of turn t the advantage of the turn, A_t.
+    """Compute bi-level GAE: over turns, then over the tokens of each turn (VAGEN, arXiv 2510.16907).
 
-    The value of a turn is here that before its last token, so that nothing between the first and the last is counted
-    twice; with both lam = 1 and both gamma = 1 this is `gae`. Rewards enter through the turns alone. With `bootstrap`
-    an episode that a limit stopped goes on at the value of its last turn. `scale = "std"` normalises over the tokens of
-    the step.
+    A_n = delta_n + token_gamma token_lam A_{n+1}, delta_n = token_gamma V_{n+1} - V_n. At the last token of turn t, A_n
+    is the advantage A_t of the turn: GAE over turns with `gamma` and `lam`.
 
-    Needs a critic, which the trainer brings (`[credit.critic]`); it learns A_n + V_n. Float64. Raises ConfigError where
-    `aux["values"]` is missing, TrainingError for a reward that is not finite.
+    The value of a turn is the one before its last token, so that nothing between its first and last token counts twice.
+    With both lam = 1 and both gamma = 1 this is `gae`. Rewards enter through the turns only. With `bootstrap`, an
+    episode that a limit stopped uses the value of its last turn instead of 0. `scale = "std"` normalises over the
+    tokens of the step.
+
+    Needs a critic, which the trainer provides (`[credit.critic]`); it learns A_n + V_n. Computed in float64. Raises
+    ConfigError if `aux["values"]` is missing, TrainingError if a reward is not finite.
     """
     check_range("bilevel_gae", 0.0, 1.0, gamma=gamma, lam=lam, token_gamma=token_gamma, token_lam=token_lam)
     check_knob("bilevel_gae", "scale", scale, ("std", "none"))
@@ -171,14 +171,14 @@ def bilevel_gae(
 
 
 def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float, bootstrap: bool = False) -> list[F64]:
-    """Return GAE along the trained tokens of each trajectory, [T] -> f64[n]; 0 in turns without values."""
+    """Return GAE over the trained tokens of each trajectory, [T] -> f64[n]; 0 in turns without values."""
     found = [np.zeros_like(own) for own in values]
     advantage = ahead = reward = 0.0
     goes_on = False
     for t in range(len(values) - 1, -1, -1):
         if step.last[t]:
             advantage, ahead, reward, goes_on = 0.0, 0.0, step.outcomes[t], bootstrap and bool(step.truncated[t])
-        reward += step.rewards[t]  # that of a turn that is passed over falls on the token before it
+        reward += step.rewards[t]  # a skipped turn's reward falls on the token before it
         if not step.valued[t]:
             continue
         if goes_on:
@@ -190,9 +190,9 @@ def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float, boot
 
 
 def _by_turn(step: Turns, values: F64, gamma: float, lam: float, bootstrap: bool = False) -> F64:
-    """Return GAE along the trained turns of each trajectory, f64[T]; 0 for the others.
+    """Return GAE over the trained turns of each trajectory, f64[T]; 0 for the others.
 
-    A reward of an untrained turn is credited to the trained turn before it.
+    The reward of an untrained turn is credited to the trained turn before it.
     """
     found = np.zeros(len(values))
     advantage = ahead = reward = 0.0
@@ -210,7 +210,7 @@ def _by_turn(step: Turns, values: F64, gamma: float, lam: float, bootstrap: bool
 
 
 def _inside(step: Turns, values: Sequence[F64], turns: F64, gamma: float, lam: float) -> list[F64]:
-    """Return each turn's advantage carried back from its last token to its first, [T] -> f64[n]."""
+    """Return each turn's advantage propagated back from its last token to its first, [T] -> f64[n]."""
     found = [np.full(len(own), advantage) for own, advantage in zip(values, turns, strict=True)]
     for own, advantages, known in zip(values, found, step.valued, strict=True):
         for n in range(len(own) - 2, -1, -1) if known else ():

@@ -1,4 +1,4 @@
-"""Group-relative advantages: each attempt against the mean of its group."""
+"""Group-relative advantages: each attempt is compared with the mean of its group."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def grpo(
 ) -> Advantages:
     """A_i = (S_i - mean) / (std + eps) within the group, given to every token of attempt i.
 
-    `of`: the composed total S_i or the outcome R_i alone. `scale`: `group_std` is GRPO (arXiv 2402.03300);
-    `none` leaves the division out (Dr. GRPO, arXiv 2503.20783); `batch_std` divides by the deviation of the
-    rewards of the whole step (Lite PPO, arXiv 2508.08221). `ddof`: the GRPO paper does not say; public trainers
-    use the unbiased deviation, ddof = 1. `eps` in reward units; a larger one shrinks groups that hardly differ.
+    `of`: the composed total S_i, or the outcome R_i alone. `scale`: `group_std` is GRPO (arXiv 2402.03300); `none`
+    omits the division (Dr. GRPO, arXiv 2503.20783); `batch_std` divides by the standard deviation of the whole step's
+    rewards (Lite PPO, arXiv 2508.08221). `ddof`: the GRPO paper does not specify it; public trainers use the unbiased
+    deviation, ddof = 1. `eps` is in units of reward; a larger one shrinks the advantages of groups that hardly differ.
 
-    Statistics in float64 over trajectories in the baseline. A group with fewer than two of them, or whose
-    rewards lie within 1e-8, gets exactly 0. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. A group with fewer than two of them, or whose rewards lie
+    within 1e-8, gets exactly 0. Raises TrainingError if a reward is not finite.
     """
     check_knob("grpo", "of", of, ("total", "outcome"))
     check_knob("grpo", "scale", scale, ("group_std", "none", "batch_std"))

@@ -1,4 +1,4 @@
-"""IGPO's advantage: the rewards of turns and the outcome, normalised together, then summed to go."""
+"""IGPO's advantage: turn rewards and the outcome are normalised together, then summed from each turn on."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def igpo(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """A_{i,t} = sum_{k >= t} gamma^(k-t) Z_{i,k}, Z the rewards of all turns of the group, normalised together
-    (IGPO, arXiv 2510.14967).
+    """A_{i,t} = sum_{k >= t} gamma^(k-t) Z_{i,k}, Z the group's normalised turn rewards (IGPO, arXiv 2510.14967).
 
-    The reward of a turn is r_{i,k}, the information gain in the paper, and for the last one r_{i,K} + R_i. Turns
-    of every index share one mean and deviation, so an attempt with more turns sums more terms: equal outcomes do not
-    give 0. Nor does a group of one attempt, whose turns are compared with one another: what earned more than that
-    attempt's mean turn is praised, which tells good turns from bad where turns have rewards, and where there is only
-    the outcome praises or blames being late.
+    The reward of a turn is r_{i,k}, the information gain in the paper; that of the last turn is r_{i,K} + R_i. Z
+    normalises the rewards of all turns of the group together, so turns of every index share one mean and deviation. An
+    attempt with more turns sums more terms, so equal outcomes do not give 0. A group of one attempt does not give 0
+    either, because its turns are compared with each other: a turn that earned more than the attempt's mean gets a
+    positive Z. If turns have rewards, this separates good turns from bad ones. With an outcome alone, it only rewards
+    or penalises a turn for being late.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
     check_range("igpo", 0.0, 1.0, gamma=gamma)
     step = turns_of(groups, scores)

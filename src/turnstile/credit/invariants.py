@@ -1,4 +1,4 @@
-"""What every training signal must keep, and what came of looking: the words that all checkers share."""
+"""The invariants that every training signal must keep, and the findings that all checkers share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEPT = "what is not kept is not learned from, whichever turn it is"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declaration:
-    """Knobs of a kind, and the invariants that cannot hold with them: number -> why."""
+    """Knobs of a kind, and the invariants that cannot hold with them: number -> reason."""
 
     kind: str = ""
     knobs: Mapping[str, Any] = field(default_factory=dict)
@@ -43,14 +43,17 @@ def at(exempt: Mapping[int, str] | None = None, /, **knobs: Any) -> Declaration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What came of one invariant. `seen`: a counterexample, where it is broken; `why`: why it does not apply."""
+    """The result of checking one invariant.
+
+    `seen` is a counterexample if it is broken; `why` says why it does not apply.
+    """
 
     seen: str = ""
     why: str = ""
 
 
 class DoesNotApply(Exception):  # noqa: N818 - no error: what was asked cannot be put to this function
-    """Raised by an adapter for what its function has no words for; the text says why."""
+    """Raised by an adapter whose function cannot express the check; the message says why."""
 
 
 Part = Callable[[], str | None]
@@ -60,7 +63,7 @@ Part = Callable[[], str | None]
 def examine(parts: Mapping[int, Sequence[Part]]) -> dict[int, Finding]:
     """Return the finding for each invariant over all its sides: broken if one is, not applicable if none applies.
 
-    An exception on a made-up input whose other shapes the function accepted is a counterexample too.
+    An exception is a counterexample too: the function accepted other inputs of the same form.
     """
     return {number: _finding(sides) for number, sides in parts.items()}
 
@@ -97,11 +100,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def declare(*declarations: Declaration) -> Callable[[_Function], _Function]:
-    """Declare with which knobs a function is to be checked, and which invariants cannot hold then, and why.
+    """Declare the knobs with which to check a function, and the invariants that cannot hold then, with the reasons.
 
         @declare(at(), at({3: WHOLE_STEP}, scale="batch_std"))
 
-    A function that declares nothing is to keep all of them with its default knobs.
+    A function that declares nothing must keep all invariants with its default knobs.
     """
 
     def mark(function: _Function) -> _Function:
@@ -112,14 +115,14 @@ def declare(*declarations: Declaration) -> Callable[[_Function], _Function]:
 
 
 def exempt_of(function: Callable[..., Any], knobs: Mapping[str, Any]) -> Mapping[int, str]:
-    """Return what a function declares with these knobs; with knobs of which it says nothing, all that it declares."""
+    """Return the exemptions that a function declares for these knobs; for undeclared knobs, all that it declares."""
     own = _declared_by(function)
     exact = [each.exempt for each in own if dict(each.knobs) == dict(knobs)]
     return {number: why for exempt in exact or [each.exempt for each in own] for number, why in exempt.items()}
 
 
 def declared(room: str) -> tuple[Declaration, ...]:
-    """Return what every kind of a room declares, in the order of the table; each kind at least its defaults."""
+    """Return the declarations of every kind of a room, in the order of the table; at least each kind's defaults."""
     return tuple(replace(each, kind=kind) for kind in KINDS[room] for each in _declared_by(resolve(room, kind)))
 
 

@@ -1,4 +1,4 @@
-"""Who branched from whom, and what branches have in common."""
+"""The ancestry of branched trajectories, and the turns that branches share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ START: Place = (0, 0)
 
 
 def common(group: Group) -> list[list[Place]]:
-    """Return the length of the shared beginning of each two trajectories of a group, [G][G].
+    """Return the length of the common prefix of every two trajectories of a group, [G][G].
 
-    A branch holds all its turns, including those that it shares with its parent; `Trajectory.parent` says where it
+    A branch contains all its turns, including those that it shares with its parent; `Trajectory.parent` says where it
     left. Unrelated trajectories share only the task, (0, 0). Raises TrainingError if a parent is not in the group.
     """
     parents, cuts = _parents(group)
@@ -28,31 +28,31 @@ def common(group: Group) -> list[list[Place]]:
         found[i][i] = (len(group.trajectories[i].turns), 0)
         parent = parents[i]
         for j in order[:place]:
-            if parent is not None:  # whatever it shares, it shares through its parent
+            if parent is not None:  # all sharing is through the parent
                 found[i][j] = found[j][i] = cuts[i] if parent == j else min(cuts[i], found[parent][j])
     return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshots:
-    """The states of a group that were played on from more than once."""
+    """The states of a group from which more than one trajectory continued."""
 
-    begins: Sequence[int]  # [G] the turn at which each trajectory left the one it branched from; 0 where it did not
+    begins: Sequence[int]  # [G] the turn at which each trajectory left its parent; 0 without a parent
     parents: Sequence[int | None]  # [G]
-    members: Mapping[tuple[int, int], Sequence[int]]  # (whose, turn) -> trajectories played on from there
+    members: Mapping[tuple[int, int], Sequence[int]]  # (owner, turn) -> trajectories that continued from there
 
     def through(self, trajectory: int, turn: int) -> Sequence[int]:
         """Return the trajectories that continued from the state before this turn, itself included.
 
-        None without a snapshot. A shared turn belongs to the parent.
+        Empty without a snapshot. A shared turn belongs to the parent.
         """
         return self.members.get(_owner(trajectory, turn, self.begins, self.parents), ())
 
 
 def snapshots(group: Group) -> Snapshots:
-    """Return the start, and every turn before which a branch left a trajectory.
+    """Return the snapshots of a group: its start, and the state before every turn at which a branch left.
 
-    Raises TrainingError if a branch left inside a turn, which is no state, or if a parent is not in the group.
+    Raises TrainingError if a branch left inside a turn, which is not a state, or if a parent is not in the group.
     """
     parents, cuts = _parents(group)
     for i, trajectory in enumerate(group.trajectories):
@@ -69,15 +69,17 @@ def snapshots(group: Group) -> Snapshots:
         owner = _owner(i, begin, begins, parents)
         played = members.setdefault(owner, [])
         if parent is not None and owner[0] >= 0 and owner[0] not in played:
-            played.append(owner[0])  # the one that was left went on from there as well
+            played.append(owner[0])  # the parent continued from there too
         if i not in played:
             played.append(i)
     return Snapshots(begins=begins, parents=parents, members=members)
 
 
 def _owner(trajectory: int, turn: int, begins: Sequence[int], parents: Sequence[int | None]) -> tuple[int, int]:
-    """Whose state it is before this turn: the trajectory's own, or that of the one it had not left by then; (-1, 0) for
-    the start."""
+    """Return (trajectory, turn) of the state before this turn; (-1, 0) for the start.
+
+    The state belongs to the ancestor that the trajectory had not yet left at this turn, or to the trajectory itself.
+    """
     if turn == 0:
         return (-1, 0)
     while (parent := parents[trajectory]) is not None and turn <= begins[trajectory]:

@@ -1,4 +1,4 @@
-"""PPR's ReNorm: process rewards brought into line with the outcome."""
+"""PPR's ReNorm: process rewards calibrated by the outcome."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ def normalised_process(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """A_{i,t} = normalised sum_{k >= t} gamma^(k-t) z_{i,k}, with z_{i,t} = (r_{i,t} - middle) + (R_i - middle): ReNorm
-    (PPR, arXiv 2509.25598).
+    """Normalise the sums of process rewards that are calibrated by the outcome (ReNorm of PPR, arXiv 2509.25598).
 
-    With process rewards and outcomes within [0, 1], as in the paper, no step of a failed attempt is worth more than 0
-    and none of a solved one less, and both lie within [-1, 1]. That the outcome is handed to every step and both are
-    centred so that the signs agree is what descriptions and reviews of the paper say; the formula is from memory. So
-    `calibrate` has other ways to it: `product`, z = R_i r_{i,t} and R_i more at the last turn; `none`, z = r_{i,t} and
-    R_i more at the last turn, which is `turn_return`.
+    A_{i,t} = normalised sum_{k >= t} gamma^(k-t) z_{i,k}, with z_{i,t} = (r_{i,t} - middle) + (R_i - middle).
 
-    The paper gives z to PPO with a critic. Here the critic's place is taken by the group's turns at the same index
-    (`baseline = "index"`, centred or with `scale = "std"` normalised), or by nothing (`none`: z has a middle already).
-    The outcome counts once a turn, so longer attempts sum more of it, which turns the gradient where the policy decides
-    how long an attempt lasts (`walk` in the lab); with `gamma = 0` each turn has its own z alone.
+    With process rewards and outcomes within [0, 1], as in the paper, no step of a failed attempt has z above 0, no step
+    of a successful one has z below 0, and z lies within [-1, 1]. Descriptions and reviews of the paper say that every
+    step gets the outcome, and that both are centred so that the signs agree; the formula is from memory. `calibrate`
+    therefore has alternatives: `product` is z = R_i r_{i,t}, plus R_i at the last turn; `none` is z = r_{i,t}, plus R_i
+    at the last turn, which is `turn_return`.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    The paper passes z to PPO with a critic. Here, `baseline = "index"` replaces the critic by the group's turns at the
+    same index (centred or, with `scale = "std"`, normalised). `none` has no baseline, because z is already centred. The
+    outcome counts once per turn, so longer attempts sum more of it. This biases the gradient if the policy decides how
+    long an attempt lasts (`walk` in the lab). With `gamma = 0` each turn has its own z alone.
+
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
     check_knob("normalised_process", "calibrate", calibrate, ("sum", "product", "none"))
     check_knob("normalised_process", "baseline", baseline, ("index", "none"))

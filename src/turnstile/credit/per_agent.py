@@ -1,4 +1,4 @@
-"""Several seats: each agent's turns are compared with that agent's turns alone."""
+"""Multi-agent credit: each agent's turns are compared only with that agent's turns."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ def per_agent(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """A_{i,t} = normalised G_{i,t}, among all turns of the group in which the same agent spoke
-    (MARS, arXiv 2510.15414).
+    """A_{i,t} = normalised G_{i,t}, among all turns of the group by the same agent (MARS, arXiv 2510.15414).
 
-    G_{i,t} sums, discounted with `gamma` for each of that agent's own turns, its step rewards from turn t on and its
-    own outcome, which falls on its last turn. So seats whose rewards differ in scale or sign, as in a game of two, do
-    not shift each other's baseline. In a group of one attempt an agent's turns are compared with one another, which
-    gives 0 only where all its returns are equal, as without step rewards and with `gamma = 1`.
+    G_{i,t} sums the agent's step rewards from turn t on and its own outcome, which falls on its last turn. `gamma`
+    discounts per turn of that agent. Agents whose rewards differ in scale or sign, as in a two-player game, therefore
+    do not shift each other's baseline. In a group of one attempt, an agent's turns are compared with each other. This
+    gives 0 only if all its returns are equal, as without step rewards and with `gamma = 1`.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
     check_range("per_agent", 0.0, 1.0, gamma=gamma)
     normalise = normaliser("per_agent", scale, ddof=ddof, eps=eps)

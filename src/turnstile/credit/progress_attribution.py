@@ -1,4 +1,4 @@
-"""SPA-RL's credit: the outcome, redistributed over the turns by what each is found to have contributed."""
+"""SPA-RL's credit: the outcome is redistributed over the turns by their estimated contributions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnstile.types import Group
 
 
 def _outcomes(groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], **_: Any) -> F64:
-    """Return the sum that the contributions of each attempt should have, f64[trajectories]: its outcome, or NaN."""
+    """Return the target sum of each attempt's contributions, f64[trajectories]: its outcome, or NaN."""
     flat = [score for group_scores in scores for score in group_scores]
     return np.array(
         [sum(s.outcome.values()) if s.in_baseline and s.outcome is not None else np.nan for s in flat], dtype=np.float64
@@ -43,23 +43,25 @@ def progress_attribution(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """A_{i,t} = G_{i,t}, normalised among the turns of the group at the same index, with
-    G_{i,t} = sum_{k >= t} gamma^(k-t) (alpha c_{i,k} + r_{i,k}): in the place of the outcome R_i each turn gets its
-    contribution c_{i,k}, which is learned such that sum_k c_{i,k} is R_i (SPA-RL, arXiv 2505.20732).
+    """Replace the outcome by learned contributions of the turns, and normalise the returns (SPA-RL, arXiv 2505.20732).
+
+    A_{i,t} = G_{i,t}, normalised among the turns of the group at the same index, with G_{i,t} = sum_{k >= t}
+    gamma^(k-t) (alpha c_{i,k} + r_{i,k}). The contributions c_{i,k} take the place of the outcome R_i; they are learned
+    such that sum_k c_{i,k} is R_i.
 
     The step rewards r are the paper's grounding signal, whether an action could be executed: the reward
-    `command_succeeded` (or `valid_format`) with the weight 0.5, which its code gives it. Behind a gate it is withheld
-    as every step reward is.
+    `command_succeeded` (or `valid_format`) with weight 0.5, as in the paper's code. A gate withholds it like any step
+    reward.
 
-    The paper trains its estimator before RL begins; this one learns in the same step, and tells what it knew before.
-    What its contributions leave of an outcome, R_i - sum_k c_{i,k}, falls on the last turn (`rest = "last"`): so all of
-    the outcome is given whatever the estimator knows, and with `alpha = gamma = 1` it moves credit in time and changes
-    no attempt's sum. `rest = "none"` is the paper's: it teaches nothing before the estimator says anything, and what
-    that has wrong is a bias. Means of the group in the place of the paper's PPO critic are ours.
+    The paper trains its estimator before RL begins. Here it learns during RL, and predicts before it learns from the
+    step. `rest = "last"` adds the residual R_i - sum_k c_{i,k} to the last turn, so the full outcome is given whatever
+    the estimator knows. With `alpha = gamma = 1` this moves credit in time and changes no attempt's sum. `rest =
+    "none"` is the paper's: the outcome teaches nothing until the estimator has learned, and errors of the estimator are
+    a bias. Group means instead of the paper's PPO critic are ours.
 
-    Needs the estimator, which the trainer brings and fits (`[credit.critic]`). Float64, over trajectories in the
-    baseline; a turn with nobody to be compared with gets 0, equal outcomes do not. Raises ConfigError where
-    `aux["progress"]` is missing, TrainingError for a reward or a contribution that is not finite.
+    Needs the estimator, which the trainer provides and fits (`[credit.critic]`). Statistics are float64 over
+    trajectories in the baseline. A turn without others to compare with gets 0; equal outcomes do not give 0. Raises
+    ConfigError if `aux["progress"]` is missing, TrainingError if a reward or a contribution is not finite.
     """
     check_knob("progress_attribution", "rest", rest, ("last", "none"))
     check_range("progress_attribution", 0.0, np.inf, alpha=alpha)

@@ -1,4 +1,4 @@
-"""Step groups that are drawn, for environments whose states never repeat."""
+"""Random step groups, for environments whose states never repeat."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def random_step_group(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """A_{i,t} = A_E(i) + omega A_S(i,t), where A_S compares turns of the group that chance put together.
+    """A_{i,t} = A_E(i) + omega A_S(i,t), where A_S compares turns of the group that are grouped at random.
 
-    The step part of SRGPO (SeeNav-Agent, arXiv 2512.02631): step rewards that mean the same in every state can be
-    compared across states, so step groups of about `size` turns are drawn at random among the group's turns.
-    `compare`: the step reward r_{i,t}, or the return G_{i,t} with `gamma`. The draw depends on (seed, group, attempt,
-    turn) alone, so the order of attempts changes nothing. We know the method from its abstract and write it from this
-    description; the paper's own constants were not at hand.
+    This is the step part of SRGPO (SeeNav-Agent, arXiv 2512.02631): step rewards that mean the same in every state can
+    be compared across states, so step groups of about `size` turns are drawn at random among the group's turns.
+    `compare`: the step reward r_{i,t}, or the return G_{i,t} with `gamma`. The draw depends only on (seed, group,
+    attempt, turn), so the order of attempts changes nothing. We know the method from its abstract and implement that
+    description; the paper's own constants were not available.
 
-    Statistics in float64 over trajectories in the baseline, which alone are drawn; a turn out of it has A_S = 0.
-    Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Only their turns are drawn; any other turn has A_S = 0.
+    Raises TrainingError if a reward is not finite.
     """
     check_knob("random_step_group", "compare", compare, ("reward", "return"))
     check_range("random_step_group", 0.0, 1.0, gamma=gamma)

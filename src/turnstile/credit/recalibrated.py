@@ -1,4 +1,4 @@
-"""SPEAR's recalibrated advantage: an outcome against what the policy has reached of late."""
+"""SPEAR's recalibrated advantage: an outcome is compared with what the policy reached recently."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def recalibrated(
     fresh: Literal["median", "group"] = "median",
     of: Of = "outcome",
 ) -> tuple[Advantages, State]:
-    """A_i = max(0, R_i - b), b the median of what was reached of late (SPEAR, arXiv 2509.22601).
+    """A_i = max(0, R_i - b), b the median of recent rewards (SPEAR, arXiv 2509.22601).
 
-    A replayed attempt was good when it was played; what it is worth now is told by the policy of now, without playing
-    its task again. What is remembered are the last `window` means of groups (the paper's code), or with `over =
-    "trajectories"` rewards of single attempts, those of this step among them: the estimator's `state`, which goes into
-    the checkpoint. A replayed attempt, one of the recipe's `[replay_buffer]`, is in the gradient and out of the
-    baseline (`Score.in_baseline`): it is compared and not remembered. `positive = False` keeps what lies below b, with
-    its sign. With `fresh = "group"` that is for replayed attempts alone, and the others get what `grpo` gives them, as
-    in the paper, which adds the one objective to the other.
+    A replayed attempt was good when it was played. The recent rewards of the policy tell what it is worth now, without
+    playing its task again. The estimator's `state`, which goes into the checkpoint, holds the last `window` group means
+    (as in the paper's code) or, with `over = "trajectories"`, rewards of single attempts; both include this step's. A
+    replayed attempt, from the recipe's `[replay_buffer]`, is in the gradient and out of the baseline
+    (`Score.in_baseline`): it is compared but not remembered. `positive = False` keeps values below b, with their sign.
+    With `fresh = "group"` only replayed attempts get A_i; the others get the advantage of `grpo`, as in the paper,
+    which adds the two objectives.
 
-    Median and positive part are those of the paper's code, which can also divide by the median deviation of groups and
-    by default does not. `of`: the outcome R_i or the composed total S_i. Float64; values within 1e-8 of b give exactly
-    0, and so does everything while nothing is remembered. Raises TrainingError for a reward that is not finite.
+    Median and positive part are those of the paper's code, which can also divide by the median deviation of groups; by
+    default it does not. `of`: the outcome R_i or the composed total S_i. Computed in float64. Values within 1e-8 of b
+    give exactly 0, and so does everything while nothing is remembered. Raises TrainingError if a reward is not finite.
     """
     check_knob("recalibrated", "over", over, ("groups", "trajectories"))
     check_knob("recalibrated", "of", of, ("total", "outcome"))
@@ -62,7 +62,7 @@ def recalibrated(
 
 
 def _reached(group: Group, m: Members, over: str) -> list[float]:
-    """Return what a group adds to the memory, attempts in the order of their numbers."""
+    """Return the values that a group adds to the memory, attempts in the order of their numbers."""
     if not m.counted.any():
         return []
     if over == "groups":

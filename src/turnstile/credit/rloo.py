@@ -1,4 +1,4 @@
-"""Leave-one-out advantages: each attempt against the mean of the others."""
+"""Leave-one-out advantages: each attempt is compared with the mean of the others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from turnstile.types import Group
 def rloo(groups: Sequence[Group], scores: Scores, *, of: Of = "total") -> Advantages:
     """A_i = S_i - mean_{j != i} S_j within the group, given to every token of attempt i.
 
-    RLOO (arXiv 2402.14740), used for multi-turn agents as LOOP (arXiv 2502.01600). `of`: the composed total S_i
-    or the outcome R_i alone. The baseline of an attempt never holds its own reward, so the gradient is unbiased.
+    This is RLOO (arXiv 2402.14740), used for multi-turn agents as LOOP (arXiv 2502.01600). `of`: the composed total S_i
+    or the outcome R_i alone. The baseline of an attempt never contains its own reward, so the gradient is unbiased.
 
-    Statistics in float64 over trajectories in the baseline. A group with fewer than two of them, or whose
-    rewards lie within 1e-8, gets exactly 0. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. A group with fewer than two of them, or whose rewards lie
+    within 1e-8, gets exactly 0. Raises TrainingError if a reward is not finite.
     """
     check_knob("rloo", "of", of, ("total", "outcome"))
     check_scores(groups, scores)

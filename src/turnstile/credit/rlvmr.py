@@ -1,4 +1,4 @@
-"""RLVMR: an attempt against its group, and each turn against the turns of the same cognitive tag."""
+"""RLVMR's advantage: attempts compared in their group, and turns compared with turns of the same cognitive tag."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def rlvmr(
 ) -> Advantages:
     """A_{i,t} = A_R(i) + alpha A_tag(i,t) (RLVMR, arXiv 2507.22844).
 
-    A_R compares the outcomes of the group's attempts. A_tag compares the step reward r_{i,t} among the group's turns of
-    the same tag (planning, exploring, reflecting ...), which the environment or the parser recorded as the turn's
-    signal named `tag`; a turn without one has A_tag = 0, and a run whose turns have none says so. The weight of the two
-    parts is a knob of ours: the paper's own could not be checked.
+    A_R compares the outcomes of the group's attempts. A_tag compares the step reward r_{i,t} among the group's turns
+    with the same tag (planning, exploring, reflecting ...). The environment or the parser records the tag as the turn's
+    signal named `tag`. A turn without a tag has A_tag = 0, and a run warns if no turn has one. The weight `alpha` is
+    our knob: the paper's own weight could not be checked.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
     normalise = normaliser("rlvmr", scale, ddof=ddof, eps=eps)
     step = turns_of(groups, scores)

@@ -1,4 +1,4 @@
-"""Self-play: each role against its own moving average."""
+"""Self-play: each role is compared with its own moving average."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from turnstile.types import Group
 def role_baseline(
     groups: Sequence[Group], scores: Scores, state: State, *, decay: float = 0.95
 ) -> tuple[Advantages, State]:
-    """A_{i,role} = R_{i,role} - b[env, role], with b <- decay b + (1 - decay) R after each game (SPIRAL's
-    role-conditioned advantage estimation, arXiv 2506.24119).
+    """A_{i,role} = R_{i,role} - b[env, role], b a moving average (SPIRAL, arXiv 2506.24119).
 
-    The role is the seat that speaks (`Turn.agent`), R its own outcome. The baseline of each environment and role begins
-    at 0. What is taken off is the one before the step; then it moves as far as n games would move it, by their mean,
-    so that their order plays no part: b <- decay^n b + (1 - decay^n) mean R. It is the estimator's `state` and goes
-    into the checkpoint. Equal rewards give 0 only once the average has reached them.
+    This is the paper's role-conditioned advantage estimation. After each game, b <- decay b + (1 - decay) R. The role
+    is the agent that speaks (`Turn.agent`), and R its own outcome. The baseline of each environment and role starts at
+    0. A step subtracts the baseline from before the step, and then updates it once for its n games by their mean, so
+    that their order does not matter: b <- decay^n b + (1 - decay^n) mean R. The baselines are the estimator's `state`
+    and go into the checkpoint. Equal rewards give 0 only once the average has reached them.
 
-    Float64. Raises TrainingError for a reward that is not finite.
+    Computed in float64. Raises TrainingError if a reward is not finite.
     """
     check_range("role_baseline", 0.0, 1.0, decay=decay)
     step = turns_of(groups, scores)

@@ -1,4 +1,4 @@
-"""SALT: what several attempts did alike is credited alike."""
+"""SALT: steps that several attempts have in common share their credit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def salt(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """Group-relative advantages, with those of equal steps averaged (SALT, arXiv 2510.20022).
+    """Group-relative advantages, averaged over equal steps (SALT, arXiv 2510.20022).
 
-    The attempts of a group form a graph: a turn is an edge out of its state (`state_key`), named by what was done
-    there, the tool calls or else the text. Edges of the same state and action are merged and share the mean of their
-    attempts' advantages, so a step that good and bad attempts have in common is neither praised nor blamed; all
-    others keep their attempt's own, `grpo`'s. A turn without a state key is not merged.
+    The attempts of a group form a graph. A turn is an edge out of its state (`state_key`), labelled by its action: the
+    tool calls, or else the text. Edges with the same state and action are merged and share the mean of their attempts'
+    advantages, so a step that good and bad attempts have in common is neither rewarded nor penalised. All other turns
+    keep their attempt's advantage, that of `grpo`. A turn without a state key is not merged.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
     step = turns_of(groups, scores)
     own = relative("salt", groups, scores, normaliser("salt", scale, ddof=ddof, eps=eps), of=of)[step.trajectory]

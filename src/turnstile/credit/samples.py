@@ -1,4 +1,4 @@
-"""Made-up groups, trajectories, scores and values of a critic, for checkers and tests. Arrays are read-only."""
+"""Synthetic groups, trajectories, scores and critic values, for checkers and tests. Arrays are read-only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from turnstile.types import F32, Completion, Group, Message, Sampling, Score, St
 
 
 def sample_score(outcome: float, turn: F32) -> Score:
-    """Return a made-up score of one agent, with its total as defined."""
+    """Return a synthetic score of one agent, with its total as defined."""
     turn.setflags(write=False)
     return Score(outcome={"agent": outcome}, turn=turn, total=outcome + float(turn.sum(dtype=np.float64)))
 
 
 def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return made-up predictions of auxiliary models for these groups."""
+    """Return synthetic predictions of auxiliary models for these groups."""
     values = sample_values(groups)
     turns = [[turn.completion.chosen for turn in t.turns] for group in groups for t in group.trajectories]
     q, v = (
@@ -33,9 +33,9 @@ def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def sample_values(groups: Sequence[Group]) -> list[list[F32]]:
-    """Return made-up values of a critic, [trajectory][turn] -> f32[n].
+    """Return synthetic critic values, [trajectory][turn] -> f32[n].
 
-    They depend on group, attempt, turn and token only.
+    They depend only on group, attempt, turn and token.
     """
 
     def one(group: Group, attempt: int, turn: int, n: int) -> F32:
@@ -51,9 +51,9 @@ def sample_values(groups: Sequence[Group]) -> list[list[F32]]:
 
 
 def sample_group(rng: np.random.Generator, name: str, lengths: Sequence[int]) -> Group:
-    """Return a made-up group of trajectories with these numbers of turns.
+    """Return a synthetic group of trajectories with these numbers of turns.
 
-    Each turn has one to four random tokens, random entropies, and one of few states and tags. The last trajectory
+    Each turn has one to four random tokens, random entropies, and one of a few states and tags. The last trajectory
     branches from the first after its first turn.
     """
     task = Task(id=f"task-{name}", env="check")
@@ -93,7 +93,7 @@ def sample_trajectory(
     signals: Mapping[str, Any] | None = None,
     turn_signals: Sequence[Mapping[str, Any]] | None = None,
 ) -> Trajectory:
-    """Return a made-up trajectory whose turn t samples `tokens[t]` tokens after two context tokens.
+    """Return a synthetic trajectory whose turn t samples `tokens[t]` tokens after two context tokens.
 
     Its arrays are read-only.
     """
@@ -164,7 +164,7 @@ def with_forced(trajectory: Trajectory, place: int, extra: int) -> Trajectory:
 
 
 def _longer(completion: Completion, extra: int) -> Completion:
-    """Return the turn with `extra` more tokens at its end."""
+    """Return the completion with `extra` more tokens at its end."""
 
     def longer(array: Any, value: float) -> Any:
         return None if array is None else np.concatenate([array, np.full(extra, value, dtype=array.dtype)])

@@ -1,4 +1,4 @@
-"""Rewritten contexts: the segments of a trajectory share its advantage, and folds are judged on their own."""
+"""Rewritten contexts: the segments of a trajectory share its advantage, and folds can add step rewards."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def segments(
 ) -> Advantages:
     """A_{i,t} = (clip(R_i + process r_{i,t}, low, high) - mean_j R_j) / (std_j R_j + eps).
 
-    A trajectory whose context was summarised or folded is several training rows, one for each segment; all share the
-    advantage of their trajectory, and the statistics are over trajectories, not over segments (SUPO,
-    arXiv 2510.06727): that is `process = 0`, without clipping. With `process > 0` each turn adds its step reward to
-    the outcome before the group's statistics are taken off (FoldGRPO of Context-Folding, arXiv 2510.11967, where
-    outcomes and their sum with the process reward lie within [0, 1]; `low` and `high` are that range).
+    A trajectory whose context was summarised or folded becomes several training rows, one per segment. All segments
+    share the advantage of their trajectory, and the statistics are over trajectories, not segments (SUPO, arXiv
+    2510.06727). This is `process = 0`, without clipping. With `process > 0` each turn adds its step reward to the
+    outcome before the group's statistics are applied (FoldGRPO of Context-Folding, arXiv 2510.11967, where outcomes and
+    their sum with the process reward lie within [0, 1]; `low` and `high` are that range).
 
-    Statistics in float64 over trajectories in the baseline; outcomes within 1e-8 take no division, so that only the
-    process rewards are left. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. Outcomes within 1e-8 are not divided, so that only the
+    process rewards remain. Raises TrainingError if a reward is not finite.
     """
     check_range("segments", 0.0, np.inf, process=process)
     normaliser("segments", "std", ddof=ddof, eps=eps)
@@ -48,7 +48,7 @@ def segments(
         even = equal(outcomes)
         if len(outcomes) > 1 and (process > 0.0 or not even):
             if even:
-                result[turns] = values[turns] - step.outcomes[turns]  # exactly 0 but for process rewards
+                result[turns] = values[turns] - step.outcomes[turns]  # exactly 0 except for process rewards
             else:
                 result[turns] = (values[turns] - outcomes.mean()) / (outcomes.std(ddof=ddof) + eps)
     return step.to_tokens(result)

@@ -1,4 +1,4 @@
-"""What estimators share: reading scores in float64, means and deviations that know who counts."""
+"""Statistics that estimators share: float64 rewards, and means and deviations over the values that count."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Members:
 
 
 def members(group: Group, scores: Sequence[Score], of: Of) -> Members:
-    """Return one group's rewards: `total` S_i, or `outcome` R_i. Raises TrainingError for one that is not finite."""
+    """Return one group's rewards: `total` S_i, or `outcome` R_i. Raises TrainingError if one is not finite."""
     counted = np.array([score.in_baseline for score in scores], dtype=np.bool_)
     learning = np.array([score.in_gradient for score in scores], dtype=np.bool_)
     values = np.zeros(len(group.trajectories), dtype=np.float64)
@@ -68,26 +68,26 @@ def flat(values: F64, counted: Flags) -> bool:
 
 
 def equal(values: F64) -> bool:
-    """Return whether values are all the same: fewer than two, or a range below `EQUAL`."""
+    """Return whether all values are equal: fewer than two, or a range below `EQUAL`."""
     return len(values) < 2 or float(np.ptp(values)) < EQUAL
 
 
 def standardised(values: F64, counted: Flags, *, ddof: int, eps: float) -> F64:
-    """Return (values - mean) / (std + eps) over `counted`, with zeros as in `centred`."""
+    """Return (values - mean) / (std + eps) over `counted`; exactly 0 in the same cases as `centred`."""
     if flat(values, counted):
         return np.zeros_like(values)
     return centred(values, counted) / (np.float64(values[counted].std(ddof=ddof)) + eps)
 
 
 def normaliser(kind: str, scale: Scale, *, ddof: int = 1, eps: float = 1e-6) -> Normalise:
-    """Return `centred` or `standardised`, as an estimator's knobs say. Raises ConfigError for an unknown one."""
+    """Return `centred` or `standardised`, as the knobs say. Raises ConfigError for an unknown knob value."""
     check_knob(kind, "scale", scale, ("std", "none"))
     check_knob(kind, "ddof", ddof, (0, 1))
     return centred if scale == "none" else partial(standardised, ddof=ddof, eps=eps)
 
 
 def relative(kind: str, groups: Sequence[Group], scores: Scores, normalise: Normalise, *, of: Of) -> F64:
-    """Return each attempt compared with its group, one number for each of the step's trajectories."""
+    """Return each attempt's reward normalised within its group, one value per trajectory of the step."""
     check_knob(kind, "of", of, ("total", "outcome"))
     check_scores(groups, scores)
     found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]

@@ -1,4 +1,4 @@
-"""Two levels: which subgoal was worth taking on, and which turn served it."""
+"""Two-level credit: for choosing a subgoal, and for the turns that pursue it."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ def subgoal(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """A_{i,t} = A_high(segment of t) + omega A_low(t), as in hierarchies of a policy that sets subgoals and one that
-    pursues them (VSC-RL, arXiv 2502.07949; GLIDER, arXiv 2505.19761).
+    """A_{i,t} = A_high(segment of t) + omega A_low(t), for policies that set subgoals and pursue them.
 
-    A segment is a run of turns whose signal `key` names the same subgoal. High: its return, the sum of its step rewards
-    and of the later segments', discounted with `gamma` for each segment, with the outcome at the last one, normalised
-    among the group's segments at the same index of their attempts (`among = "name"`: of the same subgoal). Low: the
-    step rewards from turn t to the segment's end, discounted with `gamma_low`, and 1 more at that end where its signal
-    `reached` is set, normalised among the group's turns that pursued the same subgoal.
+    The two levels are those of hierarchical methods with a policy that sets subgoals and one that pursues them (VSC-RL,
+    arXiv 2502.07949; GLIDER, arXiv 2505.19761). A segment is a run of turns whose signal `key` names the same subgoal.
 
-    Both papers learn a critic for each level, VSC-RL beside a divergence from a reference, which is a loss's business;
-    means of the group in the critics' place are ours. Turns without the signal are one segment and have no low part:
-    where nobody names a subgoal this is `grpo` on the total, and a run says so.
+    A_high normalises the return of the segment: the sum of its step rewards and of the later segments', discounted with
+    `gamma` per segment, with the outcome at the last one. It compares the group's segments at the same index in their
+    attempts (`among = "name"`: of the same subgoal). A_low normalises the step rewards from turn t to the end of the
+    segment, discounted with `gamma_low`, plus 1 at that end if its signal `reached` is set. It compares the group's
+    turns that pursued the same subgoal.
 
-    Statistics in float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite.
+    Both papers learn a critic for each level, and VSC-RL adds a divergence from a reference, which belongs in a loss.
+    Group means instead of the critics are ours. Turns without the signal are one segment and have no low part. If no
+    turn names a subgoal, this is `grpo` on the total, and a run warns about it.
+
+    Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
     check_knob("subgoal", "among", among, ("index", "name"))
     check_range("subgoal", 0.0, 1.0, gamma=gamma, gamma_low=gamma_low)
@@ -68,7 +70,7 @@ def subgoal(
 
 
 def _high(step: Turns, segment: I64, trajectory: I64, gamma: float) -> F64:
-    """Return the return from each segment on, [segments]."""
+    """Return the return of each segment from its start on, [segments]."""
     own = np.bincount(segment, weights=step.rewards + np.where(step.last, step.outcomes, 0.0))
     returns = np.zeros(len(trajectory))
     for s in range(len(returns) - 1, -1, -1):
@@ -78,7 +80,7 @@ def _high(step: Turns, segment: I64, trajectory: I64, gamma: float) -> F64:
 
 
 def _low(step: Turns, segment: I64, reached: str, gamma: float) -> F64:
-    """Return the rest of a turn's rewards within its segment, [T]."""
+    """Return the return of each turn within its segment, [T]."""
     returns = np.zeros(len(segment))
     for t in range(len(returns) - 1, -1, -1):
         if t + 1 < len(returns) and segment[t + 1] == segment[t]:

@@ -1,4 +1,4 @@
-"""RAFT and PSR/NSR: fine-tune on samples above a reward threshold, push down those below."""
+"""RAFT and PSR/NSR: reinforce samples above a reward threshold, suppress those below."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def threshold(
     threshold: float = 0.5,
     of: Of = "outcome",
 ) -> Advantages:
-    """A_i = positive where the reward reaches `threshold`, else -negative, given to every token of attempt i.
+    """A_i = positive if the reward reaches `threshold`, else -negative, given to every token of attempt i.
 
-    The default is rejection sampling as fine-tuning: RAFT (arXiv 2304.06767), expert iteration. With the loss
-    `reinforce` the gradient is that of the log-likelihood of the samples that reach the threshold. `positive = 0.1,
-    negative = 1` is the weighted REINFORCE of PSR/NSR (arXiv 2506.01347), and `positive = 0, negative = 1` its negative
-    sample reinforcement, which takes probability from what failed and lets it go where the policy would have put it
-    anyway. There is no baseline: equal rewards do not give 0.
+    The default is rejection-sampling fine-tuning: RAFT (arXiv 2304.06767), expert iteration. With the loss `reinforce`
+    the gradient is that of the log-likelihood of the samples that reach the threshold. `positive = 0.1, negative = 1`
+    is the weighted REINFORCE of PSR/NSR (arXiv 2506.01347). `positive = 0, negative = 1` is its negative sample
+    reinforcement, which takes probability from failures and redistributes it by the policy's own preferences. There is
+    no baseline, so equal rewards do not give 0.
 
-    `of`: the outcome R_i or the composed total S_i. Raises TrainingError for a reward that is not finite.
+    `of`: the outcome R_i or the composed total S_i. Raises TrainingError if a reward is not finite.
     """
     check_knob("threshold", "of", of, ("total", "outcome"))
     check_range("threshold", 0.0, np.inf, positive=positive, negative=negative)

@@ -32,16 +32,16 @@ def turn_return(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Advantages:
-    """A_{i,t} = normalised G_{i,t}, given to every token of turn t, where
-    G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i.
+    """A_{i,t} = normalised G_{i,t}, the discounted return from turn t on, given to every token of turn t.
 
-    `among` says what a turn is compared with: `index`, the turns of its group at the same turn index; `batch`,
-    all turns of the step; `mixed`, mix * index + (1 - mix) * batch (MAPO, arXiv 2603.06194, combines a turn-level
-    with a batch-level normalisation; the weight of the two is ours). MARS (arXiv 2510.15414) estimates advantages
-    by turn in the same manner; its normalisation by agent is `per_agent`. `scale = "none"` only centres.
+    G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i. `among` selects the turns to compare with: `index`,
+    the turns of the group at the same turn index; `batch`, all turns of the step; `mixed`, mix * index + (1 - mix) *
+    batch (MAPO, arXiv 2603.06194, combines a turn-level with a batch-level normalisation; their weight is ours). MARS
+    (arXiv 2510.15414) estimates turn-level advantages in the same way; its normalisation by agent is `per_agent`.
+    `scale = "none"` only centres.
 
-    Statistics in float64 over trajectories in the baseline. A turn with nobody to be compared with, or whose
-    comparison lies within 1e-8, gets exactly 0. Raises TrainingError for a reward that is not finite.
+    Statistics are float64 over trajectories in the baseline. A turn without others to compare with, or whose comparison
+    lies within 1e-8, gets exactly 0. Raises TrainingError if a reward is not finite.
     """
     check_knob("turn_return", "among", among, ("index", "batch", "mixed"))
     check_range("turn_return", 0.0, 1.0, gamma=gamma, mix=mix)

@@ -1,4 +1,4 @@
-"""The turns of a step one after another, for estimators that compare turns rather than whole attempts."""
+"""The turns of a step in one flat sequence, for estimators that compare turns rather than whole attempts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEARNED = {
 class Turns:
     """T turns: group by group, attempt by attempt, turn by turn.
 
-    Tokens that a regex or a grammar forced are left out of `turns`, as they are never trained: estimators see the n
+    `turns` leaves out tokens that a regex or a grammar forced, because these are never trained: estimators see the n
     tokens of a turn that the policy chose. `split` puts them back.
     """
 
@@ -63,13 +63,13 @@ class Turns:
         return result
 
     def within(self, labels: Sequence[Hashable], values: F64, normalise: Normalise) -> F64:
-        """Return `values` normalised among those of equal label; all three have one length."""
+        """Return `values` normalised among the turns of equal label; inputs and result have length T."""
         return within(labels, values, self.counted & self.valued, normalise)
 
     def mean_within(self, labels: Sequence[Hashable], values: F64) -> F64:
         """Return the mean of `values` [T] over the turns of equal label that are trained and in the baseline.
 
-        A turn without any such turn gets its own value.
+        A turn whose label has no such turn keeps its own value.
         """
         result, counted = values.copy(), self.counted & self.valued
         for slots in _alike(labels):
@@ -78,7 +78,7 @@ class Turns:
         return result
 
     def states(self) -> list[Hashable]:
-        """Return labels [T] of equal (group, state key). A turn without a key has its own label."""
+        """Return the label (group, state key) of each turn, [T]. A turn without a key has its own label."""
         return [
             (int(group), turn.state_key) if turn.state_key else place
             for place, (group, turn) in enumerate(zip(self.group, self.turns, strict=True))
@@ -140,21 +140,20 @@ class Turns:
 
     @property
     def truncated(self) -> Flags:
-        """Turns of attempts that a limit stopped, which might have gone on, [T]."""
+        """Whether each turn belongs to an attempt that a limit stopped, and that might have gone on, [T]."""
         stops = [t.stop in LIMITS for group in self.groups for t in group.trajectories]
         return np.array([stops[i] for i in self.trajectory.tolist()], dtype=np.bool_)
 
     @property
     def valued(self) -> Flags:
-        """Turns that are trained, so that a critic learns their values, [T]: the policy chose tokens, and they may be
-        learned."""
+        """Whether each turn is trainable and has chosen tokens, so that a critic learns its values, [T]."""
         return np.array([turn.trainable and len(turn.completion.token_ids) > 0 for turn in self.turns], dtype=np.bool_)
 
     def over_tokens(self, values: Sequence[F64], scale: Scale, eps: float, *, among: Flags | None = None) -> list[F64]:
         """Return values of tokens [T] -> f64[n], 0 outside the gradient.
 
-        With "std" they are normalised over the tokens of all turns in the baseline (ddof 0), or of those `among` them,
-        and 0 if these are equal.
+        With "std" they are normalised (ddof 0) over the tokens of all turns in the baseline, or of those also in
+        `among`; if these are equal, the result is 0.
         """
         chosen = self.counted if among is None else self.counted & among
         counted = [own for own, counts in zip(values, chosen, strict=True) if counts]
@@ -170,14 +169,14 @@ class Turns:
         ]
 
     def to_tokens(self, values: F64) -> Advantages:
-        """Return one advantage a turn, [T], given to each of its sampled tokens; 0 outside the gradient."""
+        """Return one advantage per turn, [T], repeated for each of its sampled tokens; 0 outside the gradient."""
         masked = np.where(self.learning, values, 0.0)
         return self.split(
             [np.full(len(turn.completion.token_ids), value) for turn, value in zip(self.turns, masked, strict=True)]
         )
 
     def split(self, values: Sequence[F64], *, forced: float = 0.0) -> Advantages:
-        """Return arrays of the step's turns, [T] -> f64[n], by trajectory, with `forced` for forced tokens."""
+        """Return the arrays of the step's turns, [T] -> f64[n], by trajectory, with `forced` for forced tokens."""
         own = iter(values)
         return [
             [_spread(next(own), turn.completion.chosen, forced) for turn in trajectory.turns]
@@ -187,9 +186,9 @@ class Turns:
 
 
 def within(labels: Sequence[Hashable], values: F64, counted: Flags, normalise: Normalise) -> F64:
-    """Return `values` [T] normalised among the turns of equal label that are trained and in the baseline.
+    """Return `values` [T] normalised by the turns of equal label that are trained and in the baseline.
 
-    The other turns are compared with these.
+    Other turns are compared with these too.
     """
     result = np.zeros_like(values)
     for slots in _alike(labels):
@@ -200,7 +199,7 @@ def within(labels: Sequence[Hashable], values: F64, counted: Flags, normalise: N
 def states_shared(groups: Sequence[Group]) -> float:
     """Return the share of turns that began in a state (`state_key`) in which another turn of the group began too.
 
-    Estimators that compare turns of equal state depend on it.
+    Estimators that compare turns from equal states depend on it.
     """
     met = Counter(
         (place, turn.state_key) for place, group in enumerate(groups) for t in group.trajectories for turn in t.turns
@@ -268,17 +267,17 @@ def _chosen(turn: Turn) -> Turn:
 
 
 def _spread(values: F64, chosen: Flags, forced: float) -> F32:
-    """Return values of the chosen tokens, at their places among all sampled tokens."""
+    """Return the values of chosen tokens, at their places among all sampled tokens."""
     found = np.full(len(chosen), forced, dtype=np.float32)
     found[chosen] = values
     return found
 
 
 def _rewards(group: Group, index: int, score: Score) -> tuple[F64, float]:
-    """Step rewards [K] and outcome of one trajectory; zeros where it neither counts nor learns."""
+    """Return the step rewards [K] and the outcome of one trajectory; zeros if it neither counts nor learns."""
     if not score.in_baseline and not score.in_gradient:
         return np.zeros(len(score.turn)), 0.0
-    # the shortest decimal of each float32, so that thirty times .1 and ten times .3 are equal again
+    # use the shortest decimal of each float32, so that thirty times .1 and ten times .3 are equal again
     turn = score.turn.astype(str).astype(np.float64)
     outcome = float(sum(score.outcome.values())) if score.outcome is not None else np.nan
     attempt = group.trajectories[index].attempt

@@ -1,4 +1,4 @@
-"""ArCHer's credit: what a turn is worth in its state, by a critic of whole turns."""
+"""ArCHer's credit: the advantage of a whole turn in its state, from a turn-level critic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _bootstrapped(
 ) -> list[F64]:
     """Return the targets of Q, [trajectory] -> f64[K]: r_t + gamma V(s_{t+1}) with the given V, r_K + R at the end.
 
-    NaN means no target. Rewards of a turn that is passed over fall on the one before it.
+    NaN means no target. Rewards of a turn that is skipped fall on the turn before it.
     """
     step = turns_of(groups, scores)
     values = np.concatenate([*aux["v"], np.zeros(0)])
@@ -43,15 +43,15 @@ def _bootstrapped(
 def utterance_critic(
     groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0
 ) -> Advantages:
-    """A_t = Q(s_t, a_t) - V(s_t), the smaller of two Q and of two V, given to every token of turn t (ArCHer, arXiv
-    2402.19446): an actor-critic whose actions are whole utterances, with a policy of tokens below it.
+    """A_t = Q(s_t, a_t) - V(s_t), given to every token of turn t (ArCHer, arXiv 2402.19446).
 
-    Q learns r_t + gamma V'(s_{t+1}) and V learns Q'(s_t, a_t), V' and Q' being slow copies, so that nothing is asked of
-    an episode but single turns, whoever played them; `gamma` discounts turns. The outcome falls on the last turn.
-    Nothing of the rewards is in A_t that is not in the critic.
+    This is an actor-critic whose actions are whole utterances, with a policy of tokens below it. Q and V are each the
+    smaller of two. Q learns r_t + gamma V'(s_{t+1}) and V learns Q'(s_t, a_t), where V' and Q' are slow copies.
+    Learning therefore needs only single turns, whoever played them. `gamma` discounts turns, and the outcome falls on
+    the last turn. Rewards enter A_t only through the critic.
 
-    Needs a critic, which the trainer brings and fits to the step before its word is taken (`[credit.critic]`). Raises
-    ConfigError where `aux["q"]` or `aux["v"]` is missing, TrainingError for a reward or a value that is not finite.
+    Needs a critic, which the trainer provides and fits to the step before using it (`[credit.critic]`). Raises
+    ConfigError if `aux["q"]` or `aux["v"]` is missing, TrainingError if a reward or a value is not finite.
     """
     check_range("utterance_critic", 0.0, 1.0, gamma=gamma)
     step = turns_of(groups, scores)

@@ -1,4 +1,4 @@
-"""Step-level Monte Carlo: what a turn adds to the outcome expected of its state, by playing on from there."""
+"""Turn-level Monte Carlo: the value that a turn adds, estimated by continuing from its states."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ def vine(
     gamma: float = 1.0,
     train: Literal["all", "roots"] = "all",
 ) -> Advantages:
-    """A_t = r_t + gamma V(s_{t+1}) - V(s_t), V(s_t) the mean return of M continuations out of a snapshot at turn t
-    (VinePPO, arXiv 2410.01679, over turns instead of steps of reasoning; with another policy's continuations the
-    process rewards of PAV, arXiv 2410.08146).
+    """A_t = r_t + gamma V(s_{t+1}) - V(s_t), V the mean return of continuations from s_t (VinePPO, arXiv 2410.01679).
+
+    V(s_t) is the mean return of M continuations from a snapshot at turn t. The paper does this over reasoning steps
+    instead of turns; with another policy's continuations these are the process rewards of PAV (arXiv 2410.08146).
 
     A continuation is an attempt that left another before a turn (`Trajectory.parent` with token 0). V(s_t) for an
-    attempt is the mean over all others played on from s_t, never its own return, so it is a baseline without bias; at
-    the start these are the group's other attempts from there, as in `rloo`. The last turn has r_K + R in place of
-    r_K + gamma V. Turns between two snapshots are one step and share r_t + ... + gamma^n V(s_{t+n}) - V(s_t).
+    attempt is the mean over all others that continued from s_t. It never contains the attempt's own return, so it is an
+    unbiased baseline. At the start, these are the group's other attempts from there, as in `rloo`. The last turn has
+    r_K + R instead of r_K + gamma V. Turns between two snapshots are one step and share r_t + ... + gamma^n V(s_{t+n})
+    - V(s_t).
 
-    With `train = "all"` a continuation learns too, from where it left; the turns it shares get their credit in the
-    attempt it left, and 0 here. `roots`: continuations only tell values, as in the paper. A step whose start nobody
-    else played on from gets 0; attempts that never branch have `rloo`'s credit on the total.
+    With `train = "all"` a continuation also learns, from where it left; its shared turns get 0 here, and their credit
+    in the attempt that it left. With `roots`, as in the paper, continuations only estimate values. A step gets 0 if no
+    other attempt continued from its start. Attempts that never branch get the advantage of `rloo` on the total.
 
-    Float64 over trajectories in the baseline. Raises TrainingError for a reward that is not finite, and for an attempt
-    that left another inside a turn.
+    Computed in float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite, or if an
+    attempt left another inside a turn.
     """
     check_knob("vine", "train", train, ("all", "roots"))
     check_range("vine", 0.0, 1.0, gamma=gamma)

@@ -1,4 +1,4 @@
-"""What the agent acts in: the environment protocol.
+"""The environment protocol: what an agent acts in.
 
 An environment is made once per episode, by calling its kind with its knobs. It never sees tokens: it takes
 the agent's `Message` (whose `tool_calls` a parser has read) and answers with messages. It *measures*; rewards
@@ -46,11 +46,11 @@ class Step:
 class Env(Protocol):
     """One episode's world. All methods may raise InfrastructureError; nothing else is caught for them.
 
-    Its class may say three things more, as attributes:
+    Its class may also have three attributes:
 
     - `rates: Rates`, the shares of episodes that its runs log (as rate/NAME) and its evaluations compare, in the order
       in which an episode reaches them; the last one is what a task is about. They judge an episode once, after
-      `measure`. Without them there is `resolution`, where `measure` records the signal `resolved`.
+      `measure`. The default is `resolution`, if `measure` records the signal `resolved`.
     - `default_terms`, the [[rewards.terms]] of a recipe that has none, as tables;
     - `notes: tuple[str, ...]`, sentences without which a reader of a run's report would misread its figures.
     """
@@ -60,18 +60,18 @@ class Env(Protocol):
     async def step(self, message: Message) -> Step: ...
 
     async def measure(self) -> Mapping[str, JSON]:
-        """What came of the episode, called once at its end, also when a limit stopped it."""
+        """Return the measurements of the episode; called once at its end, also if a limit stopped it."""
         ...
 
     def state_key(self) -> str:
-        """A name for the state the next action is taken in: equal keys mean equal states. "" if unknown."""
+        """Return a name for the state in which the next action is taken: equal keys, equal states; "" if unknown."""
         ...
 
     async def close(self) -> None: ...
 
 
 def resolved(trajectory: Trajectory) -> bool:
-    """Tell whether the task came to its own end and was solved, by the signal `resolved`."""
+    """Return whether the task came to its own end and was solved, by the signal `resolved`."""
     return trajectory.stop in (Stop.SUBMITTED, Stop.DONE) and bool(trajectory.signals.get("resolved", False))
 
 
@@ -79,7 +79,7 @@ DEFAULT_RATES: Rates = {"resolution": resolved}
 
 
 def rates_of(env: object) -> Rates:
-    """Return the rates of an environment or of its class, `DEFAULT_RATES` where it names none."""
+    """Return the rates of an environment or of its class, `DEFAULT_RATES` if it names none."""
     found: Rates | None = getattr(env, "rates", None)
     return DEFAULT_RATES if found is None else found
 

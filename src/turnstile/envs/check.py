@@ -1,4 +1,4 @@
-"""Does an environment keep its promises? For authors: run it in a test and expect an empty list."""
+"""A checker of environments, for their authors: run it in a test and expect an empty list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAMPLES: Mapping[str, JSON] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Episode:
-    """What was seen of one episode: the opening, (state key, action, answer) by turn, and the measurement."""
+    """The opening of one episode, (state key, action, answer) by turn, and its measurements."""
 
     start: Start
     turns: tuple[tuple[str, Message, Step], ...]
@@ -27,13 +27,13 @@ class _Episode:
 
 
 async def check_env(make_env: Callable[[], Env], task: Task, *, actions: Sequence[Message] | None = None) -> list[str]:
-    """Plays `task` several times and returns what is wrong, a line each.
+    """Play `task` several times and return what is wrong, one line each.
 
-    `actions` is a sensible episode, best one that ends the task; by default every tool is called once with
-    arguments of its schema's types. Checked are the shapes of everything returned, that the same actions give
-    the same episode (also when two episodes are interleaved), that equal state keys stand for states in which
-    the same action is answered alike, that garbage is answered, not raised, and that `measure` works at any
-    time. InfrastructureError propagates: then nothing can be said of the environment. Plain methods are called in
+    `actions` should be a sensible episode, preferably one that ends the task; by default every tool is called once,
+    with arguments of its schema's types. It is checked that everything returned has the right shape; that the same
+    actions give the same episode, also if two episodes are interleaved; that equal state keys stand for states in which
+    the same action gets the same answer; that garbage is answered without an exception; and that `measure` works at any
+    time. InfrastructureError propagates, since nothing can be said of the environment then. Plain methods are called in
     threads, as in a run.
     """
     threads = Threads(workers=2)
@@ -55,7 +55,7 @@ async def _problems(make_env: Callable[[], Env], task: Task, actions: Sequence[M
         unplayed = await _play(make_env, task, [])
     except InfrastructureError:
         raise
-    except Exception as error:  # whatever a stranger's environment raises is the finding
+    except Exception as error:  # whatever the checked environment raises is the finding
         return [f"raised {type(error).__name__}: {error}; answer what the agent did, or raise InfrastructureError"]
     episodes = [first, again, beside, twice, *strange, unplayed]
     problems = _opening_problems(start)
@@ -93,7 +93,7 @@ async def _play(make_env: Callable[[], Env], task: Task, script: Sequence[Messag
 
 
 async def _play_two(make_env: Callable[[], Env], task: Task, script: Sequence[Message]) -> tuple[_Episode, _Episode]:
-    """The script in two episodes at once, in turns."""
+    """Play the script in two episodes at once, alternating between them."""
     one, two = make_env(), make_env()
     try:
         starts = [await env.reset(task) for env in (one, two)]
@@ -119,7 +119,7 @@ def _each_tool(tools: Sequence[ToolSpec]) -> list[Message]:
 
 
 def _garbage(tools: Sequence[ToolSpec]) -> list[Message]:
-    """What a model writes that has not learnt the format yet."""
+    """Return messages like those of a model that has not learnt the format yet."""
     wrong = [_calling(tool.name, {}) for tool in tools]
     wrong += [_calling(tool.name, {name: [1] for name in _arguments(tool)}) for tool in tools]
     return [
@@ -176,7 +176,7 @@ def _episode_problems(episode: _Episode) -> list[str]:
 
 
 def _key_problems(episodes: Sequence[_Episode]) -> list[str]:
-    """Turns taken in a state of the same name with the same action must have been answered alike."""
+    """Return a problem if the same action was answered in two ways in states with the same key; "" is no key."""
     seen: dict[tuple[str, str], Step] = {}
     for episode in episodes:
         for key, action, step in episode.turns:

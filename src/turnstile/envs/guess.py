@@ -1,4 +1,4 @@
-"""Guess a number with higher/lower for an answer: a toy in which a tiny model's learning shows in seconds."""
+"""A guessing game with the answers higher and lower: a toy in which a tiny model's learning shows within seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnstile.types import JSON, Message, Task, ToolSpec
 
 
 def guess_tasks(count: int, *, seed: int = 0) -> list[Task]:
-    """`count` games, each with a secret of its own."""
+    """Return `count` games, each with its own secret."""
     draw = random.Random(f"guess/{seed}")
     return [Task(id=f"guess-{seed}-{i}", env="guess", seed=draw.getrandbits(31)) for i in range(count)]
 
@@ -23,7 +23,7 @@ def guess_tasks(count: int, *, seed: int = 0) -> list[Task]:
 def demonstrate(
     task: Task, rng: random.Random, *, low: int = 1, high: int = 15, rounds: PositiveInt = 5
 ) -> list[DemoStep]:
-    """A game that only ever guesses what the answers still allow, drawn by `rng`; it need not be won."""
+    """Return a game whose guesses are drawn by `rng` from what the answers still allow; it may end without a win."""
     secret = _secret(task, low, high)
     steps: list[DemoStep] = []
     while len(steps) < rounds:
@@ -36,7 +36,7 @@ def demonstrate(
 
 
 def oracle(task: Task, *, low: int = 1, high: int = 15) -> Agent:
-    """An agent that always halves what the answers leave, the surest way to the secret there is."""
+    """Return an agent that always halves the range that the answers leave, the surest way to find the secret."""
     secret = _secret(task, low, high)
 
     def act(observation: Sequence[Message]) -> Message:
@@ -50,7 +50,7 @@ def oracle(task: Task, *, low: int = 1, high: int = 15) -> Agent:
 
 
 def random_agent(task: Task, rng: random.Random, *, low: int = 1, high: int = 15) -> Agent:
-    """An agent that guesses any number of the range, whatever the answers were."""
+    """Return an agent that guesses any number in the range, whatever the answers were."""
     return lambda observation: call("guess", number=rng.randint(low, high))
 
 
@@ -61,9 +61,9 @@ def _secret(task: Task, low: int, high: int) -> int:
 class GuessEnv:
     """A secret from `low` to `high`, drawn by the task's seed (or `data["secret"]`), and `rounds` tries.
 
-    Whatever is no guess in the range costs a round too. Turn signals: parsed, command, succeeded (a number in
-    the range), consistent (one that the answers so far allow), answer. Episode signals: resolved and submitted
-    (the secret was found), modified (something was guessed), rounds.
+    Anything but a guess in the range costs a round, too. Turn signals: parsed, command, succeeded (a number in the
+    range), consistent (one that the answers so far allow), answer. Episode signals: resolved and submitted (the secret
+    was found), modified (something was guessed), rounds.
     """
 
     rates: ClassVar[Rates] = {"resolution": resolved}
@@ -90,7 +90,7 @@ class GuessEnv:
         return Start(messages=(Message(role="user", content=prompt),), tools=self._tools)
 
     async def step(self, message: Message) -> Step:
-        """Answers higher (the secret is), lower or right; only the first call of a message counts."""
+        """Answer whether the secret is higher, lower or found; only the first call of a message counts."""
         self._used += 1
         call = message.tool_calls[0] if message.tool_calls else None
         number = call.arguments.get("number") if call is not None and call.name == "guess" else None
@@ -120,11 +120,11 @@ class GuessEnv:
         }
 
     def state_key(self) -> str:
-        """What is known of the secret, and the rounds used."""
+        """Return the task's id, the range that the answers leave, and the number of rounds used."""
         return f"{self._task.id}:{self._least}-{self._most}:{self._used}"
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing: there is nothing to release."""
 
     def _answer(self, number: int) -> str:
         self._guessed = True

@@ -1,5 +1,7 @@
-"""Environments whose methods are plain functions: each call goes to a thread of a bounded pool, so that one that works
-or waits holds up nobody else's episode."""
+"""Environments whose methods are plain functions.
+
+Each call runs in a thread of a bounded pool, so that no other episode has to wait while it works or waits.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ GRACE = 30.0
 
 
 class Call(Future[Any]):
-    """A call of a plain method, which waits, runs or has ended."""
+    """A call of a plain method that waits, runs or has ended."""
 
     def __init__(self, method: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         super().__init__()
@@ -37,14 +39,14 @@ class Call(Future[Any]):
         if self.set_running_or_notify_cancel():
             try:
                 self.set_result(self._work())
-            except BaseException as error:  # it belongs to the episode that asked
+            except BaseException as error:  # for the episode that made the call
                 self.set_exception(error)
 
 
 class Threads:
-    """At most `workers` calls of plain methods at once, over all episodes; further ones wait their turn.
+    """Runs at most `workers` calls of plain methods at once, over all episodes; further calls wait their turn.
 
-    A call that was given up on and does not end leaves its place to the next, so that what hangs does not use up all
+    A call that was given up on and does not end gives its place to the next, so that hanging calls do not use up all
     places. It keeps its thread, which does not keep the process from ending.
     """
 
@@ -63,7 +65,7 @@ class Threads:
         return call
 
     def leave(self, call: Call) -> None:
-        """Give the place of a call that has ended, or hangs, to the next that waits."""
+        """Give the place of a call that has ended, or hangs, to the next waiting call."""
         with self._lock:
             if call in self._running:
                 self._running.remove(call)
@@ -71,7 +73,7 @@ class Threads:
         self._begin()
 
     def busy(self) -> str:
-        """Return what the calls are that run, as one reads it in a message."""
+        """Return the names of the running calls with their numbers, for a message."""
         with self._lock:
             return ", ".join(
                 f"{count} x {name}" for name, count in Counter(call.name for call in self._running).items()
@@ -93,8 +95,10 @@ class Threads:
             self.leave(call)
 
     def around(self, make: Callable[[], Any]) -> Callable[[], Env]:
-        """A maker of environments that may be awaited: those whose methods are all `async` as they are, others with
-        their plain methods in threads."""
+        """Return a maker of environments that can be awaited.
+
+        If all its methods are `async`, an environment stays as it is; otherwise its plain methods run in threads.
+        """
 
         def made() -> Env:
             env = make()
@@ -104,7 +108,7 @@ class Threads:
         return made
 
     async def close(self) -> None:
-        """Begins no further call; one that goes on is not waited for."""
+        """Cancel the waiting calls and start no more; running calls are not waited for."""
         with self._lock:
             waiting, self._waiting, self._free = self._waiting, deque(), 0
         for call in waiting:
@@ -112,7 +116,7 @@ class Threads:
 
 
 class _Threaded:
-    """One episode's environment. Its calls never overlap, not even when one was given up on half-way."""
+    """One episode's environment, whose calls never overlap, even if one was given up on halfway."""
 
     def __init__(self, env: Any, threads: Threads) -> None:
         self._env = env
@@ -140,7 +144,7 @@ class _Threaded:
         await self._call(self._env.close)
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Raises SandboxError where the call before this one does not come to its end."""
+        """Call a method, in a thread if it is plain. Raises SandboxError if the previous call does not end."""
         await self._ended()
         if inspect.iscoroutinefunction(method):
             return await method(*arguments)
@@ -165,6 +169,6 @@ class _Threaded:
                 "its work a time limit of its own"
             )
         if ending.cancelled() or ending.exception() is not None:
-            return  # whoever called was told, or is gone
+            return  # the caller has seen this, or is gone
         if inspect.iscoroutine(found := ending.result()):
-            found.close()  # one that nobody was there to await; others have ended
+            found.close()  # a coroutine that nobody awaited; others have ended

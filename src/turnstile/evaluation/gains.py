@@ -1,4 +1,4 @@
-"""Where a gain sits: rates and paired differences by kind of task and by package, and how much a prior explains."""
+"""Breakdowns of a gain: rates and paired differences by kind of task and by package, and how much a prior explains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Division = Literal["kind", "package"]
 
 
 def split(results: Iterable[EpisodeResult], by: Division) -> dict[str, list[EpisodeResult]]:
-    """The results by kind of task or by package, the largest part first (then by name)."""
+    """Return the results by kind of task or by package, the largest part first (then by name)."""
     parts: dict[str, list[EpisodeResult]] = {}
     for result in results:
         parts.setdefault(getattr(result, by), []).append(result)
@@ -34,7 +34,7 @@ def split(results: Iterable[EpisodeResult], by: Division) -> dict[str, list[Epis
 def breakdown(
     results: Sequence[EpisodeResult], by: Division, of: str = "resolution", *, seed: int = 0
 ) -> dict[str, Interval]:
-    """A rate for each kind of task or each package."""
+    """Return a rate for each kind of task or each package."""
     return {name: rate(part, of, seed=seed) for name, part in split(results, by).items()}
 
 
@@ -46,7 +46,7 @@ def paired_breakdown(
     *,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """A paired difference for each kind of task or each package that both sides have."""
+    """Return a paired difference for each kind of task or each package that both sides have."""
     old = split(before, by)
     return {
         name: paired_difference(old[name], part, of, seed=seed)
@@ -57,7 +57,7 @@ def paired_breakdown(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindGain:
-    """One kind of task's part in a gain. `contribution` = task_share * gain; contributions add up to the whole gain."""
+    """One kind's part in a gain. `contribution` = task_share * gain; contributions add up to the whole gain."""
 
     kind: str
     train_share: float
@@ -68,10 +68,10 @@ class KindGain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopKinds:
-    """What the k kinds most frequent in training hold of the evaluated tasks and of the gain.
+    """The share that the k kinds most frequent in training have of the evaluated tasks and of the gain.
 
-    `contribution` is their part of the gain in points, with its interval; `gain_share` is that part of the
-    whole gain, NaN where there is no gain to share.
+    `contribution` is their part of the gain in points, with its interval; `gain_share` is that part as a share of the
+    whole gain, NaN without a gain to share.
     """
 
     kinds: tuple[str, ...]
@@ -82,7 +82,7 @@ class TopKinds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriorShare:
-    """See `prior_share`."""
+    """The result of `prior_share`."""
 
     gain: Interval
     kinds: tuple[KindGain, ...]
@@ -102,20 +102,20 @@ def prior_share(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> PriorShare:
-    """How far a gain sits in the kinds of task that training showed most, as a sharper prior over them would make it.
+    """Return how much of a gain lies in the kinds that training showed most, where a sharper prior would put it.
 
-    `training` gives how often each kind occurs among the training tasks (counts or shares). With g_k the paired
-    gain on the evaluated tasks of kind k, h_k their share and p_k the kind's share in training:
+    `training` gives how often each kind occurs among the training tasks (counts or shares). With g_k the paired gain on
+    the evaluated tasks of kind k, h_k their share and p_k the kind's share in training:
 
     - the gain splits exactly into sum_k h_k g_k, one contribution for each kind;
     - `train_weighted_gain` = sum_k p_k g_k and `even_gain` = mean_k g_k: the gain if kinds came as in training,
-      and if all came equally often. The first far above the second: common kinds gained, rare ones did not;
-    - `top1` and `top3`: the kinds most frequent in training (chosen without looking at the gain), their share of
-      the gain beside their share of the tasks. The two equal: the gain is spread like the tasks. A gain share
-      near 1 over a small task share: little more than the prior was learnt.
+      and if all came equally often. If the first is far above the second, common kinds gained and rare ones did not;
+    - `top1` and `top3`: the kinds most frequent in training (chosen without looking at the gain), with their share of
+      the gain beside their share of the tasks. If the two shares are equal, the gain is spread like the tasks. If the
+      share of the gain is near 1 and that of the tasks small, little more than the prior was learnt.
 
-    It points rather than proves: skill too is learnt first where there is most practice, and a prior helps inside
-    a kind as well. Kinds that training does not have get p_k = 0; kinds that were not evaluated are left out of
+    This is a hint rather than a proof: skill, too, is learnt first where there is most practice, and a prior helps
+    within a kind as well. Kinds that training does not have get p_k = 0; kinds that were not evaluated are left out of
     both averages (p_k is rescaled over the rest).
     """
     pairs = paired_values(before, after, of)

@@ -12,25 +12,25 @@ from markupsafe import Markup
 from turnstile.evaluation.metrics import Interval
 from turnstile.evaluation.table import bounds, number
 
-# Control characters, surrogates, and the marks that turn the direction of text around: a model may write them all.
+# Control characters, surrogates, and marks that change the direction of text: a model may write all of them.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 FEW = 10
 """With fewer tasks than this a bootstrap interval is too short to lean on."""
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return what a template of `templates/` makes of these values."""
+    """Return a template of `templates/`, rendered with these values."""
     return Markup(_ENVIRONMENT.get_template(template).render(values).strip())
 
 
 def seen(value: object) -> object:
-    """Return a value as text in which a replacement character stands for what cannot be seen; markup as it is."""
+    """Return a value as text, with a replacement character for each invisible one; markup is returned as it is."""
     is_markup = hasattr(value, "__html__")
     return value if is_markup else _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", str(value).replace("\r\n", "\n"))
 
 
 def cut(text: str, limit: int) -> str:
-    """Return text of more characters than `limit` with its middle replaced by a line that says how many it had."""
+    """Return a text, if longer than `limit` with its middle replaced by a line that says how much is left out."""
     if len(text) <= limit:
         return text
     head, tail = text[: limit * 2 // 3], text[len(text) - limit // 3 :]
@@ -38,28 +38,28 @@ def cut(text: str, limit: int) -> str:
 
 
 def anchor(title: str) -> str:
-    """Return the name by which a section's heading is linked to."""
+    """Return the id by which links find a section's heading."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def tone(interval: Interval) -> str:
-    """Return the CSS class of a difference: up or down; unclear where its interval holds zero or has few tasks."""
+    """Return the CSS class of a difference: up or down; unclear if its interval includes zero or has few tasks."""
     clear = interval.excludes_zero and interval.n_tasks >= FEW
     return "unclear" if not clear else "up" if interval.mean > 0 else "down"
 
 
 def across(end: float, reach: float) -> str:
-    """Return where a number from -reach to +reach lies in a drawing that is 200 wide; others lie at its edges."""
+    """Return the x of a number from -reach to +reach in a drawing that is 200 wide; others are drawn at its edges."""
     return f"{100 + 96 * max(-1.0, min(1.0, end / reach)):.1f}"
 
 
 def png(image: bytes) -> str:
-    """Return the address of a picture that is in the page itself."""
+    """Return a URL that contains a PNG image itself."""
     return f"data:image/png;base64,{b64encode(image).decode()}"
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time that a person reads at once: 4.2 s, 5 min 15 s, 2 h 03 min."""
+    """Return a duration in units that are easy to read: 4.2 s, 5 min 15 s, 2 h 03 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -29,11 +29,11 @@ _CHUNK = 1 << 21  # indices drawn at once, to bound memory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeResult:
-    """What one evaluation episode came to.
+    """The result of one evaluation episode.
 
     `rates` says which of the environment's rates it reached (`envs.base.Env`), so they are those that training logs.
-    `kind` and `package` come from the task's data ("" where it has none); `outcome` and `total` are None where
-    infrastructure failed.
+    `kind` and `package` come from the task's data ("" if it has none); `outcome` and `total` are None if infrastructure
+    failed.
     """
 
     task_id: str
@@ -48,20 +48,20 @@ class EpisodeResult:
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> EpisodeResult:
-        """Return the result that a line of evaluations/NAME.jsonl holds; older lines have rates beside the fields."""
+        """Return the result in a line of evaluations/NAME.jsonl; older lines have rates beside the other fields."""
         own = {each.name for each in fields(cls)}
         beside = {name: value for name, value in row.items() if name not in own and name != "changed"}
         return cls(**{"rates": beside} | {name: value for name, value in row.items() if name in own})
 
     def value(self, name: str) -> float:
-        """Return a number, or 1 or 0 of a rate; NaN for what the episode does not have."""
+        """Return a number, or 1 or 0 for a rate; NaN if the episode does not have it."""
         found = self.rates.get(name) if name not in NUMBERS else getattr(self, name)
         return nan if found is None else float(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean over tasks with the ends of its interval; all NaN where there is no task."""
+    """A mean over tasks with the ends of its interval; all NaN without tasks."""
 
     mean: float
     low: float
@@ -94,20 +94,20 @@ def from_group(group: Group, scores: Sequence[Score]) -> list[EpisodeResult]:
 
 
 def counted(results: Iterable[EpisodeResult]) -> list[EpisodeResult]:
-    """The episodes that count: those with a verdict."""
+    """Return the episodes that count: those with a verdict."""
     return [result for result in results if result.outcome is not None]
 
 
 def compared(results: Iterable[EpisodeResult]) -> tuple[str, ...]:
-    """Return the rates that the episodes have, in their order; the mean outcome stands in for them where none has any.
+    """Return the rates that the episodes have, in their order; if none has any, the mean outcome stands in for them.
 
-    The last is what a gain is measured by.
+    A gain is measured by the last one.
     """
     return tuple(dict.fromkeys(name for result in counted(results) for name in result.rates)) or ("outcome",)
 
 
 def errors(results: Iterable[EpisodeResult]) -> int:
-    """How many episodes infrastructure broke."""
+    """Return the number of episodes that infrastructure broke."""
     return sum(result.outcome is None for result in results)
 
 
@@ -119,7 +119,7 @@ def rate(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The mean of a rate or a number over tasks, with a bootstrap interval clustered by task."""
+    """Return the mean of a rate or a number over tasks, with a bootstrap interval clustered by task."""
     tasks = by_task(results, name)
     values = np.array([np.mean(samples) for samples in tasks.values()], dtype=np.float64)
     episodes = sum(len(samples) for samples in tasks.values())
@@ -135,7 +135,7 @@ def paired_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The mean over tasks of (after - before), over the tasks that both have, resampled task by task.
+    """Return the mean of (after - before) over the tasks that both have, resampled task by task.
 
     Results of several seeds may be joined on either side: all of a task's episodes make one mean.
     """
@@ -155,10 +155,10 @@ def pass_at_k(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The chance that one of k samples succeeds: mean over tasks of 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374).
+    """Return the chance that one of k samples succeeds: mean over tasks of 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374).
 
-    n is a task's number of samples and c how many succeeded, so the estimate is unbiased for every n >= k;
-    tasks with fewer than k samples take no part (`n_tasks` says how many did). Raises ValueError if k < 1.
+    n is a task's number of samples and c how many succeeded, so the estimate is unbiased for every n >= k; tasks with
+    fewer than k samples take no part (`n_tasks` says how many did). Raises ValueError if k < 1.
     """
     if k < 1:
         raise ValueError(f"pass@k needs k >= 1, got {k}")
@@ -169,12 +169,12 @@ def pass_at_k(
 
 
 def max_samples(results: Sequence[EpisodeResult]) -> int:
-    """The most counted episodes that one task has; 0 without any."""
+    """Return the largest number of counted episodes of a task; 0 without any."""
     return max((len(samples) for samples in by_task(results, "turns").values()), default=0)
 
 
 def by_task(results: Sequence[EpisodeResult], name: str) -> dict[str, list[float]]:
-    """The values of the counted episodes that have them, by task, in order of first appearance."""
+    """Return the values of the counted episodes that have them, by task, in order of first appearance."""
     tasks: dict[str, list[float]] = {}
     for result in counted(results):
         if not isnan(value := result.value(name)):
@@ -185,7 +185,7 @@ def by_task(results: Sequence[EpisodeResult], name: str) -> dict[str, list[float
 def paired_values(
     before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], name: str
 ) -> dict[str, tuple[float, int]]:
-    """For each task that both have: the difference of its means, and how many episodes went into it."""
+    """Return, for each task that both have, the difference of its means and the number of its episodes."""
     old, new = by_task(before, name), by_task(after, name)
     return {
         task: (float(np.mean(new[task]) - np.mean(old[task])), len(old[task]) + len(new[task]))
@@ -195,13 +195,15 @@ def paired_values(
 
 
 def _bounds(name: str) -> tuple[float, float]:
-    """The least and the largest value that a rate or a number can have."""
+    """Return the least and the largest value that a rate or a number can have."""
     return (-np.inf, np.inf) if name in NUMBERS else (0.0, 1.0)
 
 
 def to_metrics(results: Sequence[EpisodeResult], prefix: str = "eval/") -> dict[str, float]:
-    """What to log of an evaluation while training: the names that training logs, after `prefix`, with the ends of
-    each rate's interval as `_low` and `_high`; nothing for what no episode has."""
+    """Return what to log of an evaluation during training: the names that training logs, after `prefix`.
+
+    The ends of each rate's interval are logged as `_low` and `_high`. What no episode has is left out.
+    """
     logged = {f"rate/{name}": rate(results, name) for name in compared(results) if name not in NUMBERS}
     found = {f"{prefix}count/errors": float(errors(results)), f"{prefix}count/trajectories": float(len(results))}
     for name, part in logged.items():
@@ -215,11 +217,11 @@ def to_metrics(results: Sequence[EpisodeResult], prefix: str = "eval/") -> dict[
 def interval_of(
     values: F64, episodes: int, bounds: tuple[float, float], level: float, resamples: int, seed: int
 ) -> Interval:
-    """Percentile bootstrap of the mean of one value per task, f64[n_tasks].
+    """Return the mean of one value per task, f64[n_tasks], with its percentile bootstrap interval.
 
-    Where all tasks agree (0 of 48, or 48 of 48) resampling has nothing to vary and would claim certainty. There
-    the exact binomial bound on the unseen other tasks is used: with confidence 1 - (1 - level) / 2 at most a
-    share u = 1 - ((1 - level) / 2)^(1 / n) of all tasks differs, by no more than the bounds allow.
+    If all tasks agree (0 of 48, or 48 of 48), resampling has nothing to vary and would claim certainty. Then the exact
+    binomial bound on the unseen other tasks is used: with confidence 1 - (1 - level) / 2 at most a share u = 1 - ((1 -
+    level) / 2)^(1 / n) of all tasks differs, by no more than the bounds allow.
     """
     n = len(values)
     if n == 0:

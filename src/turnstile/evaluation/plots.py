@@ -36,8 +36,10 @@ INK: Mapping[Theme, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One metric of a panel: the first of `names` that a run has is drawn; a name that ends in a slash stands for
-    the first metric below it."""
+    """One metric of a panel: the first of `names` that a run has is drawn.
+
+    A name that ends in a slash stands for the first metric below it.
+    """
 
     names: tuple[str, ...]
     label: str = ""
@@ -74,9 +76,9 @@ PANELS: tuple[Panel, ...] = (
 
 
 def series(rows: Rows, *names: str) -> tuple[F64, F64]:
-    """(steps, values), each f64[n], of the first name that a row has; a step logged twice counts as last logged.
+    """Return (steps, values), each f64[n], of the first name that a row has.
 
-    Values that are missing or not finite are left out.
+    The last value counts if a step has several. Values that are missing or not finite are left out.
     """
     name = next((key for name in names for row in rows for key in row if _is(key, name)), None)
     found: dict[int, float] = {}
@@ -89,7 +91,7 @@ def series(rows: Rows, *names: str) -> tuple[F64, F64]:
 
 
 def block_means(steps: F64, values: F64, size: int = BLOCK) -> tuple[F64, F64]:
-    """Means over steps 1..size, size+1..2 size and so on, each at the middle of the steps it is made of."""
+    """Return the means over steps 1..size, size+1..2 size and so on, each placed at the mean of its steps."""
     blocks = (steps - 1) // size
     edges = np.unique(blocks)
     return (
@@ -99,23 +101,23 @@ def block_means(steps: F64, values: F64, size: int = BLOCK) -> tuple[F64, F64]:
 
 
 def one_run(rows: Rows, label: str = "run") -> Runs:
-    """The shape `curves` takes, for a single run."""
+    """Return a single run in the form that `curves` takes."""
     return {label: (rows,)}
 
 
 def curves(runs: Runs, *, theme: Theme = "light", dpi: int = 144) -> bytes:
-    """The figure of `draw` as a PNG file."""
+    """Return the figure of `draw` as a PNG file."""
     out = BytesIO()
     draw(runs, theme=theme).savefig(out, format="png", dpi=dpi)
     return out.getvalue()
 
 
 def draw(runs: Runs, *, panels: Sequence[Panel] | None = None, theme: Theme = "light", columns: int = 3) -> Figure:
-    """A figure with a panel for each metric that some run has, coloured by run; by default its rates and `PANELS`.
+    """Return a figure with a panel for each metric that some run has, coloured by run.
 
-    Dots are steps and lines are means over four steps; with several seeds the line is their mean and the band
-    reaches from the lowest to the highest. Diamonds are held-out evaluations with their intervals, or, with
-    several seeds, the seeds' mean with a bar from the lowest to the highest.
+    Without `panels` these are its rates and `PANELS`. Dots are steps and lines are means over four steps; with several
+    seeds the line is their mean and the band reaches from the lowest to the highest. Diamonds are held-out evaluations
+    with their intervals, or, with several seeds, the seeds' mean with a bar from the lowest to the highest.
     """
     panels = (*_rates(runs), *PANELS) if panels is None else panels
     panels = [panel for panel in panels if any(_has(rows, panel) for seeds in runs.values() for rows in seeds)]
@@ -168,7 +170,7 @@ def _palette(theme: Theme, count: int) -> list[str]:
 
 
 def style(ax: Axes, title: str, ink: Mapping[str, str]) -> None:
-    """The house's look of one pair of axes."""
+    """Give a pair of axes the look that all figures share."""
     ax.set_facecolor(ink["paper"])
     ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=ink["text"])
     ax.grid(axis="y", color=ink["grid"], linewidth=0.8)
@@ -188,7 +190,7 @@ def _style(ax: Axes, panel: Panel, ink: Mapping[str, str], *, last: bool) -> Non
 
 
 def _draw(ax: Axes, seeds: Sequence[Rows], line: Line, colour: str, shift: float) -> None:
-    """One metric of one run: every seed's steps, the mean of their blocks, and the held-out evaluations."""
+    """Draw one metric of one run: every seed's steps, the mean of their blocks, and the held-out evaluations."""
     style = "--" if line.dashed else "-"
     blocks: dict[float, list[float]] = {}
     for rows in seeds:

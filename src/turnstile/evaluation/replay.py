@@ -18,8 +18,10 @@ from turnstile.types import F32, Message, Score, Stop, Task, Trajectory, Turn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """One episode to show. `advantages` [turn] f32[n], where it was trained on; `prompt` is what the agent saw
-    first (default: the task's own)."""
+    """One episode to show.
+
+    `advantages` [turn] f32[n], where it was trained on; `prompt` is what the agent saw first (default: the task's own).
+    """
 
     task: Task
     trajectory: Trajectory
@@ -36,7 +38,7 @@ class Chip(NamedTuple):
 
 
 class ShownTurn(NamedTuple):
-    """What the agent said, what it was answered, what it earned."""
+    """The agent's action, the answer to it, and what the turn earned."""
 
     action: str
     answer: str
@@ -55,7 +57,7 @@ class Side(NamedTuple):
 
 
 class ShownTask(NamedTuple):
-    """A task, and the episodes at it."""
+    """A task and its episodes."""
 
     task: Task
     prompt: str
@@ -64,7 +66,7 @@ class ShownTask(NamedTuple):
 
 
 def episodes(before: Sequence[Shown], after: Sequence[Shown], names: tuple[str, str]) -> Markup:
-    """Make a fold for each task, first those that both sides have, the first of them open."""
+    """Render a fold for each task, first those that both sides have; the very first is open."""
     sides: list[dict[str, Shown]] = [{}, {}]
     for side, shown in zip(sides, (before, after), strict=True):
         for episode in shown:
@@ -85,7 +87,7 @@ def _task(pair: Sequence[Shown | None], names: tuple[str, str]) -> ShownTask:
 
 
 def _verdict(shown: Shown) -> Chip:
-    """Return the last rate that the attempt reached, green only for the last one that there is."""
+    """Return the last rate that the attempt reached, in green only if there is none after it."""
     if shown.score.outcome is None:
         return Chip("infrastructure error", "down")
     rates = shown.trajectory.rates
@@ -131,6 +133,6 @@ def _turn(shown: Shown, place: int, turn: Turn) -> ShownTurn:
 
 
 def _said(message: Message) -> str:
-    """A message as plain text: its reasoning, its content, its tool calls."""
+    """Return a message as plain text: its reasoning, its content, its tool calls."""
     calls = [f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in message.tool_calls]
     return "\n".join(part for part in (message.reasoning, message.content.strip("\n"), *calls) if part)

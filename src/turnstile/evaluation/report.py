@@ -22,15 +22,15 @@ from turnstile.evaluation.table import Stages
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportData:
-    """What a report shows; whatever is left empty leaves its part out.
+    """The content of a report; the parts of fields that are left empty are left out.
 
-    `stages`: evaluation results by policy, in order. `pairs`: which of them to compare, (before, after); the
-    first is the headline. `metrics`: the rows a run logged, or `runs`: several runs by label and seed. `heldout`:
-    which stage was evaluated after which step of `metrics`, to be marked in the curves.
-    `before`, `after`: episodes to read side by side. `training`: how many training tasks there are of each kind
-    and of each package. `recipe`: nested mappings. `timings`: seconds by phase, `memory`: peak MB by phase. `notes`:
-    what a reader must know to read the figures rightly, one sentence or more each. `alerts`: the run's warnings and
-    alarms, oldest first; they come before everything else. `missing`: why results or curves are not there.
+    `stages`: evaluation results by policy, in order. `pairs`: which of them to compare, (before, after); the first is
+    the headline. `metrics`: the rows a run logged, or `runs`: several runs by label and seed. `heldout`: which stage
+    was evaluated after which step of `metrics`, to be marked in the curves. `before`, `after`: episodes to read side by
+    side. `training`: the number of training tasks of each kind and of each package. `recipe`: nested mappings.
+    `timings`: seconds by phase, `memory`: peak MB by phase. `notes`: what a reader must know to read the figures
+    rightly, one sentence or more each. `alerts`: the run's warnings and alarms, oldest first; they come before
+    everything else. `missing`: why results or curves are not there.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ReportData:
 
 
 def write_report(run: Path, data: ReportData) -> Path:
-    """Writes `run/report.html` whole or not at all, and returns its path."""
+    """Write `run/report.html`, completely or not at all, and return its path."""
     run = Path(run)
     run.mkdir(parents=True, exist_ok=True)
     path, scratch = run / "report.html", run / "report.html.new"
@@ -64,7 +64,7 @@ def write_report(run: Path, data: ReportData) -> Path:
 
 
 def make_page(data: ReportData) -> str:
-    """Return the page. Sections with nothing to show are left out."""
+    """Return the page as HTML. Sections with nothing to show are left out."""
     names = data.pairs[0] if data.pairs else ("before", "after")
     sections = {
         "Alarms and warnings": alerts(data.alerts),
@@ -88,6 +88,6 @@ def _curves(data: ReportData) -> str:
 
 
 def with_heldout(data: ReportData) -> Rows:
-    """The rows a run logged, with its held-out evaluations among them."""
+    """Return the rows that a run logged, followed by its held-out evaluations."""
     marks = [{"step": step, **to_metrics(data.stages[name])} for step, name in data.heldout.items()]
     return [*data.metrics, *marks]

@@ -1,4 +1,4 @@
-"""A recorded run under other rewards: what its episodes would have been worth, without a sandbox or a model."""
+"""Rescoring of a recorded run: what its episodes would have earned from other rewards, without a sandbox or a model."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ class Rescored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Means over episodes by name (`rewards.metrics`), as recorded and as judged now. Of groups of two attempts or more
-    with a verdict: how many there are, how many teach nothing since their rewards are equal, before and now, and in how
-    many another attempt is the best."""
+    """Means over episodes by name (`rewards.metrics`), as recorded and as scored now, and counts of groups.
+
+    `groups` counts the groups with at least two attempts with a verdict, `flat_before` and `flat_after` those that
+    teach nothing since their rewards are equal, and `another_best` those in which another attempt is now the best.
+    """
 
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -41,17 +43,20 @@ class Comparison:
 
 
 def rescore(entries: Iterable[Entry], scorer: Scorer) -> Iterator[Rescored]:
-    """Judges each group again from what was recorded of it. Raises ConfigError where a reward wants a signal that was
-    not recorded."""
+    """Yield each group with new scores, computed from what was recorded of it.
+
+    Attempts replayed from earlier steps are left out. Raises ConfigError if a reward needs a signal that was not
+    recorded.
+    """
     for entry in entries:
-        if entry.label == REPLAYED:  # attempts of earlier steps, which are judged where they were played
+        if entry.label == REPLAYED:  # attempts of earlier steps, which are scored where they were played
             continue
         (scores,) = scorer([entry.group])
         yield Rescored(entry, tuple(scores))
 
 
 def compare(rescored: Sequence[Rescored]) -> Comparison:
-    """Compare rewards and rates as recorded with those of scoring again."""
+    """Compare the rewards and rates as recorded with those of the new scores."""
     groups = [item.entry.group for item in rescored]
     sides = [(_totals(item.entry.scores), _totals(item.scores)) for item in rescored]
     sides = [(before, after) for before, after in sides if len(before) > 1 and len(after) > 1]
@@ -66,7 +71,7 @@ def compare(rescored: Sequence[Rescored]) -> Comparison:
 
 
 def collapses(rescored: Sequence[Rescored]) -> Iterator[str]:
-    """What the collapse alarm would have said of the training steps, had they been judged so."""
+    """Yield what the collapse alarm would have said of the training steps with the new scores."""
     alarm = CollapseAlarm()
     training = sorted((item for item in rescored if item.entry.phase == "train"), key=lambda item: item.entry.step)
     for step, items in groupby(training, key=lambda item: item.entry.step):
@@ -77,7 +82,7 @@ def collapses(rescored: Sequence[Rescored]) -> Iterator[str]:
 
 
 def lines(rescored: Iterable[Rescored]) -> Iterator[dict[str, Any]]:
-    """One episode each, as JSON: where it stands in the run, and its score now."""
+    """Yield each episode as a JSON object: where it stands in the run, and its new score."""
     for item in rescored:
         entry = item.entry
         for trajectory, score in zip(entry.group.trajectories, item.scores, strict=True):
@@ -99,12 +104,12 @@ def lines(rescored: Iterable[Rescored]) -> Iterator[dict[str, Any]]:
 
 
 def _totals(scores: Sequence[Score]) -> dict[int, float]:
-    """The total of each attempt that counts, by its place in the group."""
+    """Return the total of each attempt that counts, by its place in the group."""
     return {place: score.total for place, score in enumerate(scores) if score.in_baseline and score.outcome is not None}
 
 
 def _another_best(before: Mapping[int, float], after: Mapping[int, float]) -> bool:
-    """Whether no attempt that counts both times is the best of them both times."""
+    """Return whether, of the attempts that count both times, none is the best both times."""
     both = before.keys() & after.keys()
 
     def best(totals: Mapping[int, float]) -> set[int]:

@@ -41,7 +41,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DividedGain:
-    """The gain by kind of task or by package, which share of training each had, and how far the intervals reach."""
+    """The gain by kind of task or by package, the share of training that each had, and how far the intervals reach."""
 
     by: Division
     gains: Mapping[str, Interval]
@@ -53,7 +53,7 @@ class DividedGain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """Seconds by part, and those of the whole, which is less where parts run at the same time."""
+    """Seconds by part, and those of the whole, which are fewer if parts run at the same time."""
 
     seconds: Mapping[str, float]
     whole: float
@@ -67,7 +67,7 @@ def alerts(found: Sequence[Alert]) -> Markup:
 
 
 def results(stages: Stages, pairs: Pairs, lines: Sequence[str]) -> Markup:
-    """Show the rates of the first pair with what they came from and how sure each change is, then all rates."""
+    """Show the rates of the first pair, before and after, with how sure each change is, then a table of all rates."""
     changes = []
     if pairs:
         before, after = (stages[name] for name in pairs[0])
@@ -85,7 +85,7 @@ def results(stages: Stages, pairs: Pairs, lines: Sequence[str]) -> Markup:
 
 
 def gains(stages: Stages, pairs: Pairs, training: Mapping[Division, Mapping[str, float]]) -> Markup:
-    """Show the last rate by kind and by package for the first pair, and how much of the gain a prior could be."""
+    """Show the gain of the first pair by kind and by package, and how much of it a sharper prior could be."""
     if not pairs:
         return Markup()
     before, after = (stages[name] for name in pairs[0])
@@ -118,7 +118,7 @@ def _divided(
 
 
 def costs(timings: Mapping[str, float], memory: Mapping[str, float], metrics: Rows) -> Markup:
-    """Show wall clock and peak memory by phase, then what the training steps were spent on.
+    """Show wall clock and peak memory by phase, then how the time of the training steps was spent.
 
     Parts of a step may run at the same time, so their shares are of the steps' own time (`seconds/step`).
     """
@@ -134,13 +134,13 @@ def costs(timings: Mapping[str, float], memory: Mapping[str, float], metrics: Ro
 
 
 def reproduce(command: str, recipe: Mapping[str, Any], versions: Mapping[str, str]) -> Markup:
-    """Show the command, the whole recipe and the versions it ran with."""
+    """Show the command, the whole recipe and the versions of the run."""
     lines = [(key, json.dumps(value, ensure_ascii=False)) for key, value in _flat(recipe)]
     return render("reproduce.html", command=command, recipe=lines, versions=versions)
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys, as overrides on the command line are written."""
+    """Yield dotted keys, as overrides on the command line have them, and their values."""
     for key, value in section.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")

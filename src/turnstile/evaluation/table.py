@@ -33,7 +33,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """A value, a smaller line below it, and whether it deserves notice."""
+    """A value, a smaller line below it, and whether to emphasise it."""
 
     text: str
     detail: str = ""
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """What the renderers below show; `columns` names the cells, the policy's name comes before them."""
+    """The content that the functions below render; `columns` names the cells, which follow the policy's name."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -59,10 +59,10 @@ class Table:
 
 
 def make_table(stages: Stages, pairs: Sequence[tuple[str, str]] = (), *, ks: Sequence[int] | None = None) -> Table:
-    """The table of all stages, then a row (after vs before) for each pair of stage names.
+    """Return the table of all stages, followed by a row (after vs before) for each pair of stage names.
 
-    `ks`: the k of the pass@k columns, of the last rate; by default the most samples any task has, without a column if
-    that is one (pass@1 is the rate itself). Raises KeyError for a pair that names no stage.
+    `ks`: the k of the pass@k columns, which are of the last rate; by default the most samples any task has, without a
+    column if that is one (pass@1 is the rate itself). Raises KeyError for a pair that names no stage.
     """
     names = compared(result for results in stages.values() for result in results)
     if names[-1] in NUMBERS:
@@ -79,7 +79,7 @@ def make_table(stages: Stages, pairs: Sequence[tuple[str, str]] = (), *, ks: Seq
 
 
 def number(value: float, *, signed: bool = False, digits: int = 3) -> str:
-    """A short number: .188, 1.000, +.104; a dash for NaN."""
+    """Return a number as short text: .188, 1.000, +.104; a dash for NaN."""
     if isnan(value):
         return NOTHING
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
@@ -87,14 +87,14 @@ def number(value: float, *, signed: bool = False, digits: int = 3) -> str:
 
 
 def bounds(interval: Interval, *, digits: int = 3) -> str:
-    """An interval's ends: [.083, .313]."""
+    """Return the ends of an interval as text: [.083, .313]; "" without tasks."""
     if interval.n_tasks == 0:
         return ""
     return f"[{number(interval.low, digits=digits)}, {number(interval.high, digits=digits)}]"
 
 
 def to_rich(table: Table) -> RichTable:
-    """For a rich console."""
+    """Return the table for a rich console."""
     shown = RichTable(box=box.SIMPLE_HEAD, padding=0, caption=table.note, caption_justify="left")
     shown.add_column("policy", min_width=12)
     for name in table.columns:
@@ -103,7 +103,7 @@ def to_rich(table: Table) -> RichTable:
         cells = []
         for cell in row.cells:
             text = Text(cell.text, style="bold" if cell.strong or not row.difference else "")
-            small = cell.detail.replace(", ", ",").strip("()")  # the whole table fits 80 columns
+            small = cell.detail.replace(", ", ",").strip("()")  # so that the whole table fits 80 columns
             cells.append(text.append(f"\n{small}", style="not bold dim") if small else text)
         last = following is not None and following.difference and not row.difference
         shown.add_row(Text(row.name), *cells, end_section=last)
@@ -111,7 +111,7 @@ def to_rich(table: Table) -> RichTable:
 
 
 def to_markdown(table: Table) -> str:
-    """For a README: one line per policy, intervals in brackets."""
+    """Return the table for a README, in Markdown: one line per policy, intervals in brackets."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"

@@ -23,7 +23,7 @@ class Player:
     """A factory of the objects of one world under one policy `pi` f64[D]; those of a path are made once."""
 
     def __init__(self, world: World, pi: F64, scores: Sequence[Score] | None = None) -> None:
-        """`scores` [P] are the scores of the paths; by default their own outcome and step rewards."""
+        """Make the factory; `scores` [P] are the scores of the paths, by default their own outcome and step rewards."""
         self.world, self.pi = world, pi
         self._logs = np.log(np.maximum(pi, 1e-300)).astype(np.float32)
         self._entropies = world.entropies(pi).astype(np.float32)

@@ -1,10 +1,11 @@
-"""The protocols of token losses and loss multipliers, and what they need of a batch.
+"""The interfaces of token losses and loss multipliers, and what they need from a batch.
 
-A loss returns one value for each of the N trained tokens. How tokens are weighed against each other was fixed before
-packing (`Batch.weights`) and does not concern the loss. A loss multiplier returns one number for each token, by which a
-loss is multiplied: an off-policy correction, or a selection of tokens.
+A loss returns one value for each of the N trained tokens. The weights of tokens are fixed before packing
+(`Batch.weights`) and do not concern the loss. A loss multiplier returns one factor per token, by which a loss is
+multiplied: an off-policy correction, or a selection of tokens.
 
-Beside what every batch carries, `batch.extras["entropy"]` f32[N] is the policy's entropy at each token, in nats.
+In addition to the fields of every batch, `batch.extras["entropy"]` f32[N] is the policy's entropy at each token, in
+nats.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Needs:
     """The requirements of a loss or loss multiplier.
 
     `extras` names arrays of `batch.extras` that not every batch has. `scope` is the unit that must not be split over
-    several batches, because the value of a token depends on the other tokens there. `entropy_gradient` makes the
-    entropy carry its gradient, which costs memory.
+    batches, because a token's value depends on the unit's other tokens. `entropy_gradient` makes the entropy carry its
+    gradient, which costs memory.
     """
 
     extras: tuple[str, ...] = ()
@@ -73,7 +74,8 @@ def needs(
     """Declare the needs of a loss or loss multiplier, which `needs_of` reads.
 
     `scope = "unit"` means trajectories if the function's knob `unit` is "trajectory", and nothing otherwise.
-    `provider`, a `LogprobProvider` (trainer/reference.py), gives those `extras` that no other part of a recipe gives.
+    `provider`, a `LogprobProvider` (trainer/reference.py), supplies the `extras` that no other part of a recipe
+    supplies.
     """
 
     def mark(function: _Function) -> _Function:
@@ -99,7 +101,7 @@ def needs_of(function: Callable[..., Any]) -> Needs:
 def extra(batch: Batch, name: str, kind: str) -> Tensor:
     """Return an array that not every batch has.
 
-    Raises ConfigError, naming the loss, if the batch has none of that name.
+    Raises ConfigError, naming the loss, if the batch lacks it.
     """
     if name not in batch.extras:
         available = ", ".join(sorted(batch.extras)) or "none"

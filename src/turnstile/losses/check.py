@@ -38,10 +38,10 @@ def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed:
 def examine_loss(loss: Callable[..., tuple[Tensor, Metrics]], *, seed: int = 0) -> dict[int, Finding]:
     """Return the finding for every invariant of a token loss whose knobs are bound.
 
-    The batch has 24 tokens, one of which has weight 0 and log-probabilities as far apart as possible, and the extras
-    that built-in losses read. What the loss needs in one batch (`losses.base.needs`) is never split: neither a
-    trajectory of six tokens, nor a group of two, nor ever a turn of three. Raises AssertionError if the result of the
-    plain batch is not one finite value for each token, with detached metrics.
+    The batch has 24 tokens and the extras that built-in losses read. One token has weight 0 and log-probabilities as
+    far apart as possible. The unit that the loss needs in one batch (`losses.base.needs`) is never split: a trajectory
+    of six tokens or a group of two. A turn of three tokens is never split either. Raises AssertionError unless the
+    plain batch gives one finite value per token, and detached metrics.
     """
     batch, logprobs = sample_batch(seed=seed)
 
@@ -117,7 +117,7 @@ def _differ(what: str, expected: Tensor, actual: Tensor, *, rtol: float = 0.0) -
 
 
 def _gradient(run: Run, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the loss [N], and the step's gradient by log-probability and by entropy [2, N]."""
+    """Return the loss [N], and the step's gradients with respect to log-probability and entropy [2, N]."""
     leaf = logprobs.clone().requires_grad_()
     entropy = batch.extras["entropy"].clone().requires_grad_()
     loss = run(leaf, replace(batch, extras={**batch.extras, "entropy": entropy}))
@@ -131,7 +131,8 @@ def _gradient(run: Run, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]
 def sample_batch(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Batch, Tensor]:
     """Return a batch of 24 trained tokens, and the policy's log-probabilities f64[24].
 
-    There are two groups of two trajectories, each of which is a row of eight tokens, six of them trained, in two turns.
+    There are two groups of two trajectories. Each trajectory is a row of eight tokens; six of them are trained, in two
+    turns.
     """
     generator = torch.Generator().manual_seed(seed)
     n = 24

@@ -1,10 +1,10 @@
 """Off-policy corrections: importance weights for the mismatch between sampler and trainer.
 
-Each kind is a loss multiplier w(rho) with rho = proximal / behaviour: the policy before the step as the trainer
-computes it (`batch.extras["proximal_logprobs"]` f32[N]) over the policy as the sampler computed it (`batch.logprobs`).
-The multiplied loss is then taken relative to the proximal policy (`losses.multipliers.with_multipliers`). `unit` is
-what rho is taken over: one token, or the product over a turn or trajectory; `mean = true` takes the geometric mean
-instead, which does not shrink or grow with length.
+Each kind is a loss multiplier w(rho) with rho = proximal / behaviour: the policy before the step as computed by the
+trainer (`batch.extras["proximal_logprobs"]` f32[N]) over the policy as computed by the sampler (`batch.logprobs`). The
+multiplied loss is then relative to the proximal policy (`losses.multipliers.with_multipliers`). `unit` selects the unit
+of rho: one token, or the product over a turn or trajectory. `mean = true` takes the geometric mean instead, which does
+not shrink or grow with length.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from turnstile.losses.units import Unit, mean_within, sum_within, units
 def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = False) -> tuple[Tensor, Metrics]:
     """Return min(rho, cap): truncated importance sampling.
 
-    From Yao and others 2025, "Your efficient RL framework secretly brings you off-policy RL training"; the bound goes
-    back to IMPALA, arXiv 1802.01561.
+    Yao and others 2025, "Your efficient RL framework secretly brings you off-policy RL training"; the bound goes back
+    to IMPALA, arXiv 1802.01561.
 
     Multiplier f32[N]; metrics correction (the multiplier), corrected (1 where it is not rho), kl_mismatch (nats).
     """
@@ -40,9 +40,9 @@ def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = Fa
 def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool = False) -> tuple[Tensor, Metrics]:
     """Return rho where rho <= cap, else 0: masked importance sampling.
 
-    From Liu and others 2025, "When speed kills stability".
+    Liu and others 2025, "When speed kills stability".
 
-    Multiplier f32[N]; metrics as those of `tis`.
+    Multiplier f32[N]; metrics as for `tis`.
     """
     _check("mis", 0.0, cap)
     rho, metrics = _rho(batch, "mis", unit, mean)
@@ -56,9 +56,9 @@ def icepop(
 ) -> tuple[Tensor, Metrics]:
     """Return rho where low <= rho <= high, else 0: two-sided masking.
 
-    IcePop, in Ring-1T, arXiv 2510.18855; other implementations have bounds from 0.2 to 5.
+    IcePop, in Ring-1T, arXiv 2510.18855; other implementations use bounds from 0.2 to 5.
 
-    Multiplier f32[N]; metrics as those of `tis`.
+    Multiplier f32[N]; metrics as for `tis`.
     """
     _check("icepop", low, high)
     rho, metrics = _rho(batch, "icepop", unit, mean)

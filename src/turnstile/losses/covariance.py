@@ -1,9 +1,9 @@
 """Clip-Cov and KL-Cov: keep the entropy up by restraining tokens with a high covariance of likelihood and advantage.
 
-An update lowers the entropy by the covariance of log-probability and advantage, and a few tokens carry nearly all of it
-(arXiv 2505.22617). At one token that is c = (log pi - mean log pi) * (A - mean A), with means over the step's tokens of
-non-zero weight. That Clip-Cov chooses over all tokens of an update, and its defaults, were checked against the authors'
-code as verl carries it; KL-Cov follows its description in the paper.
+An update lowers the entropy by the covariance of log-probability and advantage, and a few tokens account for nearly all
+of it (arXiv 2505.22617). At one token the covariance is c = (log pi - mean log pi) * (A - mean A), with means over the
+step's tokens of non-zero weight. Clip-Cov's choice over all tokens of an update, and its defaults, were checked against
+the authors' code in verl; KL-Cov follows its description in the paper.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def clip_cov(
 ) -> tuple[Tensor, Metrics]:
     """Return PPO's loss, with 0 for a random `share` of the tokens of high covariance (Clip-Cov, arXiv 2505.22617).
 
-    At least one token is drawn, among those with low < c < high that PPO does not clip; `share` is a share of all
+    At least one token is drawn, among those with low < c < high that PPO does not clip; `share` is relative to all
     tokens. The draw depends on the token alone: its group, attempt, turn, id and recorded log-probability.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (by PPO or drawn), covariance. Raises

@@ -17,9 +17,9 @@ def distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> t
     """Return KL(pi || teacher) at each sampled token: on-policy distillation by the reverse divergence.
 
     MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649, on the student's own tokens. The teacher's log-probabilities are
-    `batch.extras["teacher_logprobs"]` f32[N]. Each token accounts for itself, not for what came after it. Values and
+    `batch.extras["teacher_logprobs"]` f32[N]. Each token accounts only for itself, not for later tokens. Value and
     gradient are those of the loss `kl` with the teacher as the reference: estimated from the sampled token, with the
-    divergence's own expected gradient.
+    expected gradient of the divergence itself.
 
     logprobs f32[N] -> loss f32[N]; metric kl_teacher (nats). Raises ConfigError without a teacher.
     """
@@ -33,9 +33,9 @@ def self_distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1")
     """Return KL(pi || sg[pi given feedback]) at each sampled token (SDPO, arXiv 2601.20802; RLTF).
 
     `batch.extras["feedback_logprobs"]` f32[N] are the policy's own log-probabilities of its tokens once it has read
-    feedback on them. SDPO takes the divergence over the whole vocabulary; this is its estimate from the sampled token,
-    which has the same expected gradient and needs one number a token. Only the teacher's context contains the feedback,
-    whose content `[loss.feedback]` chooses.
+    feedback on them. SDPO computes the divergence over the whole vocabulary. This is its estimate from the sampled
+    token, which has the same expected gradient and needs one number per token. Only the teacher's context contains the
+    feedback; `[loss.feedback]` chooses its content.
 
     logprobs f32[N] -> loss f32[N]; metric kl_feedback (nats). Raises ConfigError without the log-probabilities given
     feedback.

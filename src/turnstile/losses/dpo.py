@@ -18,11 +18,11 @@ def dpo(logprobs: Tensor, batch: Batch, *, beta: float = 0.1) -> tuple[Tensor, M
     """Return DPO's loss over pairs of a better and a worse trajectory of a group (arXiv 2305.18290).
 
     -log sigmoid(beta * (h_w - h_l)) with h = sum over a trajectory's tokens of log pi - log reference, on the policy's
-    own attempts. Every two trajectories of a group with different scores are a pair (`losses.pairs`). A token has the
-    mean loss of its trajectory's pairs, and its gradient is that of this mean by its log-probability. The sum over a
-    step depends on `loss_aggregation`: with `constant` and the number of trajectories as divisor it is half the mean
-    over pairs, if each trajectory is in equally many; `token` only scales that; `trajectory` divides a trajectory's
-    gradient by its length.
+    own attempts. Every two trajectories of a group with different scores are a pair (`losses.pairs`). A token's loss is
+    the mean over its trajectory's pairs, and its gradient is the derivative of this mean with respect to its
+    log-probability. The sum over a step depends on `loss_aggregation`. `constant`, with the number of trajectories as
+    divisor, gives half the mean over pairs if each trajectory is in equally many. `token` only rescales that.
+    `trajectory` divides a trajectory's gradient by its length.
 
     logprobs f32[N] -> loss f32[N]; metrics accuracy (share of a trajectory's pairs in the right order), margin (beta
     times the mean difference of h, better minus worse), kl_ref (nats, h token by token), ratio, kl_behaviour (nats).

@@ -23,14 +23,13 @@ def entropy_balanced_clip(
     clip_high: float = 0.28,
     keep: Literal["high", "both"] = "high",
 ) -> tuple[Tensor, Metrics]:
-    """Return PPO's loss, with a bounded gradient in place of 0 for clipped tokens (AEPO, arXiv 2510.14545).
+    """Return PPO's loss, with a bounded gradient instead of 0 for clipped tokens (AEPO, arXiv 2510.14545).
 
-    Where ratio > 1 + clip_high and A > 0 the ratio is (1 + clip_high) / sg[ratio] * ratio, so its gradient there is (1
-    + clip_high) * A * grad log pi: tokens of high entropy, which move furthest and so are clipped first, still learn at
-    a bounded rate. `keep = "both"` does the same at the lower bound where A < 0 (GPPO, arXiv 2508.07629). The paper's
-    abstract says that the stop-gradient sits in the clipping term of high-entropy tokens; that this is the upper bound
-    at A > 0, for tokens of any entropy, and the default of clip_high (DAPO's) rest on our reading, not on a second
-    source.
+    If ratio > 1 + clip_high and A > 0, the ratio is replaced by (1 + clip_high) / sg[ratio] * ratio, so its gradient is
+    (1 + clip_high) * A * grad log pi. High-entropy tokens, which move furthest and are clipped first, then still learn
+    at a bounded rate. `keep = "both"` does the same at the lower bound if A < 0 (GPPO, arXiv 2508.07629). The paper's
+    abstract says that the stop-gradient is in the clipping term of high-entropy tokens. That this is the upper bound at
+    A > 0, for tokens of any entropy, and the default of clip_high (DAPO's) rest on our reading, not on a second source.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (1 where the gradient is cut or at its
     bound). Raises ConfigError for invalid bounds.

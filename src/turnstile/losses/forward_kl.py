@@ -22,10 +22,10 @@ def forward_kl(
     """Return KL(reference || pi) at each token, which is large where pi forgets a behaviour of the reference.
 
     DPH-RL, arXiv 2509.07430. With r = pi / reference and w = min(reference / behaviour, cap), held constant: w * -log r
-    (k1) or w * (r - 1 - log r) (k3, never negative, the same expected gradient with less noise). The paper's forward KL
-    is on samples of the reference that were stored before RL began, in a recipe `[rehearsal]`: there the recorded
-    log-probabilities are the reference's own, and w is 1. On tokens that the policy sampled, w corrects for that, token
-    by token; it cannot correct for tokens that the policy no longer samples.
+    (k1) or w * (r - 1 - log r) (k3, never negative, the same expected gradient with less noise). The paper computes the
+    forward KL on samples of the reference that were stored before RL began (`[rehearsal]` in a recipe). The recorded
+    log-probabilities are then the reference's own, and w is 1. On tokens that the policy sampled, w corrects for the
+    sampling, token by token; it cannot correct for tokens that the policy no longer samples.
 
     logprobs f32[N] -> loss f32[N]; metric kl_forward (nats). Raises ConfigError without a reference.
     """

@@ -20,12 +20,13 @@ def gmpo(
 ) -> tuple[Tensor, Metrics]:
     """Return -s * A for each token, with s the geometric mean of its sequence's clipped ratios (GMPO).
 
-    GMPO, arXiv 2507.20673. s = exp(mean over the sequence of clipped log-ratios): log pi - log behaviour, cut from
-    above at clip_high where A > 0 and from below at -clip_low where A < 0 (ratios lie within (e^-0.4, e^0.4) as in the
-    paper). A token's gradient is s * A * grad log pi, and 0 where its own ratio is cut. That is the paper's, with
-    `loss_aggregation = "trajectory"`, if all tokens of a sequence have the same advantage; otherwise each token has its
-    own. `unit` is the sequence: a trajectory, or one turn. Tokens of weight 0 do not count in s. That the bounds are on
-    the logarithm, and one-sided by the advantage's sign, was checked against the authors' loss as verl carries it.
+    GMPO, arXiv 2507.20673. s = exp(mean over the sequence of clipped log-ratios). A log-ratio is log pi - log
+    behaviour, clipped from above at clip_high if A > 0 and from below at -clip_low if A < 0 (ratios lie within (e^-0.4,
+    e^0.4) as in the paper). A token's gradient is s * A * grad log pi, and 0 where its own ratio is clipped. This is
+    the paper's gradient, with `loss_aggregation = "trajectory"`, if all tokens of a sequence have the same advantage;
+    otherwise each token uses its own. `unit` is the sequence: a trajectory, or one turn. Tokens of weight 0 do not
+    count in s. That the bounds are on the logarithm, and one-sided by the advantage's sign, was checked against the
+    authors' loss in verl.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio (s), kl_behaviour (nats, of the token), clipped. Raises ConfigError
     for invalid bounds or an unknown unit.

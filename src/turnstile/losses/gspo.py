@@ -20,11 +20,11 @@ def gspo(
     """Return the clipped policy-gradient loss with the ratio of each token's sequence (GSPO, arXiv 2507.18071).
 
     -min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) for each token, with s = exp(mean of log pi - log behaviour
-    over the sequence's tokens) and the paper's bounds. In the token form (its equations 13 and 14): s_t = sg[s] * pi /
-    sg[pi], so a token's gradient is s * A * grad log pi and every token may have its own advantage. If all tokens of a
-    sequence share advantage and weight this is the sequence form, value and gradient; `loss_aggregation = "trajectory"`
-    is the paper's mean over sequences. `unit` is the sequence: all tokens that a trajectory sampled, however often its
-    context was rewritten, or one turn. Tokens of weight 0 do not count in s.
+    over the sequence's tokens) and the paper's bounds. It uses the token form (equations 13 and 14): s_t = sg[s] * pi /
+    sg[pi], so a token's gradient is s * A * grad log pi, and every token may have its own advantage. If all tokens of a
+    sequence share advantage and weight, value and gradient are those of the sequence form; `loss_aggregation =
+    "trajectory"` is the paper's mean over sequences. `unit` is the sequence: all tokens that a trajectory sampled,
+    however often its context was rewritten, or one turn. Tokens of weight 0 do not count in s.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio (the sequence's), kl_behaviour (nats, of the token), clipped. Raises
     ConfigError for invalid bounds or an unknown unit.

@@ -22,10 +22,10 @@ def kl(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k3") -> tuple[
     """Return KL(pi || reference), estimated at each sampled token from `batch.extras["ref_logprobs"]` f32[N].
 
     With d = log pi - log reference the value is k1 = d (unbiased), k2 = d^2 / 2 (biased, small variance) or k3 =
-    exp(-d) - 1 + d (unbiased, never negative). The gradient is that of the divergence itself, whichever value is
-    reported: ratio * d * grad log pi, with ratio = pi / behaviour held constant. Differentiating k1 would give noise of
-    mean zero, and k3 the gradient of the opposite divergence (arXiv 2506.09477; checked in the tests against the exact
-    gradient of a categorical policy).
+    exp(-d) - 1 + d (unbiased, never negative). The gradient is always that of the divergence itself: ratio * d * grad
+    log pi, with ratio = pi / behaviour held constant. Differentiating k1 would give zero-mean noise, and k3 the
+    gradient of the opposite divergence (arXiv 2506.09477; checked in the tests against the exact gradient of a
+    categorical policy).
 
     logprobs f32[N] -> loss f32[N]; metric kl_ref (nats). Raises ConfigError without a reference.
     """
@@ -36,7 +36,7 @@ def kl(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k3") -> tuple[
 def divergence(logprobs: Tensor, batch: Batch, anchor: Tensor, estimator: Estimator, kind: str) -> Tensor:
     """Return KL(pi || anchor), estimated at each token from the anchor's log-probabilities f32[N].
 
-    The gradient is the one that `kl` describes. `kind` is the loss that errors name.
+    The gradient is that of `kl`. `kind` is the loss that errors name.
     """
     distance = (logprobs - anchor).clamp(-LIMIT, LIMIT)
     match estimator:

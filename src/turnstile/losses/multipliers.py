@@ -1,4 +1,4 @@
-"""A loss and its multipliers as one loss."""
+"""Combines a loss and its multipliers into one loss."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PROXIMAL = "proximal_logprobs"
 
 
 def with_multipliers(loss: TokenLoss, multipliers: Sequence[LossMultiplier]) -> TokenLoss:
-    """Return the loss whose value at each token is multiplied by all multipliers.
+    """Return the loss multiplied, at each token, by all multipliers.
 
-    If one of them is an off-policy correction, which already accounts for the step from the sampler to the proximal
-    policy, the loss is given the proximal policy as the one that sampled.
+    An off-policy correction already accounts for the step from the sampler to the proximal policy. If there is one, the
+    loss treats the proximal policy as the sampling policy.
     """
     if not multipliers:
         return loss

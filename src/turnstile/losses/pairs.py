@@ -1,8 +1,8 @@
 """Pairs of trajectories of one group, for pairwise losses.
 
-The preference between two trajectories comes from the advantages: a trajectory's score is the mean advantage of its
-tokens, so that any reward and credit that distinguish a group's trajectories (`grpo`, `rloo`) make pairs. Groups are
-never mixed. Tokens of weight 0 do not count.
+Preferences come from the advantages: a trajectory's score is the mean advantage of its tokens, so any reward and credit
+that distinguish a group's trajectories (`grpo`, `rloo`) make pairs. Groups are never mixed. Tokens of weight 0 do not
+count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turnstile.losses.units import sum_within
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryPairs:
-    """M trajectories of a batch and their pairs; tokens that are `counted` make up their likelihood."""
+    """M trajectories of a batch and their pairs; the `counted` tokens make up a trajectory's likelihood."""
 
     index: Tensor  # i64[N] each token's trajectory
     counted: Tensor  # bool[N]
@@ -32,7 +32,7 @@ class TrajectoryPairs:
         return sum_within(values, self.index, self.counted.double())
 
     def better(self) -> Tensor:
-        """Return bool[M, M]: whether the first is of the same group as the second and scored higher."""
+        """Return bool[M, M]: whether the first scored higher than the second and both are of the same group."""
         return self.same & (self.score[:, None] - self.score[None, :] > EQUAL)
 
     def informative(self) -> Tensor:
@@ -44,7 +44,7 @@ class TrajectoryPairs:
     def spread(self, loss: Tensor, slope: Tensor, logprobs: Tensor) -> Tensor:
         """Return [N]: for each token the loss [M] of its trajectory.
 
-        Its derivative by the token's log-probability is `slope` [M], or 0 for tokens that do not count.
+        Its derivative with respect to the token's log-probability is `slope` [M], or 0 for tokens that do not count.
         """
         move = torch.where(self.counted, logprobs - logprobs.detach(), 0)
         return loss.to(logprobs.dtype)[self.index] + slope.to(logprobs.dtype)[self.index] * move

@@ -19,8 +19,8 @@ def ppo(
     """Return PPO's clipped policy-gradient loss (arXiv 1707.06347), with separate bounds as in DAPO (arXiv 2503.14476).
 
     -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) for each token. `dual_clip` c > 1 bounds the loss of a
-    token with A < 0 by -c * A, however large its ratio (arXiv 1912.09729). The ratio is to `batch.logprobs`, the policy
-    that sampled.
+    token with A < 0 by -c * A, however large its ratio (arXiv 1912.09729). The ratio is to `batch.logprobs`, the
+    sampling policy.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (1 where the gradient is cut). Raises
     ConfigError for invalid bounds.

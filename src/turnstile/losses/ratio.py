@@ -1,4 +1,4 @@
-"""The ratio between the policy and the one that sampled, kept finite, and its diagnostics."""
+"""The ratio between the policy and the sampling policy, kept finite, and its diagnostics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_gradient(value: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def check_bounds(kind: str, low: float, high: float) -> None:
-    """Raise ConfigError unless ratios may be cut to [1 - low, 1 + high]."""
+    """Raise ConfigError unless [1 - low, 1 + high] are valid bounds for ratios."""
     if not (0 <= low <= 1 and high >= 0):
         raise ConfigError(f"loss {kind!r}: clip_low must be in [0, 1] and clip_high >= 0, got {low}, {high}")
 

@@ -1,4 +1,4 @@
-"""REFUEL: regression of relative future rewards."""
+"""REFUEL: regression on relative future rewards."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def refuel(
     """Return REFUEL's loss: regress differences of returns on differences of likelihood (arXiv 2410.04612).
 
     ((g_i - g_j) / eta - (A_i - A_j))^2 for every two trajectories of a group, with g = sum of log pi - log behaviour
-    over the turn at which they diverge. Attempts at one task share what comes before their first turn, so that is the
-    turn (`turns = "first"`), and A, the mean advantage of its tokens, stands for the future return: with a credit that
-    only subtracts a baseline of the group (`rloo`, or `scale = "none"`) A_i - A_j is the difference of returns. `turns
-    = "all"` compares whole trajectories (REBEL, arXiv 2404.16767). Groups all of whose advantages are 0 are left out.
+    over the turn at which they diverge. Attempts at one task share everything before their first turn, so they diverge
+    there (`turns = "first"`). A, the mean advantage of its tokens, stands for the future return: with credit that only
+    subtracts a group baseline (`rloo`, or `scale = "none"`), A_i - A_j is the difference of returns. `turns = "all"`
+    compares whole trajectories (REBEL, arXiv 2404.16767). Groups whose A are all equal are left out.
 
     A token has the mean loss of its trajectory's pairs and that mean's gradient; `loss_aggregation` is as for the loss
     `dpo`.

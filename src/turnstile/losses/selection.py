@@ -16,8 +16,8 @@ from turnstile.losses.base import CHOSEN, Metrics, extra, needs
 def high_entropy_only(batch: Batch, *, share: float = 0.2) -> tuple[Tensor, Metrics]:
     """Return 1 for the `share` of the step's tokens with the highest entropy, else 0 (arXiv 2506.01939).
 
-    The paper trains on 20 % of tokens, the forks; DART, arXiv 2509.23866, does the same with turns of computer use. The
-    weights of the other tokens are not redistributed, as in the paper, which divides by all tokens. Tokens with the
+    The paper trains on 20 % of the tokens, the forks; DART, arXiv 2509.23866, does the same with turns of computer use.
+    The weights of the other tokens are not redistributed, as in the paper, which divides by all tokens. Tokens with the
     same entropy as the last selected one are selected too. Tokens of weight 0 do not count.
 
     Multiplier f32[N]; metric learns (the multiplier). Raises ConfigError for an invalid share.

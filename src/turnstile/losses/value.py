@@ -16,10 +16,10 @@ from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Tensor, Metrics]:
     """Return the clipped squared error of a critic, as in PPO's code.
 
-    max((v - R)^2, (v_old + clip(v - v_old, -clip, clip) - R)^2) / 2 at each token; GAE, arXiv 1506.02438, has it
-    unclipped (`clip = None`). In a recipe a critic uses it, with the clip of `[credit.critic]`; it is not a loss of the
-    policy. It takes the critic's values f32[N] in place of log-probabilities; `batch.extras["values"]` are the values
-    before the step, `batch.extras["returns"]` their targets, both f32[N].
+    max((v - R)^2, (v_old + clip(v - v_old, -clip, clip) - R)^2) / 2 at each token; GAE, arXiv 1506.02438, uses it
+    unclipped (`clip = None`). It is not a loss of the policy: a recipe's critic uses it, with the clip of
+    `[credit.critic]`. It takes the critic's values f32[N] instead of log-probabilities. `batch.extras["values"]` are
+    the values before the step and `batch.extras["returns"]` their targets, both f32[N].
 
     values f32[N] -> loss f32[N]; metrics value, value_error (v - R)^2, clipped (1 where the gradient is cut). Raises
     ConfigError without old values and returns, and for a clip that is not above 0.
@@ -38,7 +38,7 @@ def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Te
 
 
 def clipped_error(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """Return (v - R)^2 f32[N], or with a clip the larger of it and that of a value at most `clip` from the old one."""
+    """Return (v - R)^2 f32[N]; with a clip, at least the error of v moved at most `clip` from the old value."""
     error = (values - returns).square()
     if clip is None:
         return error

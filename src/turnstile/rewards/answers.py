@@ -13,10 +13,10 @@ from turnstile.types import F32, Stop, Task, Trajectory
 def exact(
     task: Task, trajectory: Trajectory, *, key: str = "answer", pattern: str = "", ignore_case: bool = True
 ) -> float | None:
-    """1 where the last message is the task's answer, `task.data[key]`, else 0; spaces at the ends do not count.
+    """1 if the last message is the task's answer, `task.data[key]`, else 0; spaces at the ends do not count.
 
-    `pattern` finds the answer in the message: its last match that is not empty, or that match's first group. None where
-    infrastructure failed. Raises ConfigError where the task has no such answer, and for a pattern that is none.
+    `pattern` finds the answer in the message: its last match that is not empty, or that match's first group. None if
+    infrastructure failed. Raises ConfigError if the task has no such answer, or `pattern` is not a regular expression.
     """
     if trajectory.stop is Stop.ERROR:
         return None
@@ -33,9 +33,9 @@ def exact(
 
 
 def regex(task: Task, trajectory: Trajectory, *, pattern: str) -> float | None:
-    """1 where `pattern` is found in the last message, else 0; None where infrastructure failed.
+    """1 if `pattern` is found in the last message, else 0; None if infrastructure failed.
 
-    Raises ConfigError for a pattern that is none.
+    Raises ConfigError if `pattern` is not a regular expression.
     """
     search = compiled("regex", pattern).search
     if trajectory.stop is Stop.ERROR:
@@ -44,9 +44,9 @@ def regex(task: Task, trajectory: Trajectory, *, pattern: str) -> float | None:
 
 
 def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: float = 0.0) -> F32:
-    """1 for a turn whose whole message is of the form `pattern`, `-malus` for any other, f32[K].
+    """1 for a turn whose whole message matches `pattern`, `-malus` for any other, f32[K].
 
-    Raises ConfigError for a pattern that is none.
+    Spaces at the ends do not count. Raises ConfigError if `pattern` is not a regular expression.
     """
     matches = compiled("format", pattern).fullmatch
     hits = [bool(matches(turn.message.content.strip())) for turn in trajectory.turns]
@@ -54,7 +54,7 @@ def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: floa
 
 
 def compiled(kind: str, pattern: str) -> re.Pattern[str]:
-    """A pattern in which a dot is any character. Raises ConfigError for one that is none."""
+    """Compile a pattern in which a dot is any character. Raises ConfigError if it is not a regular expression."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:

@@ -1,4 +1,4 @@
-"""How good was it: the shapes of rewards, gates and their composition.
+"""The types of rewards, terms and gates.
 
 A *term* is one named reward at one level. Levels are priorities: the outcome stands at the highest. A reward
 function is pure: it reads what was recorded (`Task`, `Trajectory`) and nothing else, so a run can be scored
@@ -28,7 +28,7 @@ Compare = Literal["gt", "ge"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threshold:
-    """What a term's value must pass for the levels below it to count."""
+    """The threshold that a term's value must pass for the levels below it to count."""
 
     value: float
     compare: Compare = "gt"
@@ -39,8 +39,11 @@ class Threshold:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Term:
-    """One named reward. `level`: higher gates lower. `scope` says whether `function` gives one number per
-    episode or one per turn. `gate` None means that this term holds nothing back."""
+    """One named reward.
+
+    Terms of a higher `level` gate those of lower ones. `scope` says whether `function` gives one number per episode or
+    one per turn. With `gate` None the term holds nothing back.
+    """
 
     name: str
     function: EpisodeReward | TurnReward
@@ -50,10 +53,10 @@ class Term:
     gate: Threshold | None = None
 
     def values(self, task: Task, trajectory: Trajectory) -> NDArray[np.float64] | None:
-        """The reward before weighting, f64[1] for an episode term, f64[K] for a turn term; None without a verdict.
+        """Return the reward before weighting, f64[1] for an episode term, f64[K] for a turn term.
 
-        A turn term judges the turns that the environment answered: one that it did not has the reward 0. Raises
-        ConfigError when the function gives something else, or a number that is not finite.
+        It is None without a verdict. A turn term judges only the turns that the environment answered; an unanswered
+        turn gets 0. Raises ConfigError if the function returns anything else, or a number that is not finite.
         """
         judged = trajectory.without_open_turn if self.scope == "turn" else trajectory
         raw = self.function(task, judged)

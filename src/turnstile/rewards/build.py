@@ -1,7 +1,7 @@
-"""From a recipe's words to reward terms, and from groups to scores.
+"""Reward terms made from a recipe's tables, and scores of groups made with them.
 
 A reward is a plain function `(task, trajectory, *, knobs) -> float | None` (one number per episode, None where
-infrastructure failed) or `-> Sequence[float] | F32` (one number per turn). Your own takes a line in the recipe:
+infrastructure failed) or `-> Sequence[float] | F32` (one number per turn). Your own takes an entry in the recipe:
 
     def brevity(task, trajectory, *, limit: int = 8) -> float:
         return 1.0 - len(trajectory.turns) / limit
@@ -48,12 +48,12 @@ def make_term(
     gate: Threshold | None = None,
     scope: Scope | None = None,
 ) -> Term:
-    """One term: `kind` is a name of the reward table, `package.module:function`, or a function itself.
+    """Make a term; `kind` is a name of the reward table, `package.module:function`, or a function itself.
 
-    `scope` defaults to what the function's return annotation says (a number: episode; a sequence or an array:
-    turn), and to "episode" where it has none. A function that takes `name` is given the term's. Raises
-    ConfigError for an unknown kind or knob, naming the nearest known one: a knob of the function, or one of the
-    words here that every term has.
+    `scope` defaults to what the function's return annotation says (a number: episode; a sequence or an array: turn),
+    and to "episode" without an annotation. A function that takes `name` is given the term's. Raises ConfigError for an
+    unknown kind or knob, naming the nearest known one: a knob of the function, or one of the parameters here that every
+    term has.
     """
     function = resolve("reward", kind) if isinstance(kind, str) else kind
     label = kind if isinstance(kind, str) else getattr(kind, "__name__", "function")
@@ -73,7 +73,7 @@ def make_term(
 
 
 def _checked(function: Callable[..., Any], label: str, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """The knobs to bind, after checking them against the signature."""
+    """Return the knobs to bind, after checking them against the signature."""
     parameters = list(inspect.signature(function).parameters.values())
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     known = [p.name for p in parameters[2:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -93,7 +93,7 @@ def _checked(function: Callable[..., Any], label: str, name: str, knobs: dict[st
 
 
 def _every_term_has() -> set[str]:
-    """The words of a term that are no knobs of its function."""
+    """Return the keys that every term has, which are no knobs of its function."""
     return {*inspect.signature(make_term).parameters} - {"knobs"}
 
 
@@ -114,7 +114,7 @@ def _scope(function: Callable[..., Any], label: str) -> Scope:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scorer:
-    """Scores groups: the terms composed, then the table of ends applied. Pure, so a record can be scored again."""
+    """Scores groups: composes the terms, then applies the table of stops. Pure, so a record can be scored again."""
 
     terms: tuple[Term, ...]
     compose: Compose = gated
@@ -124,5 +124,5 @@ class Scorer:
         return self.ends.apply(self.compose(self.terms, task, trajectory), trajectory)
 
     def __call__(self, groups: Sequence[Group]) -> list[list[Score]]:
-        """[group][trajectory] -> Score."""
+        """Return the scores, [group][trajectory]."""
         return [[self.score(group.task, trajectory) for trajectory in group.trajectories] for group in groups]

@@ -1,9 +1,9 @@
-"""A checker that any reward terms can be put through, for the invariants of `credit.invariants.INVARIANTS`.
+"""A checker of any reward terms for the invariants of `credit.invariants.INVARIANTS`.
 
     broken = check_rewards(terms, task, trajectory)
     assert not broken, broken
 
-Invariants 3 (packing) and 7 (equal rewards) speak of tensors and groups, which a reward never sees. All others
+Invariants 3 (packing) and 7 (equal rewards) concern tensors and groups, which a reward never sees. All others
 hold for every built-in term under both compositions.
 """
 
@@ -24,9 +24,9 @@ from turnstile.types import Score, Stop, Task, Trajectory
 def check_rewards(
     terms: Sequence[Term], task: Task, trajectory: Trajectory, compose: Compose = gated
 ) -> dict[int, str]:
-    """The invariants 1, 2, 4, 5 and 6 that terms and their composition break: number -> what was seen.
+    """Return which of the invariants 1, 2, 4, 5 and 6 terms and their composition break: number -> a counterexample.
 
-    `trajectory` is one whose environment recorded what the terms read, and that has at least two turns.
+    `trajectory` must have at least two turns, and its environment must have recorded what the terms read.
     """
     broken: dict[int, str] = {}
     plain = compose(terms, task, trajectory)

@@ -16,21 +16,21 @@ from turnstile.types import F32, Task, Trajectory
 
 
 def tags(task: Task, trajectory: Trajectory, *, rewards: Mapping[str, float], signal: str = "tag") -> F32:
-    """The reward of each turn's declared tag, f32[K], 0 for a tag that is not in `rewards` (RLVMR, arXiv 2507.22844).
+    """The reward of each turn's declared tag, f32[K]; 0 for a tag that is not in `rewards` (RLVMR, arXiv 2507.22844).
 
     The tag (planning, exploring, reflecting ...) is what the environment or the parser recorded as the turn's `signal`.
-    Raises ConfigError where a turn did not record one.
+    Raises ConfigError if a turn did not record one.
     """
     found = [rewards.get(str(turn_signal(turn, signal, "tags")), 0.0) for turn in trajectory.turns]
     return np.array(found, dtype=np.float32)
 
 
 def novelty(task: Task, trajectory: Trajectory, *, form: Literal["first", "count"] = "first") -> F32:
-    """A reward for turns that lead to states the episode has not seen, f32[K].
+    """A reward for turns that lead to states new to the episode, f32[K].
 
-    `first`: 1 where the state is met for the first time, else 0. `count`: 1/sqrt(n) where it is met for the nth time
-    (the episodic count of RIDE, arXiv 2002.12292). The state is the environment's `state_key`; the first one was not
-    reached by a turn, the one behind the last turn is not known and gives 0, as does a state without a key.
+    `first`: 1 if the state is met for the first time, else 0. `count`: 1/sqrt(n) if it is met for the nth time (the
+    episodic count of RIDE, arXiv 2002.12292). The state is the environment's `state_key`. No turn led to the first one;
+    the one after the last turn is unknown and gives 0, as does a state without a key.
     """
     if form not in ("first", "count"):
         raise ConfigError(f"reward 'novelty': form = {form!r} is not known; {nearest(str(form), ('first', 'count'))}")
@@ -52,10 +52,10 @@ def reward_machine(
     start: str = "start",
     signal: str = "command",
 ) -> F32:
-    """The rewards of an automaton that reads one event a turn, f32[K] (reward machines, Toro Icarte et al. 2018).
+    """The rewards of an automaton that reads one event per turn, f32[K] (reward machines, Toro Icarte et al. 2018).
 
     `states[state][event] = [next state, reward]`; an event that a state does not name changes nothing and gives 0. The
-    event is the turn's `signal`. So a reward can ask for an order of things, and pays for each transition as often as
+    event is the turn's `signal`. So a reward can require an order of events, and pays for each transition as often as
     the automaton takes it. In a recipe:
 
         [rewards.terms.states]
@@ -63,7 +63,7 @@ def reward_machine(
         seen = { edit = ["edited", 0.1] }
         edited = { tests = ["done", 0.3] }
 
-    Raises ConfigError for a table of another shape, and where a turn did not record the signal.
+    Raises ConfigError for a table of another shape, and if a turn did not record the signal.
     """
     for state, events in states.items():
         moves = events.items() if isinstance(events, Mapping) else [("", events)]

@@ -1,4 +1,4 @@
-"""Rewards of what a judge said, from the signals that the graders of the same names write."""
+"""Rewards from a judge's verdicts, the signals that the graders of the same names write."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from turnstile.types import Stop, Task, Trajectory
 
 
 def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float | None:
-    """The score that a language model gave the episode, in [0, 1]. It says why before it scores (after Think-RM).
+    """The score in [0, 1] that a language model gave the episode. It says why before it scores (after Think-RM).
 
-    It is the signal that the grader `judge` writes. None where infrastructure failed and where the judge gave no
-    verdict: never 0. Raises ConfigError where the signal is missing, or is no number in [0, 1].
+    It is the signal that the grader `judge` writes. None, never 0, if infrastructure failed or the judge gave no
+    verdict. Raises ConfigError if the signal is missing, or is not a number in [0, 1].
     """
     return _share(trajectory, signal, "judge")
 
 
 def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwise_judge") -> float | None:
-    """The share of comparisons with the other attempts of its group that a language model let the episode win, in
-    [0, 1], a tie half. Within a group they average 1/2 (pairwise preferences as the reward, after Think-RM).
+    """The share of comparisons with the other attempts that the episode won, in [0, 1]; a tie counts half.
 
-    It is the signal that the grader `pairwise_judge` writes. None and errors as of `judge`.
+    A language model compares. Within a group the shares average 1/2 (pairwise preferences as the reward, after
+    Think-RM). It is the signal that the grader `pairwise_judge` writes. None and errors as for `judge`.
     """
     return _share(trajectory, signal, "pairwise_judge")
 
@@ -37,13 +37,12 @@ def rubric(
     key: str = "",
     signal: str = "rubric",
 ) -> float | None:
-    """sum of w_i s_i / sum of the positive w_i, at least 0, for the scores s_i in [0, 1] that a language model gave by
-    criterion (after RGR-GRPO and RuscaRL).
+    """The weighted scores s_i of criteria: sum of w_i s_i / sum of the positive w_i, at least 0.
 
-    Each criterion weighs 1 unless `weights` says otherwise, or the task's own `data[key]` (name -> number) where it has
-    that; one that should not hold weighs less than 0. The scores
-    are the signal that the grader `rubric` writes. None and errors as of `judge`; also for a weight of a criterion
-    that there is none of, and where no weight is positive.
+    After RGR-GRPO and RuscaRL. A language model gave the s_i, in [0, 1]. Each criterion weighs 1 unless `weights` says
+    otherwise, or the task's own `data[key]` (name -> number) if it has that; a criterion that should not hold has a
+    negative weight. The scores are the signal that the grader `rubric` writes. None and errors as for `judge`;
+    ConfigError also for a weight of a criterion that does not exist, and if no weight is positive.
     """
     found = _verdicts(trajectory, signal, "rubric")
     if found is None:
@@ -60,10 +59,10 @@ def checklist(
     key: str = "",
     signal: str = "checklist",
 ) -> float | None:
-    """As `rubric`, where s_i is 1 for an item that is met and 0 for any other (after CM2).
+    """Like `rubric`, with s_i = 1 for an item that is met and 0 for any other (after CM2).
 
     The items are the signal that the grader `checklist` writes, each with `met` and its evidence. None and errors as
-    of `rubric`.
+    for `rubric`.
     """
     found = _verdicts(trajectory, signal, "checklist")
     if found is None:
@@ -99,7 +98,7 @@ def _number(value: object, where: str, kind: str) -> float:
 
 
 def _own(task: Task, key: str, weights: Mapping[str, float] | None, kind: str) -> Mapping[str, float]:
-    """The task's weights, where it has some under `key`, else the recipe's."""
+    """Return the task's weights if it has some under `key`, else the recipe's."""
     found = task.data.get(key, weights) if key else weights
     numbers = found.values() if isinstance(found, Mapping) else ()
     if found is not None and not (isinstance(found, Mapping) and all(isinstance(one, int | float) for one in numbers)):

@@ -10,11 +10,10 @@ from turnstile.types import Stop, Task, Trajectory
 
 
 def overlong(task: Task, trajectory: Trajectory, *, limit: int, buffer: int) -> float | None:
-    """The soft overlong penalty (DAPO, arXiv 2503.14476): 0 for up to limit - buffer sampled tokens, then falling
-    evenly to -1 at `limit`, and -1 beyond.
+    """The soft overlong penalty (DAPO, arXiv 2503.14476): 0 for up to limit - buffer sampled tokens, -1 beyond `limit`.
 
-    Only tokens that may be trained count, over all turns, not those of other seats. None where infrastructure failed.
-    Raises ConfigError unless 0 < buffer <= limit.
+    Between the two it falls linearly. Only tokens that may be trained count, over all turns, not those of other seats.
+    None if infrastructure failed. Raises ConfigError unless 0 < buffer <= limit.
     """
     if not 0 < buffer <= limit:
         raise ConfigError(f"reward 'overlong' wants 0 < buffer <= limit, got {buffer} and {limit}")
@@ -25,10 +24,9 @@ def overlong(task: Task, trajectory: Trajectory, *, limit: int, buffer: int) -> 
 
 
 def long_trajectory(task: Task, trajectory: Trajectory, *, threshold: int, most: int) -> float | None:
-    """0 for up to `threshold` turns, then falling evenly to -1 at `most` turns, the episode's limit
-    (arXiv 2508.03501).
+    """0 for up to `threshold` turns, then falling linearly to -1 at `most` turns (arXiv 2508.03501).
 
-    None where infrastructure failed. Raises ConfigError unless 0 <= threshold < most.
+    `most` is the episode's limit. None if infrastructure failed. Raises ConfigError unless 0 <= threshold < most.
     """
     if not 0 <= threshold < most:
         raise ConfigError(f"reward 'long_trajectory' wants 0 <= threshold < most, got {threshold} and {most}")
@@ -40,11 +38,11 @@ def long_trajectory(task: Task, trajectory: Trajectory, *, threshold: int, most:
 def efficiency(
     task: Task, trajectory: Trajectory, *, name: str = "outcome", signal: str = "", gamma: float = 0.97
 ) -> float | None:
-    """gamma^(K-1) times an episode's signal where that is above 0: the same success is worth less after more turns K,
-    and failing longer is no better (after IterResearch, arXiv 2511.07327, which discounts each round's share so).
+    """An episode's signal, times gamma^(K-1) if it is above 0: the same success is worth less after more turns K.
 
-    `signal` says which one; by default the one called like the term (`name`). None where infrastructure failed or no
-    verdict was recorded. Raises ConfigError where the signal is missing, and for gamma outside (0, 1].
+    Failing longer is no better. This is after IterResearch (arXiv 2511.07327), which discounts each round's share so.
+    `signal` names the signal; the default is the name of the term (`name`). None if infrastructure failed or no verdict
+    was recorded. Raises ConfigError if the signal is missing, and for gamma outside (0, 1].
     """
     if not 0.0 < gamma <= 1.0:
         raise ConfigError(f"reward 'efficiency' wants 0 < gamma <= 1, got {gamma}")

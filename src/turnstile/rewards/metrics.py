@@ -1,4 +1,4 @@
-"""What a step's episodes came to, as numbers to log: rates, ends, gates, and rewards granted and withheld."""
+"""The metrics of a step's episodes: rates, ends, gates, and rewards granted and withheld."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from turnstile.types import F32, Group, Score, Stop, Trajectory
 
 
 def killed(trajectory: Trajectory) -> bool:
-    """There is no verdict because what judged the attempt got SIGKILL."""
+    """Return whether there is no verdict because the process that judged the attempt got SIGKILL."""
     return (trajectory.error or "").startswith(VerifierKilledError.__name__)
 
 
 def step_metrics(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, float]:
-    """Means over the trajectories that have a verdict (infrastructure failures are counted, never averaged).
+    """Return means over the trajectories that have a verdict; infrastructure failures are counted, never averaged.
 
     rate/NAME (what the environment names, `Trajectory.rates`), stop/STOP (share of all trajectories), reward/outcome,
     reward/total, reward/step_granted, reward/step_withheld (means of sums over turns), reward/granted/TERM,
     reward/withheld/TERM, reward/withheld_by/GATE (what that gate held back, alone or with others), gate/TERM (share
-    open), count/trajectories, count/errors, count/judge_killed (of these, whose judge got SIGKILL, which the code under
-    judgement can bring about), turns (mean). Means over nothing are left out.
+    open), count/trajectories, count/errors, count/judge_killed (those of them whose judge got SIGKILL, which the judged
+    code can cause), turns (mean). Means over nothing are left out.
     """
     pairs = [
         (trajectory, score)

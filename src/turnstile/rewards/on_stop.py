@@ -1,4 +1,4 @@
-"""What becomes of an episode by how it ended: a table in the recipe, because published systems disagree."""
+"""Rules for episodes by how they ended: a table in the recipe, because published systems disagree."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ must not become better by being halved). mask: out of the gradient, in the basel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRules:
-    """Stop -> what to do; what is not named is graded. `Stop.ERROR` is always an infrastructure failure."""
+    """What to do by how an episode stopped.
+
+    Stops that are not named are graded. `Stop.ERROR` is always an infrastructure failure.
+    """
 
     table: Mapping[Stop, End] = field(default_factory=dict)
 
     @classmethod
     def read(cls, table: Mapping[str, str]) -> StopRules:
-        """From a recipe's section. Raises ConfigError that names the nearest known word."""
+        """Read the rules from a recipe's section. Raises ConfigError that names the nearest known word."""
         known = [stop.value for stop in Stop if stop is not Stop.ERROR]
         result: dict[Stop, End] = {}
         for stop, end in table.items():
@@ -41,8 +44,10 @@ class StopRules:
         return cls(table=result)
 
     def apply(self, score: Score, trajectory: Trajectory) -> Score:
-        """The score after the table: total = outcome + sum(turn) still holds, and what an end took from a step
-        term moves from `granted` to `withheld`, by `on_stop.STOP`."""
+        """Return the score after the rules: total = outcome + sum(turn) still holds.
+
+        What a rule took from a step term moves from `granted` to `withheld`, by `on_stop.STOP`.
+        """
         if trajectory.stop is Stop.ERROR:
             return failed(trajectory)
         if score.outcome is None:
@@ -61,7 +66,7 @@ class StopRules:
 
 
 def _scaled(score: Score, positive: float, negative: float, end: str) -> Score:
-    """Every reward of a score times `positive` or `negative`, by its sign; what that takes is withheld by `end`."""
+    """Return a score with every reward times `positive` or `negative`, by its sign; `end` withholds the difference."""
     assert score.outcome is not None
     outcome = {agent: value * (positive if value > 0 else negative) for agent, value in score.outcome.items()}
     granted = {

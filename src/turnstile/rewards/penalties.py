@@ -1,4 +1,4 @@
-"""An outcome that faults make smaller, and an auxiliary reward that fades."""
+"""An outcome that faults reduce, and an auxiliary reward that fades."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def multiplicative(
     hard: Sequence[str] = (),
     cost: float = 0.0,
 ) -> float | None:
-    """v * product of p_i^(n_i), and -`cost` where a `hard` fault occurred (after CaRL, arXiv 2504.17838).
+    """v * product of p_i^(n_i), or -`cost` if a `hard` fault occurred (after CaRL, arXiv 2504.17838).
 
-    v is the episode's `signal` (default: the one called like the term), at least 0. `penalties` maps signals to
-    factors p_i in [0, 1]; n_i is how often the fault occurred, a number or a bool. So a fault costs a share of what was
+    v is the episode's `signal` (default: the one named like the term), at least 0. `penalties` maps signals to factors
+    p_i in [0, 1]; n_i is how often the fault occurred, a number or a bool. So a fault costs a share of what was
     achieved, never more than that, and there is nothing to trade between terms. Hard faults are the signals in `hard`
     that are true or above 0; the environment should end the episode there.
 
@@ -33,7 +33,7 @@ def multiplicative(
         penalties = { ignored = 0.5 } # changed files that are tests
         hard = ["escaped"]
 
-    None where infrastructure failed or a signal was recorded as None (no verdict). Raises ConfigError where a signal is
+    None if infrastructure failed or a signal was recorded as None (no verdict). Raises ConfigError if a signal is
     missing or negative, since a smaller share of a loss would be a gain, and for a factor outside [0, 1].
     """
     for fault, factor in (penalties or {}).items():
@@ -59,7 +59,7 @@ def multiplicative(
 
 
 def _count(task: Task, trajectory: Trajectory, fault: str) -> float | None:
-    """How often a fault occurred; None without a verdict."""
+    """Return how often a fault occurred; None without a verdict."""
     count = episode_signal(trajectory, fault, "multiplicative")
     if count is None:
         return None
@@ -73,14 +73,14 @@ def _count(task: Task, trajectory: Trajectory, fault: str) -> float | None:
 def tool_bonus(
     task: Task, trajectory: Trajectory, *, steps: int, each: float = 0.1, most: float = 1.0, but: Sequence[str] = ()
 ) -> float | None:
-    """mu(s) min(`most`, `each` * n) for n tool calls in the episode, where mu(s) = (1 + cos(pi s / `steps`)) / 2 falls
-    from 1 to 0 over the first `steps` training steps and stays there (after SPEAR, arXiv 2509.22601).
+    """mu(s) min(`most`, `each` * n) for n tool calls in the episode (after SPEAR, arXiv 2509.22601).
 
-    It lets a model that hardly calls tools find out what they do, and is gone before it pays to call them for nothing.
-    Calls of the tools in `but` do not count, nor do turns of other seats. The step is the signal training_step, which
-    the grader `clock` writes: add it under [[graders]]. Outside of training (None) the bonus is 0.
+    mu(s) = (1 + cos(pi s / `steps`)) / 2 falls from 1 to 0 over the first `steps` training steps and stays there. So
+    the bonus lets a model that hardly calls tools find out what they do, and is gone before it pays to call them for
+    nothing. Calls of the tools in `but` do not count, nor do turns of other seats. The step is the signal
+    training_step, which the grader `clock` writes: add it under [[graders]]. Outside of training (None) the bonus is 0.
 
-    None where infrastructure failed. Raises ConfigError where the signal is missing, and unless steps > 0.
+    None if infrastructure failed. Raises ConfigError if the signal is missing, and unless steps > 0.
     """
     if steps <= 0:
         raise ConfigError(f"reward 'tool_bonus' wants steps > 0, got {steps}")

@@ -1,4 +1,4 @@
-"""How likely the policy finds the task's answer as an episode goes on: what `information_gain` is computed from."""
+"""The policy's probability of the task's answer as an episode goes on, from which `information_gain` is computed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PLACE = "{answer}"
 
 
 class AnswerProbabilities(Stateless):
-    """Writes answer_probabilities, [p_0, ..., p_K]: the policy's own probability of the task's answer before the first
-    turn and after each (IGPO, arXiv 2510.14967), for the reward `information_gain`.
+    """Writes answer_probabilities [p_0, ..., p_K], the policy's own for the task's answer (arXiv 2510.14967).
 
-    p_t is asked of the engine that plays, with the weights of the step, by teacher forcing: behind what the agent held
-    when turn t + 1 would begin stands `form` up to its {answer}, and the answer is `data[key]` of the task. It is exp
-    of the mean log-probability of the answer's tokens; of their sum with `mean = False`. Log-probabilities are the
-    model's own, at temperature 1. An answer costs as many tokens of decoding as it has, K + 1 times an episode.
+    p_0 is before the first turn, p_t after turn t (IGPO), for the reward `information_gain`. The engine that plays
+    computes p_t by teacher forcing, with the weights of the step: the agent's context at the beginning of turn t + 1 is
+    followed by `form` up to its {answer}, then by the answer, which is `data[key]` of the task. p_t is exp of the mean
+    log-probability of the answer's tokens, or of their sum with `mean = False`. Log-probabilities are the model's own,
+    at temperature 1. An answer costs as much as decoding its tokens, K + 1 times per episode.
 
-    A p_t whose question and answer reach past the model's window is None, as after an episode that filled it. None in
-    place of all of them for an episode without turns, and where no model plays. K counts the turns that the
-    environment answered. Raises ConfigError for a task without an answer, for a `form` without its place, and where
-    the engine cannot tell.
+    A p_t whose context and answer reach past the model's window is None, as after an episode that filled it. All of
+    them together are None for an episode without turns, and if no model plays. K counts the turns that the environment
+    answered. Raises ConfigError for a task without an answer, for a `form` without its placeholder, and if the engine
+    cannot score given tokens.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class AnswerProbabilities(Stateless):
         return replace(group, trajectories=tuple(told(one, answer_probabilities=known) for one, known in pairs))
 
     def check(self, task: Task) -> None:
-        """Raises ConfigError for a task without an answer."""
+        """Raise ConfigError for a task without an answer."""
         self._answer(task)
 
     def _answer(self, task: Task) -> str:
@@ -86,7 +86,7 @@ class AnswerProbabilities(Stateless):
         return str(answer).strip()
 
     def _words(self, task: Task, tokenizer: Tokenizer) -> tuple[I32, I32]:
-        """The ids before the answer, and the answer's; blanks between the two are the answer's, as tokens have it."""
+        """Return the ids before the answer, and the answer's; blanks between the two are the answer's, as in tokens."""
         lead = self._form.partition(PLACE)[0]
         bare = lead.rstrip(" ")
         texts = (bare, f"{lead[len(bare) :]}{self._answer(task)}")
@@ -99,7 +99,7 @@ class AnswerProbabilities(Stateless):
         if trajectory.stop is Stop.ERROR or not trajectory.turns:
             return None
         prompts = ids_before(trajectory)
-        if trajectory.without_open_turn is trajectory:  # else nobody knows what stands behind the last turn
+        if trajectory.without_open_turn is trajectory:  # else what follows the last turn is unknown
             prompts.append(self._behind(trajectory))
         jobs = [self._one(engine, trajectory.group, np.concatenate([prompt, lead]), answer) for prompt in prompts]
         found = list(await asyncio.gather(*jobs))
@@ -117,7 +117,7 @@ class AnswerProbabilities(Stateless):
         return min(1.0, math.exp(logprobs.mean() if self._mean else logprobs.sum()))
 
     def _behind(self, trajectory: Trajectory) -> I32:
-        """What the agent would hold if there were a turn more."""
+        """Return the context that the agent would have if there were one more turn."""
         assert self._renderer is not None
         last = trajectory.turns[-1]
         history = (*messages_before(trajectory, len(trajectory.turns) - 1), last.message)

@@ -1,4 +1,4 @@
-"""Reading what an environment recorded, with errors that say which signal is missing and what there is."""
+"""Readers of recorded signals, with errors that say which signal is missing and which ones there are."""
 
 from __future__ import annotations
 
@@ -12,27 +12,34 @@ from turnstile.types import Trajectory, Turn
 
 
 def episode_signal(trajectory: Trajectory, name: str, needed_by: str, *, grader: str = "") -> Any:
-    """`Trajectory.signals[name]`. Raises ConfigError, naming the reward that wanted it, where it is missing; the
-    kind of `grader` that writes it, where there is one."""
+    """Return `Trajectory.signals[name]`. Raises ConfigError if it is missing.
+
+    The error names the reward that needs the signal, and the kind of `grader` that writes it, if there is one.
+    """
     if name not in trajectory.signals:
         raise _missing("the episode", "measure()", name, needed_by, list(trajectory.signals), grader)
     return trajectory.signals[name]
 
 
 def episode_number(trajectory: Trajectory, name: str, needed_by: str, *, grader: str = "") -> float | None:
-    """The same of a number or a bool; None where that is what was recorded. Raises ConfigError for anything else, and
-    for what is not finite."""
+    """Return `Trajectory.signals[name]`, a number or a bool, as a float; None if None was recorded.
+
+    Raises ConfigError if it is missing or anything else, or not finite.
+    """
     value = episode_signal(trajectory, name, needed_by, grader=grader)
     return None if value is None else _number(value, "the episode", name, needed_by)
 
 
 def turn_number(turn: Turn, name: str, needed_by: str) -> float:
-    """`Turn.signals[name]`, a number or a bool. Raises ConfigError for anything else, and for what is not finite."""
+    """Return `Turn.signals[name]`, a number or a bool, as a float.
+
+    Raises ConfigError for anything else, or if it is not finite.
+    """
     return _number(turn_signal(turn, name, needed_by), "a turn", name, needed_by)
 
 
 def turn_signal(turn: Turn, name: str, needed_by: str) -> Any:
-    """`Turn.signals[name]`. Raises ConfigError, naming the reward that wanted it, where it is missing."""
+    """Return `Turn.signals[name]`. Raises ConfigError if it is missing, naming the reward that needs it."""
     if name not in turn.signals:
         raise _missing("a turn", "step()", name, needed_by, list(turn.signals))
     return turn.signals[name]

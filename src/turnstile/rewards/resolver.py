@@ -1,4 +1,4 @@
-"""What became of every term in every turn: what was granted, what was withheld, and by which gate."""
+"""What each term gave in each turn: what was granted, what was withheld, and by which gate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turnstile.types import F32, Score
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
-    """One step term in one turn. `by` names what held it back: the terms whose gates were closed, or `ends.STOP`."""
+    """One step term in one turn. `by` names what withheld it: the terms whose gates were closed, or `on_stop.STOP`."""
 
     term: str
     granted: float
@@ -19,8 +19,10 @@ class Resolved:
 
 
 def resolve_turn(score: Score, turn: int) -> tuple[Resolved, ...]:
-    """Every step term of a turn, numbered from 0, in the order of the recipe. What is granted adds up to the turn's
-    composed reward."""
+    """Return every step term of a turn, numbered from 0, in the order of the recipe.
+
+    What is granted adds up to the turn's composed reward.
+    """
 
     def of(by_term: Mapping[str, F32], term: str) -> float:
         return float(by_term[term][turn]) if term in by_term else 0.0
@@ -34,5 +36,5 @@ def resolve_turn(score: Score, turn: int) -> tuple[Resolved, ...]:
 
 
 def resolve_turns(score: Score) -> list[tuple[Resolved, ...]]:
-    """The same for each turn; nothing where infrastructure failed."""
+    """Return every step term of each turn; no terms if infrastructure failed."""
     return [resolve_turn(score, turn) for turn in range(len(score.turn))]

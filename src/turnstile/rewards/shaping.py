@@ -1,4 +1,4 @@
-"""Step rewards made of other numbers so that they cannot be farmed."""
+"""Rewards computed from other numbers in such a way that they cannot be farmed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def potential(
 ) -> F32:
     """gamma Phi(s') - Phi(s) for each turn, f32[K] (Ng, Harada, Russell 1999).
 
-    Phi(s') is the number that each turn recorded as `signal` (default: the term's name), `start` that of the first
-    state. At every end Phi is 0, also where a limit stopped the episode, so that no policy gains by stopping in a good
+    Phi(s') is the number that each turn recorded as `signal` (default: the term's name), `start` is that of the first
+    state. Phi is 0 at every end, also if a limit stopped the episode, so that no policy gains by stopping in a good
     state; then the best policy is the same with this reward and without it, provided that `gamma` is that of the
-    returns and that no gate withholds it: give the term the highest level. Raises ConfigError where a turn lacks the
+    returns and that no gate withholds it: give the term the highest level. Raises ConfigError if a turn lacks the
     signal.
     """
     after = np.array([turn_number(turn, signal or name, "potential") for turn in trajectory.turns], np.float64)
@@ -42,10 +42,10 @@ def bounded(
 ) -> F32:
     """A process reward p_t that more steps cannot raise, f32[K] (arXiv 2410.15115).
 
-    `delta`: r_t = p_t - p_{t+1}, r_{K-1} = p_{K-1}, and 0 for the last turn, which the outcome judges; so what is to
-    come from a turn t before the last is p_t, however many turns there are. `clip`: r_t = min(p_t - eta, 0), so that a
-    turn can only cost. p_t is the number that each turn recorded as `signal` (default: the term's name). Raises
-    ConfigError where a turn lacks it.
+    `delta`: r_t = p_t - p_{t+1}, r_{K-1} = p_{K-1}, and 0 for the last turn, which the outcome judges; so the rewards
+    from a turn t before the last add up to p_t, however many turns there are. `clip`: r_t = min(p_t - eta, 0), so that
+    a turn can only cost. p_t is the number that each turn recorded as `signal` (default: the term's name). Raises
+    ConfigError if a turn lacks it.
     """
     if form not in ("delta", "clip"):
         raise ConfigError(f"reward 'bounded': form = {form!r} is not known; known: delta, clip")
@@ -63,8 +63,8 @@ def centred(
 
     r is the episode's `signal` (default: the term's name), r_ref its signal `reference`, one number or several: the
     rewards of a reference policy's answers to the task. The reward rises fastest around the reference and is bounded,
-    so that a reward model's errors far away pay little. None where infrastructure failed or one was not recorded
-    (None). Raises ConfigError where a signal is missing.
+    so that a reward model's errors far away pay little. None if infrastructure failed or one of the signals is None.
+    Raises ConfigError if a signal is missing.
     """
     if trajectory.stop is Stop.ERROR:
         return None
@@ -79,14 +79,13 @@ def centred(
 
 
 def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) -> F32:
-    """p_t - p_{t-1} for each turn, f32[K], where p_t is the policy's probability of the task's answer after turn t
-    (IGPO, arXiv 2510.14967: exp of the mean log-probability of the answer's tokens).
+    """p_t - p_{t-1} for each turn, f32[K], p_t the policy's probability of the task's answer after turn t (IGPO).
 
-    p_0, ..., p_K is the episode's signal answer_probabilities, which the grader `answer_probabilities` writes, or the
-    environment: before the first turn and after each. The last turn, whose
-    answer the outcome judges, gets 0 unless `last`; so does a turn before or after which there is none (None), and
-    every turn where there are none at all.
-    Raises ConfigError where the signal is missing, or is not K + 1 numbers in [0, 1].
+    arXiv 2510.14967: p_t is exp of the mean log-probability of the answer's tokens. p_0, ..., p_K, before the first
+    turn and after each, are the episode's signal answer_probabilities, written by the grader `answer_probabilities` or
+    the environment. The last turn, whose answer the outcome judges, gets 0 unless `last`; so does a turn before or
+    after which there is none (None), and every turn if there are none at all. Raises ConfigError if the signal is
+    missing, or is not K + 1 numbers in [0, 1].
     """
     found = episode_signal(trajectory, "answer_probabilities", "information_gain", grader="answer_probabilities")
     turns = len(trajectory.turns)
@@ -109,11 +108,10 @@ def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) 
 
 
 def self_correction(task: Task, trajectory: Trajectory, *, signal: str, bonus: float = 1.0) -> float:
-    """`bonus` where the agent's first verdict in the episode was wrong and its last one right, -`bonus` where it was
-    the reverse, else 0 (SCoRe, arXiv 2409.12917).
+    """`bonus` if the agent's first verdict was wrong and its last one right, -`bonus` in the reverse case, else 0.
 
-    A verdict is a turn's `signal`, true or false; turns without one (None) are passed over, and so is a last one that
-    the environment did not answer. Raises ConfigError where another did not record it.
+    After SCoRe (arXiv 2409.12917). A verdict is a turn's `signal`, true or false; turns without one (None) are skipped,
+    and so is a last turn that the environment did not answer. Raises ConfigError if another turn did not record it.
     """
     recorded = [turn_signal(turn, signal, "self_correction") for turn in trajectory.without_open_turn.turns]
     verdicts = [value for value in recorded if value is not None]

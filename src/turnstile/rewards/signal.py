@@ -1,4 +1,4 @@
-"""Rewards that pass on a number somebody else recorded."""
+"""Rewards that pass on a recorded number."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def signal(
 ) -> float | None:
     """`scale * value + offset` of a number or a bool that `Env.measure` recorded of the episode.
 
-    `signal` says which one; by default the one called like the term (`name`). None where infrastructure failed
-    or the environment recorded None (no verdict). Raises ConfigError where the signal is missing or not a number.
+    `signal` names it; the default is the name of the term (`name`). None if infrastructure failed or the environment
+    recorded None (no verdict). Raises ConfigError if the signal is missing or not a number.
     """
     if trajectory.stop is Stop.ERROR:
         return None
@@ -33,8 +33,8 @@ def of_turns(
 ) -> F32:
     """`scale * value + offset` of a number or a bool that `Env.step` recorded of each turn, f32[K].
 
-    `signal` says which one; by default the one called like the term (`name`). Raises ConfigError where a turn
-    lacks the signal or recorded something else.
+    `signal` names it; the default is the name of the term (`name`). Raises ConfigError if a turn lacks the signal or
+    recorded something else.
     """
     values = [turn_number(turn, signal or name, "turn_signal") for turn in trajectory.turns]
     return np.asarray([scale * value + offset for value in values], dtype=np.float32)
@@ -43,7 +43,7 @@ def of_turns(
 def env_reward(task: Task, trajectory: Trajectory, *, term: str = "") -> F32:
     """The environment's own step rewards, f32[K]: those of one `term`, or the sum over all of them.
 
-    A turn in which the environment gave none counts 0.
+    A turn without any counts 0.
     """
     turns = trajectory.turns
     values = [turn.rewards.get(term, 0.0) if term else sum(turn.rewards.values()) for turn in turns]

@@ -1,8 +1,8 @@
-"""Stepwise rewards of an agent that works with tools. Each gives f32[K], 1 where the turn earned it.
+"""Stepwise rewards of an agent that works with tools. Each gives f32[K], 1 if the turn earned it.
 
-Scale them with the term's `weight`. They are immediate rewards: what an agent can collect without doing the
-task, so they belong below the outcome, behind its gate (arXiv 2508.10548). Each raises ConfigError where its signal was
-not recorded.
+Scale them with the term's `weight`. They are immediate rewards, which an agent can collect without doing the task, so
+they belong below the outcome, behind its gate (arXiv 2508.10548). Each raises ConfigError if its signal was not
+recorded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from turnstile.types import F32, Task, Trajectory, Turn
 
 
 def valid_format(task: Task, trajectory: Trajectory, *, malus: float = 0.0) -> F32:
-    """1 for a turn in which a tool call could be read, `-malus` for one in which none could."""
+    """1 for a turn in which a tool call could be read, `-malus` for any other."""
     return where(trajectory, lambda turn: bool(turn_signal(turn, "parsed", "valid_format")), otherwise=-malus)
 
 
 def command_succeeded(task: Task, trajectory: Trajectory, *, but: Sequence[str] = ("submit",)) -> F32:
-    """1 for a turn whose command did what it was asked, save the commands in `but` (ending is no success)."""
+    """1 for a turn whose command succeeded, except the commands in `but` (ending is no success)."""
 
     def earned(turn: Turn) -> bool:
         command = turn_signal(turn, "command", "command_succeeded")

@@ -42,13 +42,13 @@ class EpisodeCallback:
         return {}
 
     def on_start(self, attempt: Attempt) -> None:
-        """Called when an attempt is played from its start."""
+        """Handle the start of an attempt that is played from its beginning."""
 
     def on_turn(self, attempt: Attempt, number: int, turn: Turn) -> None:
-        """Called when a turn reached its stage; turns are numbered from 0."""
+        """Handle a stage that a turn has reached; turns are numbered from 0."""
 
     def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
-        """Called when an attempt ended; `will_retry` if infrastructure failed and it is played once more."""
+        """Handle the end of an attempt; `will_retry` if infrastructure failed and it is played once more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

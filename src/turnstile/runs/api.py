@@ -1,4 +1,4 @@
-"""The Python entry: what `turnstile train` does, from a notebook, a script or a test."""
+"""The Python entry point: what `turnstile train` does, from a notebook, a script or a test."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def train(
     fresh: bool = False,
     overfit: str | None = None,
 ) -> dict[str, Any]:
-    """Trains as a recipe says: the path of a TOML file, the same as nested mappings, or a `Recipe`.
+    """Train as a recipe says: the path of a TOML file, the same as nested mappings, or a `Recipe`.
 
-    `env` is anything that makes an environment when called with the recipe's `env` knobs, `reward` a function
-    `(task, trajectory) -> float`, `tasks` and `heldout` lists in place of the recipe's files. The run goes to
-    `run`, default runs/NAME; called again it goes on where it was stopped, and `fresh` starts it anew. Returns
-    `results` (evaluation name -> list of EpisodeResult), `report` (path), `run` and `step`. Must not be called
-    from inside a running event loop; in a notebook use `await asyncio.to_thread(turnstile.train, ...)`.
+    `env` is anything that makes an environment when called with the recipe's `env` knobs, `reward` a function `(task,
+    trajectory) -> float`, `tasks` and `heldout` are lists in place of the recipe's files. The run goes to the folder
+    `run`, by default runs/NAME; a second call continues it where it was stopped, and `fresh` starts it anew. Returns
+    `results` (evaluation name -> list of EpisodeResult), `report` (path), `run` and `step`. Must not be called from
+    inside a running event loop; in a notebook use `await asyncio.to_thread(turnstile.train, ...)`.
     """
     if isinstance(recipe, Mapping):
         recipe = make_recipe(recipe, env=env)

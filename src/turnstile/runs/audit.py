@@ -15,8 +15,10 @@ from turnstile.trainer import checkpoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audited:
-    """What a run's ledger says; how many steps its recipe has; and how many versions the tokens of each step that it
-    logged were behind, in the mean and at most."""
+    """The audit of a run's ledger, the number of steps of its recipe, and the staleness of each logged step.
+
+    Staleness is how many versions its tokens were behind, in the mean and at most.
+    """
 
     audit: Audit
     steps: int
@@ -24,7 +26,10 @@ class Audited:
 
 
 def audit_run(run: Path, *, record: bool = False) -> Audited:
-    """Raises ConfigError for a folder that is no run, LedgerError where its ledger is missing or damaged."""
+    """Audit the ledger of a run.
+
+    Raises ConfigError for a folder that is no run, LedgerError if its ledger is missing or damaged.
+    """
     recipe = read_recipe(run)
     train, rollout = recipe.train, recipe.rollout
     again = recipe.replay_buffer.uses if recipe.replay_buffer.size else 0
@@ -42,8 +47,10 @@ def audit_run(run: Path, *, record: bool = False) -> Audited:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Of two runs: keys of the recipe and packages that differ, where their records part, or after which step the
-    weights do though all that was recorded is equal."""
+    """The differences between two runs: keys of the recipe, packages, and where their records part.
+
+    If all that was recorded is equal, also the step after which the weights differ.
+    """
 
     recipe: list[str]
     versions: list[str]
@@ -53,12 +60,15 @@ class Difference:
 
     @property
     def same(self) -> bool:
-        """Whether nothing that both have differs."""
+        """Whether everything that both have is equal."""
         return self.record is None and self.weights is None
 
 
 def compare_runs(one: Path, other: Path) -> Difference:
-    """Where two runs parted. Raises ConfigError for a folder that is no run, TurnstileError for one without record."""
+    """Find where two runs part.
+
+    Raises ConfigError for a folder that is no run, TurnstileError for one without a record.
+    """
     ours, theirs = read_resolved(one), read_resolved(other)
     recipe, another = (read_recipe(run).model_dump(mode="json") for run in (one, other))
     found = first_difference(one, other)

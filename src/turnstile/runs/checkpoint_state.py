@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a run: saved, committed in the ledger, pruned, and put back."""
+"""The state of a run that a checkpoint keeps: saved, committed in the ledger, pruned and restored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HELDOUT = "heldout/"
 
 
 def open_run_records(run: Path) -> RunRecords:
-    """The books of a run. Raises LedgerError where its checkpoints are there and its ledger is not."""
+    """Open the records of a run. Raises LedgerError if it has a checkpoint but no ledger."""
     found = checkpoint.newest_folder(run / "checkpoints")
     if found is not None and not (run / FILE).is_file():
         raise LedgerError(
@@ -45,7 +45,7 @@ def open_run_records(run: Path) -> RunRecords:
 
 
 class CheckpointState:
-    """What a checkpoint keeps, put into it and taken out of it."""
+    """The state that a checkpoint keeps, with its saving and restoring."""
 
     def __init__(self, run: RunContext, learner: Learner, estimator: Estimator) -> None:
         self.run = run
@@ -53,7 +53,7 @@ class CheckpointState:
         self.learned: AuxiliaryModel | None = None
         self._estimator = estimator
         self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
-        self.tasks_at: Callable[[], Mapping[str, Any]] = self.sampler.state  # behind the last step that is done
+        self.tasks_at: Callable[[], Mapping[str, Any]] = self.sampler.state  # after the last finished step
         buffer = run.recipe.replay_buffer
         self.buffer = ReplayBuffer(
             run.folder, size=buffer.size, batch=buffer.batch, uses=buffer.uses, seed=run.recipe.seed
@@ -64,11 +64,14 @@ class CheckpointState:
         self._folder = run.folder / "checkpoints"
 
     def begin(self) -> None:
-        """Makes what learns beside the policy, which may begin as the policy does: as RL finds it."""
+        """Make the auxiliary model of the estimator, if any. It may start as a copy of the policy as RL finds it."""
         self.learned = make_learned(self.run.recipe, self._estimator, self.learner)
 
     def save(self, progress: LoopState, metrics: Mapping[str, float]) -> None:
-        """A step is done when the ledger names its checkpoint, so what it played and logged is on the disk before."""
+        """Save a checkpoint, name it in the ledger, and delete those that are no longer kept.
+
+        A step is done when the ledger names its checkpoint, so what it played and logged is put on the disk before.
+        """
         self.run.recorder.sync()
         self.run.tracker.sync()
         self._note(progress.step, metrics)
@@ -91,12 +94,12 @@ class CheckpointState:
         checkpoint.prune(self._folder, {*last, *self._best()})
 
     def save_if_new(self) -> None:
-        """Saves the last whole step of a run that is stopped, if that is not saved yet."""
+        """Save the last whole step of a run that is stopped, if it is not saved yet."""
         if self.progress.step not in self.run.records.ledger.committed():
             self.save(self.progress, {})
 
     def _note(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Remembers by what a checkpoint is told to be the best."""
+        """Remember the step's metric by which the best checkpoint is chosen."""
         name = self.run.recipe.train.keep_best
         if name and metrics and not name.startswith(HELDOUT):
             if name not in metrics:
@@ -104,7 +107,7 @@ class CheckpointState:
             self.scores[step] = metrics[name]
 
     def _best(self) -> list[int]:
-        """The step whose checkpoint is kept for being the best, of equals the first."""
+        """Return the step whose checkpoint is kept for being the best, if any; of equal ones, the first."""
         name = self.run.recipe.train.keep_best
         scores = self.scores
         if name.startswith(HELDOUT):
@@ -113,7 +116,7 @@ class CheckpointState:
         return [max(scores, key=lambda step: (scores[step], -step))] if scores else []
 
     def restore(self) -> bool:
-        """Goes back to the newest whole checkpoint that the ledger names, if there is one."""
+        """Go back to the newest whole checkpoint that the ledger names, and return whether there is one."""
         records = self.run.records
         found, complaints = checkpoint.latest(self._folder, records.ledger.committed())
         for line in complaints:
@@ -126,11 +129,11 @@ class CheckpointState:
         self.run.engine.publish(found.step)
         self.progress = LoopState(step=found.step, credit=found.state["credit"])
         self.scores = {int(step): score for step, score in found.state["scores"].items()}
-        if self.run.recipe.engine.deterministic:  # sums come out otherwise with other threads
+        if self.run.recipe.engine.deterministic:  # sums depend on the number of threads
             torch.set_num_threads(int(found.state["threads"]))
         self.sampler.restore(found.state["sampler"])
         self.buffer.restore(found.state.get("buffer", {"kept": []}))
-        with rng.preserved():  # its first weights are not the ones that stay
+        with rng.preserved():  # its initial weights are replaced below
             self.begin()
         if self.learned is not None:
             checkpoint.restore_auxiliary(found, self.learned)
@@ -149,13 +152,16 @@ class CheckpointState:
 
 
 def _is_later(evaluation: str, step: int, steps: int) -> bool:
-    """Whether an evaluation was of weights behind which the run has gone back."""
+    """Return whether an evaluation was of weights from after `step`, to which the run has gone back."""
     numbered = re.fullmatch(r"step-(\d+)", evaluation)
     return step < (int(numbered[1]) if numbered else steps if evaluation == FINAL else 0)
 
 
 def check_keep_best(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
-    """Raises ConfigError for what evaluations do not have; of a function that makes environments that is not known."""
+    """Raise ConfigError if `train.keep_best` names a held-out mean that evaluations do not have.
+
+    What they have is unknown, and not checked, if `env` is a function.
+    """
     name, env = recipe.train.keep_best, env or resolve("env", recipe.env.kind)
     if not name.startswith(HELDOUT) or not isinstance(env, type):
         return
@@ -165,7 +171,7 @@ def check_keep_best(recipe: Recipe, env: Callable[..., Env] | None = None) -> No
 
 
 def _heldout(results: Mapping[str, Sequence[EpisodeResult]], of: str) -> dict[int, float]:
-    """The mean of a rate or a number in each evaluation in between that has it, by its step."""
+    """Return the mean of a rate or a number in each intermediate evaluation that has it, by step."""
     means = {
         int(name.removeprefix("step-")): float(np.mean([result.value(of) for result in counted(found)]))
         for name, found in results.items()

@@ -22,7 +22,7 @@ def describe_tasks(
     max_tokens: int = 256,
     done: Callable[[Described], None] = lambda one: None,
 ) -> list[Described]:
-    """Statements by a chat model that is loaded into this process; see `swe.bugs.describe.describe`."""
+    """Have a chat model in this process write problem statements; see `swe.bugs.describe.describe`."""
     recipe = make_recipe(
         {"model": {"id": model}, "agent": {"renderer": {"kind": "chat"}, "parser": {"kind": "hermes"}}}
     )

@@ -36,12 +36,12 @@ from turnstile.wiring.world import make_trackers, make_world
 
 
 def dry_run(recipe: Recipe) -> dict[str, Any]:
-    """Checks what a recipe names, plays one of its groups and does one update; trains and keeps nothing. The warm
-    start is not timed, and a step's groups, which are played together, are counted one after the other.
+    """Check what a recipe names, play one of its groups and do one update; nothing is trained or kept.
 
-    The model plays as it comes. One that does not know the task yet plays to its limits, so that a warm start or
-    learning makes the run shorter than what is told here. Seconds, minutes and megabytes. With `rollout.max_staleness`
-    the group is played in the other process too, whose model takes memory of its own.
+    Returns seconds, minutes and megabytes. The warm start is not timed, and a step's groups, which are played together,
+    are counted one after the other. The model plays untrained. One that does not know the task yet plays to its limits,
+    so that a warm start or learning makes the run shorter than what is reported. With `rollout.max_staleness` the group
+    is played in the other process too, whose model takes memory of its own.
     """
     check_recipe(recipe)
     tasks = read_tasks(recipe, "train", recipe.tasks.limit)
@@ -94,7 +94,7 @@ def _device_memory(device: torch.device) -> dict[str, str]:
 
 
 async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]:
-    """One group of the recipe, and the seconds it took."""
+    """Play one group of the recipe; return it and the seconds it took."""
     world = make_world(recipe, graders=make_graders(recipe, None, agent))
     try:
         player = make_player(recipe, world, agent.scaffold, agent.engine, agent.context)
@@ -107,7 +107,7 @@ async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]
 
 
 async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
-    """Has the process that plays ahead play a group; the megabytes that it took."""
+    """Have the process that plays ahead play a group; return the megabytes that it took."""
     jobs = [
         (task, Attempt(group="dry", number=number, seed=recipe.seed)) for number in range(recipe.rollout.group_size)
     ]
@@ -127,7 +127,7 @@ async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
 
 
 def _update(recipe: Recipe, learner: Learner, group: Group, renderer: Renderer) -> float:
-    """The seconds of one update on a group, whose weights are put back."""
+    """Return the seconds that one update on a group takes, and put the weights back."""
     before = [parameter.detach().clone() for parameter in learner.parameters]
     rows: list[Row] = []
     for sign, trajectory in enumerate(group.trajectories):

@@ -40,18 +40,17 @@ def evaluate(
     predictions: str | Path | None = None,
     plain: bool = False,
 ) -> dict[str, list[EpisodeResult]]:
-    """Plays the recipe's held-out tasks and returns the results by name.
+    """Play the recipe's held-out tasks and return the results by name.
 
-    Where the recipe's engine is a server, its model plays, under the name `engine.model`.
+    If the recipe's engine is a server, its model plays, under the name `engine.model`.
 
-    `policy` is "model" or a name of the recipe's `eval.policies`. The model is `model`, else the last
-    checkpoint of `run`, else the recipe's own. Episodes go into the record of `run`, where there is one, under
-    the name in the results and in place of those of an earlier call; what the run evaluated itself under that name
-    stays, and `.again` is added to the name. `samples` episodes are played of each of at most `limit` tasks
-    (default: as the recipe says); a policy plays each once. The random numbers are those of the run's own
-    evaluations: they depend on the recipe's seed, the task and the sample, not on what is evaluated. What was handed in
-    goes into `predictions`, a file in SWE-bench's form, where one is named. `plain` has the console print lines and
-    draw nothing.
+    `policy` is "model" or a name of the recipe's `eval.policies`. The model is `model`, else the last checkpoint of
+    `run`, else the recipe's own. Episodes go into the record of `run`, if there is one, under the name in the results
+    and in place of those of an earlier call; if the run itself made an evaluation of that name, it stays, and `.again`
+    is added to the name. `samples` episodes are played of each of at most `limit` tasks (default: as the recipe says);
+    a policy plays each once. The random numbers are those of the run's own evaluations: they depend on the recipe's
+    seed, the task and the sample, not on what is evaluated. Patches are written to the file `predictions`, if one is
+    named, in SWE-bench's form. With `plain` the console prints lines and draws nothing.
     """
     if policy != MODEL and (model is not None or samples not in (None, 1)):
         raise ConfigError(f"policy {policy!r} is no model and plays each task once; leave out the model and samples")
@@ -148,7 +147,7 @@ async def _with_policy(
 
 
 def _subject(recipe: Recipe, run: Path | None, model: str | None, policy: str) -> tuple[str, str, int]:
-    """What is evaluated: its name, the model (of a policy: whose tokenizer is used) and the training step it is of."""
+    """Return what is evaluated: its name, the model (of a policy: whose tokenizer is used) and its training step."""
     if not recipe.engine.in_process and policy == MODEL:
         if model is not None:
             raise ConfigError(f"--model names a model to load; that of a server is named with engine.model={model}")

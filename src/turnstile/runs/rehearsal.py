@@ -22,8 +22,10 @@ COEFFICIENT = 0.1
 
 
 def rehearsal_objective(recipe: Recipe) -> Objective | None:
-    """What is learned from stored samples, their coefficient in it. Raises ConfigError for a loss that needs what they
-    have not."""
+    """Return the objective on stored samples, with its coefficient; None if the recipe wants none.
+
+    Raises ConfigError for a loss that needs what stored samples do not have.
+    """
     wanted = recipe.rehearsal
     if not wanted.tasks:
         return None
@@ -46,7 +48,7 @@ def rehearsal_objective(recipe: Recipe) -> Objective | None:
 
 
 async def store_samples(run: RunContext, replay: Path | None) -> None:
-    """Plays the samples and records them; with `replay` takes those of that run."""
+    """Play the samples and record them; with `replay`, record those of that run."""
     wanted = run.recipe.rehearsal
     if not wanted.tasks:
         return
@@ -59,14 +61,17 @@ async def store_samples(run: RunContext, replay: Path | None) -> None:
         done = counter(run.tracker, "playing samples to rehearse", len(tasks) * wanted.attempts)
         with run.timed("samples to rehearse"), run.untrained():
             groups = await run.player.groups(tasks, wanted.attempts, label=REHEARSAL, seed=run.recipe.seed, done=done)
-        run.engine.take_stats()  # they are of no step
+        run.engine.take_stats()  # they belong to no step
         found = list(zip(groups, run.scorer(groups), strict=True))
     for group, own in found:
         run.recorder.write(0, "warmstart", group, own, label=REHEARSAL)
 
 
 def read_rehearsal(run: RunContext) -> Rehearsal | None:
-    """The samples of a run with what is learned from them. Raises ConfigError where none is good enough."""
+    """Return the samples of a run and their objective, None if the recipe wants none.
+
+    Raises ConfigError if no sample is good enough.
+    """
     objective = rehearsal_objective(run.recipe)
     if objective is None:
         return None

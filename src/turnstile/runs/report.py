@@ -1,4 +1,4 @@
-"""The report of a run, from what lies in its folder."""
+"""The report of a run, made from what is in its folder."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task], env: Callable
 
 
 def named_stages(results: Mapping[str, Sequence[EpisodeResult]]) -> dict[str, Sequence[EpisodeResult]]:
-    """A run's evaluations in the order they are shown, under the names that a reader knows."""
+    """Return a run's evaluations in the order in which they are shown, under the names that a reader knows."""
     return {NAMES.get(name, name): results[name] for name in sorted(results, key=_order)}
 
 
 def named_pairs(results: Mapping[str, Sequence[EpisodeResult]]) -> list[tuple[str, str]]:
-    """The pairs of `PAIRS` that a run has, under those names."""
+    """Return the pairs of `PAIRS` that a run has, under the names that a reader knows."""
     return [(NAMES[before], NAMES[after]) for before, after in PAIRS if {before, after} <= results.keys()]
 
 
@@ -96,7 +96,7 @@ def _alerts(run: Path) -> list[Alert]:
 
 
 def _missing(recipe: Recipe, trained: bool, evaluated: bool) -> list[str]:
-    """Why a report has no curves or no results, and how to get them."""
+    """Return why a report has no curves or no results, and how to get them."""
     found = []
     if not trained and recipe.train.steps == 0:
         found.append("No learning curves: train.steps is 0, so no step was trained.")
@@ -110,20 +110,20 @@ def _missing(recipe: Recipe, trained: bool, evaluated: bool) -> list[str]:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Baselines, warm start, evaluations in between, the trained model last."""
+    """Return a sort key: baselines, warm start, evaluations in between, the trained model last."""
     known = list(NAMES)
     return (known.index(name) if name in known[:4] else len(known) + (name == FINAL), name)
 
 
 def _held_out_at(recipe: Recipe, results: Mapping[str, Sequence[EpisodeResult]]) -> dict[int, str]:
-    """After which step each evaluation of the model being trained was made."""
+    """Return the evaluations of the model in training, by the step after which they were made."""
     at = {0: WARM, recipe.train.steps: FINAL}
     at |= {int(name.removeprefix("step-")): name for name in results if name.startswith("step-")}
     return {step: name for step, name in sorted(at.items()) if name in results}
 
 
 def _episodes(run: Path) -> tuple[list[Shown], list[Shown]]:
-    """The same tasks before and after RL, those that gained most first."""
+    """Return episodes of the same tasks before and after RL, those that gained most first."""
     played: dict[str, dict[str, Shown]] = {WARM: {}, FINAL: {}}
     for entry in read_record(run, phase="eval"):
         if entry.label in played:

@@ -1,4 +1,4 @@
-"""The folder of a run: what it was made from, and what it has come to."""
+"""The folder of a run: the recipe it was made from, and its results."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ PACKAGES = ("turnstile-rl", "torch", "transformers", "peft", "numpy", "pytest", 
 
 
 def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str] | None = None) -> bool:
-    """Makes or reopens a run folder; True when there was one to go on with.
+    """Make or reopen a run folder; return whether there is a run in it to continue.
 
-    `given` names what the call put in place of the recipe's parts. A folder made from another recipe, or with
-    other parts, is refused, since going on with it would mix two runs; unless nothing in it was finished, as after a
-    start that failed. With `fresh` what it holds is put aside until `starting` lets go of it.
+    `given` names what the call put in place of the recipe's parts. A folder made from another recipe, or with other
+    parts, is refused, since continuing it would mix two runs; unless nothing in it was finished, as after a start that
+    failed. With `fresh` what it holds is put aside until `starting` deletes it or puts it back.
     """
     resolved = _absolute(recipe.model_dump(mode="json"), Path())
     given = dict(given or {})
     file = run / RESOLVED
-    _put_back(run)  # where a start anew was killed
+    _put_back(run)  # if a fresh start was killed
     if fresh and run.exists():
         inside = _inside(run)
         if not file.is_file() and inside:
@@ -77,9 +77,9 @@ def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str]
 
 @contextmanager
 def only_one(run: Path) -> Iterator[None]:
-    """Keeps a run's folder for this process. Raises RunFolderError where another one is at work in it.
+    """Lock a run's folder for this process. Raises RunFolderError if another process works in it.
 
-    The kernel lets go of the lock when its process ends, however that is.
+    The kernel releases the lock when its process ends, however that happens.
     """
     run.mkdir(parents=True, exist_ok=True)
     path = run / LOCK
@@ -100,8 +100,10 @@ def only_one(run: Path) -> Iterator[None]:
 
 @contextmanager
 def starting(run: Path) -> Iterator[Callable[[], None]]:
-    """Keeps a run's folder for this process, and leaves it as it was unless what this gives was called meanwhile: a
-    start that fails takes no name, and with `fresh` costs no run. Raises as `only_one`."""
+    """Lock a run's folder for this process, and restore what it held unless the yielded function is called meanwhile.
+
+    So a start that fails takes no name, and with `fresh` it costs no run. Raises RunFolderError as `only_one` does.
+    """
     new, begun = not run.exists(), False
 
     def begin() -> None:
@@ -120,7 +122,7 @@ def starting(run: Path) -> Iterator[Callable[[], None]]:
 
 
 def _put_back(run: Path) -> None:
-    """Puts back what `open_run` has put aside, in place of what has come since."""
+    """Put back what `open_run` has put aside, in place of what has been written since."""
     if not (run / ASIDE).is_dir():
         return
     for path in _inside(run):
@@ -139,7 +141,7 @@ def _inside(run: Path) -> list[Path]:
 
 @contextmanager
 def room_for(run: Path) -> Iterator[None]:
-    """A disk that is full, or a quota, is one line and no trace."""
+    """Report a full disk or quota as a RunFolderError, which is shown in one line without a traceback."""
     try:
         yield
     except OSError as error:
@@ -149,7 +151,7 @@ def room_for(run: Path) -> Iterator[None]:
 
 
 def read_resolved(run: Path) -> dict[str, Any]:
-    """What `open_run` wrote. Raises ConfigError where it is missing or no such thing."""
+    """Return what `open_run` wrote. Raises ConfigError if it is missing or malformed."""
     file = run / RESOLVED
     try:
         body = json.loads(file.read_text(encoding="utf-8"))
@@ -165,20 +167,23 @@ def read_resolved(run: Path) -> dict[str, Any]:
 
 
 def read_recipe(run: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe a run was started with, `overrides` applied; errors as of `read_resolved` and `load_recipe`."""
+    """Return the recipe a run was started with, `overrides` applied.
+
+    Raises ConfigError as `read_resolved` and `load_recipe` do.
+    """
     return make_recipe(read_resolved(run)["recipe"], overrides, where=str(run / RESOLVED), folder=run)
 
 
 def _absolute(recipe: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A dumped recipe with every default, and with its relative paths, which start at `folder`, made absolute."""
+    """Return a dumped recipe with every default, its relative paths, which start at `folder`, made absolute."""
     return make_recipe(recipe, where=str(folder / RESOLVED), folder=folder).model_dump(mode="json")
 
 
 def _movable(recipe: dict[str, Any], run: Path) -> dict[str, Any]:
-    """The recipe as the run folder keeps it: like those in any recipe, its relative paths start at its folder.
+    """Return the recipe as the run folder keeps it: as in any recipe, its relative paths start at its folder.
 
-    What lies below the current folder together with the run is written relative, so that a project can be moved
-    or shared as a whole. Other paths stay absolute, so that a run can be moved away from its tasks.
+    Paths below the current folder are written as relative if the run is below it too, so that a project can be moved or
+    shared as a whole. Other paths stay absolute, so that a run can be moved away from its tasks.
     """
     here, run = Path.cwd(), run.resolve()
     moved = {**recipe}
@@ -190,12 +195,12 @@ def _movable(recipe: dict[str, Any], run: Path) -> dict[str, Any]:
 
 
 def _dotted(path: str) -> str:
-    """A path that cannot be taken for a name."""
+    """Return a path in a form that cannot be mistaken for a name."""
     return path if path.startswith(".") else f"./{path}"
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that decide a run's numbers."""
+    """Return the machine and the versions of Python and of the packages that decide a run's numbers."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for package in PACKAGES:
         try:
@@ -206,14 +211,14 @@ def versions() -> dict[str, str]:
 
 
 def write_results(run: Path, name: str, results: list[EpisodeResult]) -> None:
-    """An evaluation's results, whole or not at all."""
+    """Write an evaluation's results, completely or not at all."""
     folder = run / "evaluations"
     folder.mkdir(exist_ok=True)
     write_whole(folder / f"{name}.jsonl", "".join(json.dumps(asdict(result)) + "\n" for result in results))
 
 
 def write_whole(file: Path, text: str) -> None:
-    """A killed process, or a machine that stops, leaves the old file or the new one, never a part."""
+    """Write a file so that a process or machine that stops leaves the old file or the new one, never a part."""
     scratch = file.with_name(f".{file.name}.writing")
     with scratch.open("w", encoding="utf-8") as writing:
         writing.write(text)
@@ -223,7 +228,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def read_results(run: Path) -> dict[str, list[EpisodeResult]]:
-    """Every finished evaluation of a run by name, oldest first."""
+    """Return every finished evaluation of a run by name, oldest first."""
     files = sorted((run / "evaluations").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
     return {
         file.stem: [EpisodeResult.read(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -232,12 +237,12 @@ def read_results(run: Path) -> dict[str, list[EpisodeResult]]:
 
 
 def drop_results(run: Path, name: str) -> None:
-    """An evaluation that is to be done again."""
+    """Delete an evaluation, which is to be done again."""
     (run / "evaluations" / f"{name}.jsonl").unlink()
 
 
 def changed(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of what differs."""
+    """Return the dotted names of the values that differ."""
     names = []
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
@@ -249,7 +254,7 @@ def changed(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> li
 
 
 def _git() -> dict[str, str]:
-    """The commit of the working folder and whether it was changed; empty outside a repository."""
+    """Return the commit of the working folder and what was changed since; empty outside a repository."""
     found = {}
     for name, command in (("commit", ["rev-parse", "HEAD"]), ("changed", ["status", "--porcelain"])):
         try:

@@ -29,14 +29,14 @@ MODEL = "model"
 
 
 def check_scripts(recipe: Recipe) -> None:
-    """Raises ConfigError for a demonstrator or a policy that cannot be had, before anything is played."""
+    """Raise ConfigError for a demonstrator or a policy that cannot be used, before anything is played."""
     if recipe.sft.demos:
         bind("demonstrator", recipe.sft.demonstrator, given=GIVEN)
     check_policies(recipe)
 
 
 def check_policies(recipe: Recipe) -> None:
-    """Raises ConfigError for a policy that cannot be had, or whose name is not its own."""
+    """Raise ConfigError for a policy that cannot be used, or whose name is invalid or taken."""
     labels: dict[str, str] = {}
     for name, kind in recipe.eval.policies.items():
         if name in (MODEL, UNTOUCHED, WARM, FINAL) or not re.fullmatch(r"(?!step[-_])[\w-]+", name):
@@ -55,8 +55,10 @@ def check_policies(recipe: Recipe) -> None:
 async def demonstrate(
     recipe: Recipe, world: World, scaffold: Scaffold, tasks: Sequence[Task], done: Callable[[Trajectory], None]
 ) -> list[Group]:
-    """`sft.demos` oracle episodes, really played, each a group of one; tasks repeat in a drawn order when
-    there are fewer of them. Turns that a demonstration only shows are marked not trainable."""
+    """Play `sft.demos` oracle episodes, each a group of one; if there are fewer tasks, they repeat in a drawn order.
+
+    Turns that a demonstration only shows are marked not trainable.
+    """
     demonstrator = bind("demonstrator", recipe.sft.demonstrator, given=GIVEN)
     rng = random.Random(f"demos/{recipe.seed}")
     chosen: list[Task] = []
@@ -83,7 +85,7 @@ async def play_policy(
     tasks: Sequence[Task],
     done: Callable[[Trajectory], None],
 ) -> list[Group]:
-    """One episode of every task with the policy that `kind` names."""
+    """Play one episode of every task with the policy that `kind` names."""
     policy = bind("policy", kind, given=GIVEN)
 
     def act(task: Task) -> Act:
@@ -108,7 +110,7 @@ async def play_scripts(
     label: str,
     done: Callable[[Trajectory], None],
 ) -> list[Group]:
-    """One episode of each task, its actions given by `acts` in the syntax of the scaffold's parser."""
+    """Play one episode of each task, with actions from `acts` in the syntax of the scaffold's parser."""
     tools = await _tools(world, tasks[0])
 
     def speak(session: str, turn: int, prompt_ids: Any) -> str:
@@ -117,12 +119,12 @@ async def play_scripts(
 
     engine = ScriptedEngine(scaffold.renderer, speak)
     player = make_player(recipe, world, scaffold, engine, recipe.episode.context)
-    player = replace(player, retries=0, failures=Failures())  # a script that was read cannot be read again
+    player = replace(player, retries=0, failures=Failures())  # a script can be read only once
     return await player.groups(tasks, 1, label=label, seed=recipe.seed, done=done)
 
 
 def said(task: Task, message: Message, parser: Parser, tools: Sequence[ToolSpec]) -> str:
-    """A script's action in an agent's syntax. Raises TaskError for one that would be read as another."""
+    """Return a script's action in an agent's syntax. Raises TaskError for one that would be read as another."""
     text = parser.write(message, tools)
     if _calls(parser.parse(text, tools)) != _calls(message):
         raise TaskError(
@@ -134,7 +136,7 @@ def said(task: Task, message: Message, parser: Parser, tools: Sequence[ToolSpec]
 
 
 def _calls(message: Message) -> list[tuple[str, dict[str, str]]]:
-    """What a message asks for, compared as text."""
+    """Return the tool calls of a message, with their arguments as text for comparison."""
     return [(call.name, {key: str(value) for key, value in call.arguments.items()}) for call in message.tool_calls]
 
 
@@ -147,7 +149,7 @@ async def _tools(world: World, task: Task) -> Any:
 
 
 def _reader(task: Task, messages: Sequence[Message]) -> Act:
-    """Says `messages` one after the other. Raises TaskError where the episode wants more of them."""
+    """Return an agent that says `messages` one by one; it raises TaskError if the episode wants more of them."""
     rest = iter(messages)
 
     def act(_: Sequence[Message]) -> Message:
@@ -163,7 +165,10 @@ def _reader(task: Task, messages: Sequence[Message]) -> Act:
 
 
 def _marked(group: Group, trainable: Sequence[bool]) -> Group:
-    """The group of one with its turns marked. Raises TaskError for an episode that ended before its script."""
+    """Return the group of one with its turns marked as trainable or not.
+
+    Raises TaskError for an episode that ended before its script, or in which an action was cut.
+    """
     (played,) = group.trajectories
     cut = [turn.message.content for turn in played.turns if turn.completion.finish == "length"]
     if cut:

@@ -22,9 +22,11 @@ def make_server(
     renderer: str = "chat",
     weights_from: Path | None = None,
 ) -> EngineServer:
-    """The server of a model: a folder, a hub id or a packaged name. `overrides` change keys of a recipe, like
-    engine.max_batch=32. Clients may have it load weights that lie below `weights_from`. Raises ConfigError for a model
-    that cannot be had."""
+    """Make the server of a model: a folder, a hub id or a packaged name.
+
+    `overrides` change keys of a recipe, like engine.max_batch=32. Clients may have it load weights that lie below
+    `weights_from`. Raises ConfigError for a model that cannot be loaded.
+    """
     parser = "lines" if renderer == "lines" else "hermes"
     agent = {"renderer": {"kind": renderer}, "parser": {"kind": parser}}
     recipe = make_recipe({"model": {"id": model}, "agent": agent}, overrides)

@@ -1,4 +1,4 @@
-"""A run in progress: its parts, its evaluations, and what each of its stages took."""
+"""A run in progress: its parts, its evaluations, and what each of its stages cost."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from turnstile.wiring.world import World
 
 
 class Sampler(Engine, Publisher, Protocol):
-    """What samples with the weights that are published."""
+    """An engine that samples with the weights that are published."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RunContext:
-    """A run in progress: its parts, and what it has done. `engine` is the agent's, or servers in its place."""
+    """The parts of a run in progress. `engine` is the agent's, or servers in its place."""
 
     recipe: Recipe
     folder: Path
@@ -53,25 +53,30 @@ class RunContext:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Adds the seconds of a stage, and the memory it reached, to costs.json in the run folder; a stage that
-        goes on after an interruption adds up."""
+        """Add the seconds of a stage, and its peak memory, to costs.json in the run folder.
+
+        The seconds of a stage that continues after an interruption add up.
+        """
         began, others = time.monotonic(), sum(read_costs(self.folder)["seconds"].values())
         try:
             yield
         finally:
             costs = read_costs(self.folder)
-            inside = sum(costs["seconds"].values()) - others  # stages within this one count for themselves
+            inside = sum(costs["seconds"].values()) - others  # stages within this one are counted separately
             took = time.monotonic() - began - inside
             costs["seconds"][stage] = costs["seconds"].get(stage, 0.0) + took
             costs["memory_mb"][stage] = max(costs["memory_mb"].get(stage, 0.0), peak_memory_mb())
             write_whole(self.folder / "costs.json", json.dumps(costs, indent=1))
 
     def untrained(self) -> AbstractContextManager[None]:
-        """Nobody will train on what is sampled inside: an engine of this process keeps no trunk for it."""
+        """Return a context for sampling that nobody will train on.
+
+        An engine of this process keeps no activations for it.
+        """
         return self.engine.without_activations() if isinstance(self.engine, TransformersEngine) else nullcontext()
 
     async def evaluate(self, name: str, tasks: Sequence[Task], *, samples: int, step: int = 0) -> None:
-        """Plays `tasks` with the model as it is; done before is done."""
+        """Play `tasks` with the current model, unless the evaluation is already there."""
         if name in read_results(self.folder) or not tasks:
             return
         player = for_evaluation(self.recipe, self.player)
@@ -80,11 +85,11 @@ class RunContext:
             groups = await player.groups(
                 tasks, samples, label=f"eval/{name}", seed=self.recipe.seed, stream=EVALUATION, done=done
             )
-        self.engine.take_stats()  # they are of no step
+        self.engine.take_stats()  # they belong to no step
         self.finish(name, groups, step)
 
     async def compare(self, name: str, kind: Kind, tasks: Sequence[Task]) -> None:
-        """The same for a policy that is no model."""
+        """Play `tasks` with a policy that is no model, unless the evaluation is already there."""
         if name in read_results(self.folder) or not tasks:
             return
         done = counter(self.tracker, f"evaluating {name}", len(tasks))
@@ -92,7 +97,7 @@ class RunContext:
         self.finish(name, groups, 0)
 
     def finish(self, name: str, groups: Sequence[Group], step: int) -> None:
-        """Writes an evaluation's episodes and results down, and says what they came to."""
+        """Write an evaluation's episodes and results, and report its rates."""
         scores = self.scorer(groups)
         for group, own in zip(groups, scores, strict=True):
             self.recorder.write(step, "eval", group, own, label=label_of(name))
@@ -124,7 +129,7 @@ def _rates(results: Sequence[EpisodeResult]) -> str:
 
 
 def read_costs(folder: Path) -> dict[str, dict[str, float]]:
-    """Seconds and peak megabytes by stage."""
+    """Return the seconds and the peak megabytes by stage."""
     file = folder / "costs.json"
     if not file.is_file():
         return {"seconds": {}, "memory_mb": {}}
@@ -133,6 +138,6 @@ def read_costs(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def peak_memory_mb() -> float:
-    """The most that this process and the largest of its finished children have held so far."""
+    """Return the peak memory of this process plus that of its largest finished child."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(resource.getrusage(kind).ru_maxrss for kind in kinds) / 1024

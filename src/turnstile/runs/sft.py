@@ -1,4 +1,4 @@
-"""What comes before the first RL step: the baselines, demonstrations and conversations, and learning from them."""
+"""The stages before the first RL step: baselines, demonstrations and conversations, and learning from them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from turnstile.wiring.kinds import bind
 
 
 def read_talks(recipe: Recipe) -> list[Conversation]:
-    """The conversations to learn from. Raises TaskError naming file and row for what cannot be read."""
+    """Read the conversations to learn from. Raises TaskError naming file and row for what cannot be read."""
     return read_conversations(recipe.sft.conversations) if recipe.sft.conversations else []
 
 
 async def baselines_and_warm_start(run: RunContext, learner: Learner, talks: Sequence[Conversation]) -> None:
-    """What comes before the first RL step: the baselines, then the warm start."""
+    """Do what comes before the first RL step: the baselines, then the warm start."""
     recipe = run.recipe
     for name, kind in recipe.eval.policies.items():
         await run.compare(name, kind, run.heldout)
@@ -46,7 +46,7 @@ async def baselines_and_warm_start(run: RunContext, learner: Learner, talks: Seq
 
 
 def learn_recorded(run: RunContext, learner: Learner, recorded: Path) -> None:
-    """The warm start of another run, from its record."""
+    """Repeat the warm start of another run, from its record. Raises ReplayError if that has no demonstrations."""
     if not run.recipe.sft.wanted:
         return
     demos: list[Trajectory] = []
@@ -62,7 +62,7 @@ def learn_recorded(run: RunContext, learner: Learner, recorded: Path) -> None:
 
 
 async def _demonstrations(run: RunContext) -> list[Trajectory]:
-    """Oracle episodes, played, judged and recorded."""
+    """Play, score and record oracle episodes."""
     number = run.recipe.sft.demos
     if not number:
         return []
@@ -74,7 +74,7 @@ async def _demonstrations(run: RunContext) -> list[Trajectory]:
 
 
 def _conversations(run: RunContext, talks: Sequence[Conversation]) -> list[Trajectory]:
-    """Conversations in the agent's tokens, recorded under a label of their own; what they lack of a score is zero."""
+    """Return conversations in the agent's tokens, recorded under a label of their own; missing scores are zero."""
     if not talks:
         return []
     done = counter(run.tracker, "reading conversations", len(talks))
@@ -94,7 +94,7 @@ def play_talks(
     agent: Agent,
     done: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> TokenizedConversations:
-    """Conversations as the agent's trajectories. Raises TaskError where none of them is left to learn from."""
+    """Return conversations as the agent's trajectories. Raises TaskError if none of them can be learned from."""
     warm = recipe.sft
     played = to_trajectories(
         talks,
@@ -115,7 +115,7 @@ def play_talks(
 
 
 def _learn_demos(run: RunContext, learner: Learner, demos: Sequence[Trajectory]) -> None:
-    """The supervised warm start, with an optimiser of its own so that RL begins with fresh moments."""
+    """Do the supervised warm start, with its own optimiser so that RL begins with fresh moments."""
     warm = run.recipe.sft
     rows = demo_rows(demos, functools.partial(_key_weights, weight=warm.key_weight))
     steps = warm.epochs * -(-len(rows) // warm.batch)
@@ -148,7 +148,7 @@ def _learn_demos(run: RunContext, learner: Learner, demos: Sequence[Trajectory])
 
 
 def _key_weights(demo: Trajectory, turn: int, *, weight: float) -> F32:
-    """1 for every token, `weight` for the first of a turn: it decides which action is taken."""
+    """Return `weight` for the first token of a turn, which decides the action taken, and 1 for every other."""
     weights = np.ones(len(demo.turns[turn].completion.token_ids), np.float32)
     weights[:1] = weight
     return weights

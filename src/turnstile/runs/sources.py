@@ -1,4 +1,4 @@
-"""Where a run's groups come from."""
+"""The sources of a run's groups, and what they are sampled with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ WEIGHTS = "weights"
 async def group_source(
     run: RunContext, kept: CheckpointState, env: Callable[..., Env] | None, replay: Path | None
 ) -> AsyncIterator[GroupSource]:
-    """A record, this process in turn with training, or another process ahead of it, which is ended with this."""
+    """Yield a source of groups: a record, this process in turn with training, or another process ahead of it.
+
+    The other process is ended when the context exits.
+    """
     recipe, rollout = run.recipe, run.recipe.rollout
     if replay is not None:
         yield ReplaySource(run=replay, records=run.records, sampler=kept.sampler, groups=rollout.tasks_per_step)
@@ -78,7 +81,7 @@ async def group_source(
 
 
 def _files(run: RunContext, kept: CheckpointState) -> WeightFiles | WeightFolders:
-    """What the process that plays ahead samples with: its own model, or servers that load whole folders."""
+    """Return where the process that plays ahead gets weights: files for its own model, or folders for servers."""
     if run.recipe.engine.in_process:
         return WeightFiles(run.folder / WEIGHTS, kept.learner)
     return WeightFolders(run.folder / WEIGHTS, run.agent.model, run.agent.tokenizer)
@@ -86,8 +89,11 @@ def _files(run: RunContext, kept: CheckpointState) -> WeightFiles | WeightFolder
 
 @asynccontextmanager
 async def sampler(recipe: Recipe, folder: Path, agent: Agent, *, replay: bool) -> AsyncIterator[tuple[Sampler, int]]:
-    """What this process samples with, and how many tokens it can hold: the agent's own engine, also where another
-    process plays ahead over servers, or else the servers, which begin with the agent's weights."""
+    """Yield what this process samples with, and how many tokens it can hold.
+
+    That is the agent's own engine, also if another process plays ahead over servers; otherwise the servers, which begin
+    with the agent's weights.
+    """
     if recipe.engine.in_process or recipe.rollout.max_staleness or replay:
         yield agent.engine, agent.context
         return

@@ -1,8 +1,8 @@
 """SIGINT and SIGTERM end a run within seconds, and leave it a checkpoint.
 
-The first signal cancels the run where it waits next: while it plays or evaluates, that is at once, and the network is
-that of the last whole step. If it computes for longer than it is given, it is interrupted in the middle of the step,
-and goes on later from the checkpoint before. If what it waits for does not end (a tool that hangs in a thread), the
+The first signal cancels the run where it next waits: at once while it plays or evaluates, and then the network is that
+of the last whole step. If the run computes for longer than it is given, it is interrupted in the middle of the step,
+and continues later from the checkpoint before. If what it waits for does not end (a tool that hangs in a thread), the
 last whole step is saved all the same, and the process ends.
 """
 
@@ -28,7 +28,7 @@ SOON = 0.05
 
 
 class Stopping:
-    """Runs a coroutine so that signals stop it; in a thread that is not the main one they are not its business."""
+    """Runs a coroutine so that signals stop it; outside the main thread it leaves signals alone."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -38,7 +38,10 @@ class Stopping:
         self._task: asyncio.Task[Any] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns. Raises KeyboardInterrupt when SIGINT stopped it, StoppedError for SIGTERM."""
+        """Run the coroutine and return its result.
+
+        Raises KeyboardInterrupt if SIGINT stopped it, StoppedError if SIGTERM did.
+        """
         if threading.current_thread() is not threading.main_thread():
             return asyncio.run(work)
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
@@ -57,7 +60,7 @@ class Stopping:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """What is done inside is not interrupted; the process may end only after it."""
+        """Protect the `with` block from interruption; the process may end only after it."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         try:
             yield
@@ -72,7 +75,7 @@ class Stopping:
         cancel = self._task.cancel
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self.signal is not None:  # somebody is in a hurry
+            if self.signal is not None:  # a second signal
                 raise KeyboardInterrupt
             self.signal = signal.Signals(number)
             loop.call_soon_threadsafe(cancel)
@@ -93,7 +96,7 @@ class Stopping:
         if running is self._task or self.save is None:  # it computes
             self._interrupted = True
             raise KeyboardInterrupt
-        if running is not None:  # somebody may be at the ledger just now
+        if running is not None:  # another task may be writing to the ledger just now
             signal.setitimer(signal.ITIMER_REAL, SOON, PATIENCE)
         else:
             with self.saving():
@@ -102,7 +105,7 @@ class Stopping:
 
 @contextmanager
 def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Wakes the loop up for each signal, so that Python runs its handler.
+    """Wake the loop up for each signal, so that Python runs its handler.
 
     Python runs handlers between two bytecodes of the main thread. A signal that arrives after the last bytecode before
     the loop's `select`, or in another thread, does not end that `select`, so its handler would wait for the next event.

@@ -1,4 +1,4 @@
-"""`turnstile tasks check`: repository tasks, the grader that judges their episodes, and a random agent in one place."""
+"""`turnstile tasks check`: joins repository tasks, the grader that judges their episodes, and a random agent."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def check_tasks(
     again: bool = False,
     done: Callable[[CheckedTask], None] = lambda checked: None,
 ) -> list[CheckedTask]:
-    """Checks the repository tasks among `tasks` (see `swe.grading.gate.check`): made ones in `sandbox`,
-    instances in `containers` (see `containers_of`; default: of this machine).
+    """Check the repository tasks among `tasks` (see `swe.grading.gate.check`).
 
-    What was found before is not looked for again, unless `again`. Raises TaskError when there is none, and
+    Made tasks are checked in `sandbox`, instances in `containers` (see `containers_of`; default: of this machine). What
+    was found before is not checked again, unless `again`. Raises TaskError if there is no repository task, and
     ConfigError for an unknown kind of sandbox.
     """
     found: list[CheckedTask] = []
@@ -60,8 +60,11 @@ def check_tasks(
 
 
 def containers_of(task: Task, section: Kind | None = None) -> Kind:
-    """The section's containers for an instance and others like it: where it says nothing else as root, who owns the
-    files of images. Any other kind than `container` stays as it is."""
+    """Return the section's containers for an instance and others like it.
+
+    Unless it says otherwise they run as root, who owns the files of images. Any kind other than `container` is returned
+    as it is.
+    """
     if section is not None and section.kind != CONTAINER:
         return section
     knobs = section.knobs if section is not None else {}
@@ -106,7 +109,7 @@ async def _check(
 
 
 async def play_randomly(env: Env, task: Task, *, turns: int = TURNS) -> bool:
-    """One episode of the agent that acts validly and blindly: whether it resolved the task."""
+    """Play one episode with the agent that acts validly and blindly, and return whether it resolved the task."""
     agent = RANDOM[task.env](task, random.Random(f"check/{task.id}"))
     try:
         seen = (await env.reset(task)).messages
@@ -121,7 +124,7 @@ async def play_randomly(env: Env, task: Task, *, turns: int = TURNS) -> bool:
 
 
 def refuse_failed(recipe: Recipe, train: Sequence[Task], heldout: Sequence[Task]) -> None:
-    """Raises TaskError when a task that a run would use failed its check, unless the recipe allows it."""
+    """Raise TaskError if a task that a run would use failed its check, unless the recipe allows it."""
     if recipe.tasks.allow_failed:
         return
     for file, tasks in ((recipe.tasks.train, train), (recipe.tasks.heldout, heldout)):

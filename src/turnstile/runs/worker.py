@@ -1,8 +1,8 @@
 """The process that plays episodes ahead of training: `python -m turnstile.runs.worker DESCRIPTOR`.
 
-It makes its own model, engine and environments from the recipe, plays what it is asked for and tells each episode as
-it ends. When its end of the line closes, training is gone or done: it puts everything away and ends. SIGTERM and SIGINT
-that are sent to it itself have it do the same, and training starts another.
+It makes its own model, engine and environments from the recipe, plays the episodes that it is asked for and reports
+each one as it ends. When its pipe closes, training is gone or done, so it releases everything and ends. It does the
+same if it gets SIGTERM or SIGINT itself, and training starts another.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ EVERY = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What the parts are made of; `env` takes the place of the recipe's."""
+    """What this process needs to make its parts; `env` takes the place of the recipe's."""
 
     recipe: Recipe
     env: Callable[..., Env] | None = None
 
 
 class Model:
-    """What this process samples with: its own copy of the model."""
+    """A sampler with a copy of the model in this process."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._agent = make_agent(recipe)
-        trainable(recipe, self._agent)  # adds the adapters of a run that trains such
+        trainable(recipe, self._agent)  # adds the adapters of a run that trains them
         self.engine: Sampler = self._agent.engine
         self.scaffold, self.context = self._agent.scaffold, self._agent.context
 
     async def load(self, weights: WeightUpdate) -> None:
-        """Takes a file of weights. Raises FileNotFoundError for one that newer ones have replaced."""
+        """Load a file of weights. Raises FileNotFoundError for one that newer ones have replaced."""
         await self._agent.engine.update(functools.partial(load, self._agent.model, weights))
 
     async def close(self) -> None:
@@ -81,7 +81,7 @@ class Model:
 
 
 class Servers:
-    """The same over servers, which load whole folders: there is no model here."""
+    """A sampler on servers, which load whole folders: there is no model in this process."""
 
     def __init__(self, recipe: Recipe, remote: Remote) -> None:
         assert isinstance(remote.engine, Router)
@@ -91,7 +91,7 @@ class Servers:
         self.scaffold, self.context = remote.scaffold, remote.context
 
     async def load(self, weights: WeightUpdate) -> None:
-        """Has the servers take a folder of weights; nothing more is sampled with others."""
+        """Have the servers load a folder of weights; nothing more is sampled with others."""
         self._given.hand_out(weights.version, weights.file)
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class Servers:
 
 
 async def speaker(recipe: Recipe) -> Model | Servers:
-    """What plays a recipe's episodes here."""
+    """Return what plays a recipe's episodes in this process: its own model, or servers."""
     if recipe.engine.in_process:
         return Model(recipe)
     scaffold = make_scaffold(recipe, load_tokenizer(recipe.model.id))
@@ -111,7 +111,7 @@ def _no_write(version: int) -> Path:
 
 
 async def serve(pipe: Pipe, setup: Setup) -> None:
-    """Plays until the line closes. A fault in an episode ends it."""
+    """Play episodes until the pipe closes. A fault in an episode ends it."""
     world = make_world(setup.recipe, setup.env)
     try:
         own = await speaker(setup.recipe)
@@ -124,7 +124,7 @@ async def serve(pipe: Pipe, setup: Setup) -> None:
 
 
 class _Desk:
-    """Takes the messages in, and has them done side by side."""
+    """Receives the messages and carries them out concurrently."""
 
     def __init__(self, pipe: Pipe, own: Model | Servers, player: Player) -> None:
         self._pipe = pipe
@@ -153,8 +153,11 @@ class _Desk:
                 task.cancel()
 
     async def _load(self, before: asyncio.Task[None] | None) -> None:
-        """Loads the newest weights. Training keeps the last files alone: where one is gone, newer ones are on their
-        way, and nothing is sampled before those are loaded."""
+        """Load the newest weights.
+
+        Training keeps only the last files: if one is gone, newer ones are on their way, and nothing is sampled before
+        those are loaded.
+        """
         if before is not None:
             await before
         while True:
@@ -169,11 +172,11 @@ class _Desk:
 
     async def _play(self, asked: PlayJobs, loading: asyncio.Task[None] | None) -> None:
         if loading is not None:
-            await loading  # nothing is sampled with weights older than those that it was asked for with
+            await loading  # nothing is sampled with weights older than those it was requested with
         await self._player.play(asked.jobs, callback=_EventSender(self._pipe, self._own.engine))
 
     async def _send_status_counts(self) -> None:
-        """Tells where the episodes are, now and then, when that has changed."""
+        """Report where the episodes are, at intervals, if that has changed."""
         told: dict[EpisodeStatus, int] = {}
         while True:
             counts = self._player.board.unfinished()
@@ -184,7 +187,7 @@ class _Desk:
 
 
 class _EventSender(EpisodeCallback):
-    """Tells training all that happens to an attempt."""
+    """Reports to training everything that happens to an attempt."""
 
     def __init__(self, pipe: Pipe, engine: Sampler) -> None:
         self._pipe = pipe
@@ -202,7 +205,7 @@ class _EventSender(EpisodeCallback):
 
 @torch.no_grad()
 def load(model: PreTrainedModel, weights: WeightUpdate) -> int:
-    """The file's parameters into the model, in place."""
+    """Copy a file's parameters into the model, in place, and return their version."""
     parameters = dict(model.named_parameters())
     for name, value in load_file(weights.file).items():
         parameters[name].copy_(value)
@@ -210,8 +213,9 @@ def load(model: PreTrainedModel, weights: WeightUpdate) -> int:
 
 
 def main(descriptor: int) -> None:
-    """Play episodes for the run at the other end of the socket `descriptor`, until it closes or a signal ends this
-    process.
+    """Play episodes for the run at the other end of the socket `descriptor`.
+
+    It ends when the socket closes or a signal ends this process.
     """
     asyncio.run(_main(descriptor))
 
@@ -246,7 +250,7 @@ async def _serve(pipe: Pipe, setup: Setup | Exception) -> None:
 
 
 def _end_soon() -> None:
-    """Nobody is there any more to end this process, should something in it hang."""
+    """Kill this process group after a while: nobody else is left to do so, should something in it hang."""
 
     def end() -> None:
         time.sleep(GRACE_SECONDS)
@@ -256,14 +260,14 @@ def _end_soon() -> None:
 
 
 def _report(pipe: Pipe, error: BaseException) -> None:
-    """Tells training what ended this process: the first fault of those that one brought about."""
+    """Report to training the error that ended this process; of a group of errors, the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     told = "".join(traceback.format_exception(error))
     where = f"in the process that plays episodes:\n{told}"
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # one that does not survive the way is told in words
+    except Exception:  # one that cannot be pickled is reported as text
         error = RuntimeError(f"{type(error).__name__}: {error}")
     pipe.send(WorkerFault(error, where))
     pipe.finish_sending()

@@ -14,15 +14,15 @@ from turnstile.swe.packages.source import Package, fetch
 from turnstile.types import JSON, Task
 
 ENV = "swe"
-_LEFT_OUT = ("also", "statement", "statement_by")  # where they are empty
+_LEFT_OUT = ("also", "statement", "statement_by")  # of the data if empty
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bug:
-    """One bug in one function of one package, with the tests that tell it.
+    """One bug in one function of one package, with the tests that reveal it.
 
-    At (line, col) of the pristine `file` stands `old`; the bug puts `new` there. Lines count from 1 and
-    columns from 0, in characters. A bug of several places has the others in `also`, in the same form.
+    The pristine `file` has `old` at (line, col); the bug puts `new` there. Lines count from 1 and columns from 0, in
+    characters. A bug in several places has the other edits in `also`, in the same form.
     """
 
     source: str  # e.g. pypi:toolz==1.2.0
@@ -45,18 +45,18 @@ class Bug:
     hidden: tuple[int, ...]  # lines in between that are docstring, comment or blank
     f2p: tuple[str, ...]  # tests that fail with the bug and pass without, the most telling first
     p2p: tuple[str, ...]  # tests that pass with and without it
-    message: str  # first line of what the first failing test says
-    difficulty: int  # places in the function where a one-token bug could be
+    message: str  # first line of the message of the first failing test
+    difficulty: int  # number of places in the function where a one-token bug could be
     also: tuple[tuple[int, int, str, str], ...] = ()
-    files: int = 1  # that the bug changes
-    lines: int = 1  # that it changes, removes or adds
-    failing: int = 0  # tests: the length of f2p, to filter by
-    statement: str = ""  # the problem in words, which do not name the repair
+    files: int = 1  # number of files that the bug changes
+    lines: int = 1  # number of lines that it changes, removes or adds
+    failing: int = 0  # number of failing tests, the length of f2p, to filter by
+    statement: str = ""  # the problem in words that do not give the repair away
     statement_by: str = ""  # the model that worded it; "" for the template
 
     @classmethod
     def of(cls, task: Task) -> Bug:
-        """The bug of a task. Raises TaskError when the task is of another kind or lacks a field."""
+        """Return the bug of a task. Raises TaskError if the task is of another kind or lacks a field."""
         if task.env != ENV:
             raise TaskError(f"task {task.id}: env is {task.env!r}, a repository task has {ENV!r}")
         fields = dataclasses.fields(cls)
@@ -80,7 +80,7 @@ class Bug:
         return ((self.line, self.col, self.old, self.new), *self.also)
 
     def shown_lines(self) -> list[int]:
-        """The line numbers that a view of the function shows."""
+        """Return the line numbers that a view of the function shows."""
         hidden = set(self.hidden)
         return [number for number in range(self.shown[0], self.shown[1] + 1) if number not in hidden]
 
@@ -88,14 +88,17 @@ class Bug:
         return read_source(package.tree / self.file)
 
     def bugged_text(self, package: Package) -> str:
-        """The text of `file` with the bug in. Raises TaskError when the tree is not the one it was made from."""
+        """Return the text of `file` with the bug in it.
+
+        Raises TaskError if the tree is not the one the bug was made in.
+        """
         try:
             return apply_all(self.pristine_text(package), self.edits)
         except (OSError, ValueError) as error:
             raise TaskError(f"{package.spec}: {self.file} is not the file the task was made from ({error})") from error
 
     def data(self) -> dict[str, JSON]:
-        """`Task.data` for this bug, as JSON."""
+        """Return `Task.data` for this bug, as JSON."""
         found = {
             key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()
         }
@@ -104,7 +107,7 @@ class Bug:
 
 
 def read_source(path: Path) -> str:
-    """A source file with its line ends as they are. Raises UnicodeDecodeError for what is not UTF-8."""
+    """Read a source file with its line ends as they are. Raises UnicodeDecodeError if it is not UTF-8."""
     return path.read_bytes().decode("utf-8")
 
 
@@ -114,10 +117,10 @@ def _fetch(source: str, requires: tuple[str, ...], cache: Path) -> Package:
 
 
 def package_of(task: Task | Bug) -> Package:
-    """The package a task lives in, from the cache or fetched. Raises TaskError when its tree is another one.
+    """Return the package of a task, from the cache or fetched. Raises TaskError if its tree is not the task's.
 
-    `package.tree` is the pristine template of the task; the bugged template is a copy of it with `file`
-    replaced by `Bug.bugged_text(package)`.
+    `package.tree` is the pristine template of the task; the bugged template is a copy of it with `file` replaced by
+    `Bug.bugged_text(package)`.
     """
     bug = task if isinstance(task, Bug) else Bug.of(task)
     package = _fetch(bug.source, bug.requires, cache_dir())

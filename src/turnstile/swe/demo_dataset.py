@@ -29,7 +29,7 @@ from turnstile.types import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ingredient:
-    """One package of the demo, how many tasks are wanted of it, and what its tests need beyond its metadata."""
+    """One package of the demo, how many tasks of it are wanted, and what its tests need beyond its metadata."""
 
     source: str
     n: int
@@ -64,7 +64,7 @@ async def make_demo(
     held_out: Sequence[Ingredient] = HELD_OUT,
     progress: Callable[[Progress], None] = lambda report: None,
 ) -> tuple[int, int]:
-    """Writes `train.jsonl`, `heldout.jsonl` and `NOTICE.md` into `folder`; gives how many tasks each file holds.
+    """Write `train.jsonl`, `heldout.jsonl` and `NOTICE.md` into `folder`; return how many tasks each task file holds.
 
     The tasks of each package are kept in the cache until then. Raises TaskError as `make` does.
     """
@@ -90,7 +90,10 @@ async def make_demo(
 
 
 def notice(found: Mapping[str, Sequence[Task]], seed: int) -> str:
-    """What the task files hold of whose work, under which licence, and the command that made them."""
+    """Return the notice of the task files.
+
+    It names the packages that they use, their licences and rights, and the command that made the files.
+    """
     rows, rights = [], []
     for name, tasks in found.items():
         counts = Counter(Bug.of(task).label for task in tasks)
@@ -122,7 +125,7 @@ disjoint; lines are in an order drawn from the task's id, so the first N of a fi
 
 
 def copyrights(package: Package) -> list[str]:
-    """The copyright lines of the package's licence file."""
+    """Return the copyright lines of the package's licence file."""
     if package.licence_file is None:
         return []
     text = (package.tree / package.licence_file).read_text(encoding="utf-8", errors="replace")

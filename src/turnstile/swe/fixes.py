@@ -1,9 +1,9 @@
-"""A repair as search and replace in what an agent is shown of the function, where it can be said so.
+"""Express a repair as search and replace in what an agent is shown of the function, where that is possible.
 
-The view of a function has its lines without the docstring, comments and blank lines, and without the indentation of
-the whole. A fix replaces text that occurs in it once by other text; both may span lines that follow each other in
-the file. That expresses every kind of bug, but not each bug: not one in a run of shown lines that stands in the
-function twice, and none that took away a text which begins further left than the function does.
+The view of a function has its lines without the docstring, comments and blank lines, and without the indentation of the
+whole. A fix replaces text that occurs once in the view by other text; both may span lines that follow each other in the
+file. Every kind of bug can be expressed like this, but not every bug: not one in a run of shown lines that occurs twice
+in the function, and not one that removed a text which begins further left than the function does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ Fix = tuple[str, str]
 
 
 def fixes(bug: Bug, pristine: str) -> list[Fix]:
-    """What repairs the function of `bug`, one fix for each place, to be made in this order; `pristine` is the text of
-    its file without the bug. Raises TaskError for a bug that cannot be expressed so."""
+    """Return the fixes that repair the function of `bug`, one for each place, in the order to make them.
+
+    `pristine` is the text of the file without the bug. Raises TaskError for a bug that cannot be expressed like this.
+    """
     view = View.of(bug, apply_all(pristine, bug.edits))
     if bug.unique and view.occurs_once(bug.buggy):
         return [(bug.buggy, bug.fixed)]
@@ -34,8 +36,10 @@ def fixes(bug: Bug, pristine: str) -> list[Fix]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hunk:
-    """Lines `first` to `last` of the text with the bug are to become `lines`; `last` is `first - 1` where they were
-    all left out."""
+    """Lines `first` to `last` of the text with the bug are to become `lines`.
+
+    `last` is `first - 1` if the bug removed all of them.
+    """
 
     first: int
     last: int
@@ -43,7 +47,7 @@ class Hunk:
 
 
 def hunks(bug: Bug, pristine: str) -> list[Hunk]:
-    """The whole lines that the bug's edits changed, as what takes them back."""
+    """Return the whole lines that the bug's edits changed, as the hunks that undo them."""
     before = pristine.split("\n")
     found: list[Hunk] = []
     moved = 0  # lines that the edits so far have added
@@ -74,7 +78,10 @@ class View:
         return cls(shown={number: _bare(lines[number - 1], indent) for number in bug.shown_lines()}, indent=indent)
 
     def fix(self, hunk: Hunk, bug: Bug) -> Fix:
-        """The least run of shown lines at the hunk that occurs once. Raises TaskError where there is none."""
+        """Return the fix for a hunk that replaces the smallest run of shown lines around it that occurs once.
+
+        Raises TaskError if there is none.
+        """
         if not any(line.strip() and not line.startswith(self.indent) for line in hunk.lines):
             hunk = self._in_sight(hunk)
             for first, last in self._runs(hunk):
@@ -89,7 +96,7 @@ class View:
         )
 
     def after(self, hunk: Hunk) -> View:
-        """The view when the hunk is taken back, up to it."""
+        """Return the view with the hunk undone; its line numbers are right only up to the end of the hunk."""
         shown = {number: line for number, line in self.shown.items() if number < hunk.first}
         rest = {number: line for number, line in self.shown.items() if number > hunk.last}
         return replace(self, shown={**shown, **dict(zip(count(hunk.first), self._bare(hunk))), **rest})
@@ -98,14 +105,14 @@ class View:
         return [_bare(line, self.indent) for line in hunk.lines]
 
     def _in_sight(self, hunk: Hunk) -> Hunk:
-        """Lines that were left out before hidden ones may as well come after those."""
+        """Move lines that the bug removed beside hidden lines to the next shown line; they may as well stand there."""
         if hunk.first <= hunk.last or hunk.first - 1 in self.shown:
             return hunk
         place = next((number for number in self.shown if number >= hunk.first), hunk.first)
         return replace(hunk, first=place, last=place - 1)
 
     def _runs(self, hunk: Hunk) -> list[tuple[int, int]]:
-        """Runs of lines, all shown, that hold the hunk or, if it has no lines, touch it; smaller ones first."""
+        """Return the runs of shown lines that contain the hunk, or touch it if it has no lines, smaller ones first."""
         if any(number not in self.shown for number in range(hunk.first, hunk.last + 1)):
             return []
         lowest, highest = hunk.first, hunk.last
@@ -122,7 +129,7 @@ class View:
         return sorted(runs, key=lambda run: (run[1] - run[0], -run[0]))
 
     def occurs_once(self, old: str) -> bool:
-        """Whether the view holds the text once, counted as an edit counts: overlapping places too."""
+        """Return whether the view holds the text once; overlapping places count too, as they do for an edit."""
         whole = "\n".join(self.shown.values())
         at = whole.find(old)
         return at >= 0 and whole.find(old, at + 1) < 0

@@ -1,4 +1,4 @@
-"""Demonstrations of a repair, and the two agents every result is read against: the oracle and chance.
+"""Demonstrations of a repair, and the two agents that every result is compared with: the oracle and chance.
 
 They act through the tools of `turnstile.swe.envs.swe` (view, fix, undo, run, submit), as messages with tool calls.
 """
@@ -26,12 +26,12 @@ _SLIPS = {
 def demonstrate(
     task: Task, rng: random.Random, *, skip_run: float = 0.25, missed: float = 0.1, wrong: float = 0.1
 ) -> list[DemoStep]:
-    """A repair from view to submit, in one of several forms drawn by `rng`.
+    """Return a repair from view to submit, in one of several forms drawn by `rng`.
 
-    With probability `missed` the agent first looks for text that is not there, with `wrong` it first makes a
-    valid but wrong fix, sees the tests fail and takes it back; in both cases the slip itself is not
-    trainable, what comes after it is. Of the others, `skip_run` go without a run before the submit.
-    Raises TaskError for a bug that no fix of what is shown can take back (see `fixes`).
+    With probability `missed` the agent first looks for text that is not there. With probability `wrong` it first makes
+    a valid but wrong fix, sees the tests fail and undoes it. In both cases the slip itself is not trainable, but what
+    follows it is. Of the other demonstrations, a share `skip_run` submits without a run. Raises TaskError for a bug
+    that no fix in the view can undo (see `fixes`).
     """
     lines = _shown(task)
     repair = _repair(task)
@@ -53,14 +53,19 @@ def demonstrate(
 
 
 def oracle(task: Task) -> Agent:
-    """An agent that knows the bug: view, a fix for each place, run, submit. Raises TaskError as `demonstrate` does."""
+    """Return an agent that knows the bug: view, a fix for each place, run, submit.
+
+    Raises TaskError as `demonstrate` does.
+    """
     actions = iter([call("view"), *(_fix(*fix) for fix in _repair(task)), call("run")])
     return lambda observation: next(actions, call("submit"))
 
 
 def random_agent(task: Task, rng: random.Random) -> Agent:
-    """An agent that acts validly and blindly: any command, and for a fix, one token of the shown lines replaced
-    by another one of them or by what it is often confused with."""
+    """Return an agent that acts validly and blindly, with any command.
+
+    A fix of it replaces one token of the shown lines by another one of them, or by what it is often confused with.
+    """
     lines = _shown(task)
     tokens = sorted({token for line in lines for token in TOKEN.findall(line)}.union(_SLIPS) - {"->"})
 
@@ -85,7 +90,7 @@ def _repair(task: Task) -> list[Fix]:
 
 
 def _shown(task: Task) -> list[str]:
-    """The lines that a view shows, without indentation."""
+    """Return the lines that a view shows, without indentation."""
     bug = Bug.of(task)
     lines = bug.bugged_text(package_of(bug)).split("\n")
     return [lines[number - 1].strip() for number in bug.shown_lines()]
@@ -94,10 +99,10 @@ def _shown(task: Task) -> list[str]:
 def random_edit(
     lines: Sequence[str], rng: random.Random, others: Callable[[str], Sequence[str]]
 ) -> tuple[str, str] | None:
-    """One token that stands in `lines` replaced by one of `others(token)`, with a token of context on each side.
+    """Return (old, new) that replaces one token of `lines` by one of `others(token)`, with a token around it.
 
-    The text to find occurs once in `lines` and holds no arrow, which the line form of a fix stands for. None
-    when there is no such edit.
+    The text to find occurs once in `lines` and holds no arrow, which separates the two texts of a fix in line form.
+    None if there is no such edit.
     """
     places = [
         (line, index, spans)
@@ -116,7 +121,7 @@ def random_edit(
 
 
 def _wrong_edit(lines: Sequence[str], repair: Sequence[Fix], rng: random.Random) -> tuple[str, str] | None:
-    """A plausible slip on a line that the repair does not touch."""
+    """Return a plausible slip on a line that the repair does not touch."""
     touched = [part.strip() for old, _ in repair for part in old.split("\n") if part.strip()]
     healthy = [line for line in lines if not any(part in line for part in touched)]
     edit = random_edit(healthy, rng, lambda token: _SLIPS.get(token, ()))
@@ -124,7 +129,7 @@ def _wrong_edit(lines: Sequence[str], repair: Sequence[Fix], rng: random.Random)
 
 
 def _missing_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | None:
-    """A fix of text that looks like the code's but does not occur in it."""
+    """Return a fix of text that looks like the code's but does not occur in it."""
     edit = random_edit(lines, rng, lambda token: _SLIPS.get(token, ()))
     if edit is None or any(edit[1] in line for line in lines):
         return None

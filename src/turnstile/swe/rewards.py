@@ -1,7 +1,7 @@
 """Rewards for software repair: how far an episode came, what the agent did, and what the tests said.
 
-The step rewards give f32[K], 1 where the turn earned it; those that can be earned over and over without progress count
-`once` by default. All read signals that `swe.envs` records, and raise ConfigError where one was not recorded.
+The step rewards return f32[K], 1 where the turn earned it. Those that can be earned over and over without progress
+count `once` by default. All read signals that `swe.envs` records, and raise ConfigError if one was not recorded.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def outcome_class(
     fail: float = 0.0,
     passed: float = 1.0,
 ) -> float | None:
-    """The terminal reward of a repair: no_submit <= empty_patch <= fail <= passed (arXiv 2508.10548 ranks them so).
+    """The terminal reward of a repair: no_submit <= empty_patch <= fail <= passed (ranked as in arXiv 2508.10548).
 
-    An episode that never submitted is `no_submit` whatever it changed; a submission whose non-test diff is
-    empty is `empty_patch`; `passed` means that every test that must pass does. None where infrastructure
-    failed (`Stop.ERROR`, or a verdict that could not be had): that is never one of the four classes.
+    An episode that never submitted is `no_submit`, whatever it changed; a submission with an empty non-test diff is
+    `empty_patch`; `passed` means that every test that must pass does. None if infrastructure failed (`Stop.ERROR`, or a
+    verdict that could not be had): that is never one of the four classes.
 
-    Reads the episode's signals submitted, modified, resolved. Raises ConfigError where one is missing, or
-    where the four values are out of order.
+    Reads the episode's signals submitted, modified, resolved. Raises ConfigError if one is missing, or if the four
+    values are out of order.
     """
     if not no_submit <= empty_patch <= fail <= passed:
         raise ConfigError(
@@ -70,31 +70,31 @@ def outcome_class(
 
 
 def looked_at_failing_code(task: Task, trajectory: Trajectory, *, once: bool = True) -> F32:
-    """1 for the (first) turn that showed the code the failing tests run through."""
+    """Return 1 for the (first) turn that showed the code the failing tests run through."""
     name = "looked_at_failing_code"
     return where(trajectory, lambda turn: bool(turn_signal(turn, name, name)), once=once)
 
 
 def ran_tests(task: Task, trajectory: Trajectory, *, once: bool = True) -> F32:
-    """1 for the (first) turn that ran the tests, whatever they said."""
+    """Return 1 for the (first) turn that ran the tests, whatever they said."""
     return where(trajectory, lambda turn: bool(turn_signal(turn, "ran_tests", "ran_tests")), once=once)
 
 
 def modified_code(task: Task, trajectory: Trajectory, *, once: bool = True) -> F32:
-    """1 for the (first) turn that changed the code; `once` keeps edit-and-undo from paying."""
+    """Return 1 for the (first) turn that changed the code; `once` keeps edit-and-undo from paying."""
     return where(trajectory, lambda turn: bool(turn_signal(turn, "modified", "modified_code")), once=once)
 
 
 def share_of_tests(task: Task, trajectory: Trajectory, *, kept: float = 0.0, unbroken: bool = True) -> float | None:
-    """The share of the tests that must pass which do, in [0, 1].
+    """Return the share of the required tests that pass, in [0, 1].
 
     `kept` is the weight of the tests that passed before (PASS_TO_PASS) beside those that the repair must turn
-    (FAIL_TO_PASS): (1 - kept) f2p + kept p2p. With `unbroken`, a change that breaks one of the former gets 0, as the
-    repair would not be taken. A dense outcome is easier to learn from and easier to game than `outcome_class`. It is
-    the plain count that VeRPO (arXiv 2601.03525), as `weighted_tests`, weighs by how rarely a test is passed.
+    (FAIL_TO_PASS): (1 - kept) f2p + kept p2p. With `unbroken`, a change that breaks one of the former gets 0, as such a
+    repair would not be accepted. A dense outcome is easier to learn from and easier to game than `outcome_class`. VeRPO
+    (arXiv 2601.03525; see `weighted_tests`) weighs this plain count by how rarely a test is passed.
 
-    Reads the episode's signals f2p_passed, f2p_total, p2p_passed, p2p_total. None where infrastructure failed or no
-    verdict could be had. Raises ConfigError where one is missing, and for `kept` outside [0, 1].
+    Reads the episode's signals f2p_passed, f2p_total, p2p_passed, p2p_total. None if infrastructure failed or no
+    verdict could be had. Raises ConfigError if one is missing, and for `kept` outside [0, 1].
     """
     if not 0.0 <= kept <= 1.0:
         raise ConfigError(f"reward 'tests_passed' wants kept in [0, 1], got {kept}")
@@ -110,16 +110,16 @@ def share_of_tests(task: Task, trajectory: Trajectory, *, kept: float = 0.0, unb
 
 
 def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True) -> float | None:
-    """sum of w_j over the passed tests / sum of all w_j, in [0, 1]: tests that few attempts pass weigh more (after
-    VeRPO, arXiv 2601.03525).
+    """Return the sum of w_j over the passed tests / the sum of all w_j, in [0, 1] (after VeRPO, arXiv 2601.03525).
 
-    The tests are those that the repair must turn, by name in the signal f2p_tests. Their weights are the signal
-    test_weights, which the grader `test_rates` writes from the pass rates so far: add it under [[graders]]. Where
-    all weights are 0, as everybody passes everything, and where the task names no test, each test counts the same.
-    With `unbroken`, a change that breaks a test that passed before (p2p_passed < p2p_total) gets 0.
+    Tests that few attempts pass weigh more. The tests are those that the repair must turn, by name in the signal
+    f2p_tests. Their weights are the signal test_weights, which the grader `test_rates` writes from the pass rates so
+    far: add it under [[graders]]. Each test counts the same if all weights are 0, because every attempt passes
+    everything, and if the task names no test. With `unbroken`, a change that breaks a test that passed before
+    (p2p_passed < p2p_total) gets 0.
 
-    None where infrastructure failed or no verdict could be had. Raises ConfigError where a signal is missing, and for
-    a weight that is not a number of 0 or more.
+    None if infrastructure failed or no verdict could be had. Raises ConfigError if a signal is missing, and for a
+    weight that is not a number of 0 or more.
     """
     if trajectory.stop is Stop.ERROR:
         return None
@@ -144,13 +144,13 @@ def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True)
 
 
 def _counts(trajectory: Trajectory, reward: str, *names: str) -> tuple[float, ...] | None:
-    """The numbers of those signals; None where one of them is."""
+    """Return the numbers of those signals; None if one of them is None."""
     found = [episode_number(trajectory, name, reward) for name in names]
     return None if None in found else tuple(value for value in found if value is not None)
 
 
 def _weights(task: Task, passed: Mapping[str, bool], weights: Mapping[str, float]) -> dict[str, float]:
-    """The weight of each test."""
+    """Return the weight of each test. Raises ConfigError for one that is not a number of 0 or more."""
     shares = {}
     for test in passed:
         weight = weights.get(test)
@@ -164,17 +164,16 @@ def _weights(task: Task, passed: Mapping[str, bool], weights: Mapping[str, float
 
 
 class TestRates(Stateless):
-    """Writes test_weights, (1 - rate)^`power` for each test of the signal f2p_tests: what attempts rarely pass weighs
-    more.
+    """A grader that writes test_weights: (1 - rate)^`power` for each test of the signal f2p_tests.
 
-    The rate of a task's test is the share of its attempts that passed it, a moving average over the training steps:
-    each step's share counts `pace`, all of it the first time. The step's own attempts count too, so a test is weighed
-    by what is known when the step is judged. Attempts without a verdict count nowhere; outside of training nothing is
-    learned, and a task that was not trained on is weighed by its attempts there. Raises ConfigError for `power` below
-    0 and `pace` outside (0, 1].
+    So tests that attempts rarely pass weigh more. The rate of a task's test is the share of its attempts that passed
+    it, a moving average over the training steps: each step's share has the weight `pace`, and all the weight the first
+    time. The step's own attempts count too, so a test is weighed by what is known when the step is judged. Attempts
+    without a verdict do not count. Outside of training nothing is learned, and a task that was not trained on is
+    weighed by its attempts there. Raises ConfigError for `power` below 0 and `pace` outside (0, 1].
     """
 
-    __test__ = False  # no test case, whatever its name begins with
+    __test__ = False  # not a test case, despite its name
 
     def __init__(self, *, power: NonNegativeFloat = 1.0, pace: Annotated[float, Field(gt=0, le=1)] = 0.5) -> None:
         if power < 0.0 or not 0.0 < pace <= 1.0:

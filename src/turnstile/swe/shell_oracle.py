@@ -1,5 +1,7 @@
-"""The agents that others are compared with in the shell and the editor of `turnstile.swe.envs.shell`: the repair of a
-made task, to learn from too, and chance."""
+"""Agents to compare others with, in the shell and editor of `turnstile.swe.envs.shell`: the oracle and chance.
+
+The oracle repairs a made task, and is there to learn from too.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ from turnstile.types import Message, Task
 
 
 def demonstrate(task: Task, rng: random.Random, *, skip_run: float = 0.25) -> list[DemoStep]:
-    """A repair: the failing test is run, the function viewed, the bug replaced, the test run again (but for a share
-    `skip_run` of demonstrations, drawn by `rng`) and the whole submitted."""
+    """Return a repair: run the failing test, view the function, replace the bug, run the test again, submit.
+
+    A share `skip_run` of demonstrations, drawn by `rng`, leaves out the second run.
+    """
     bug = Bug.of(task)
     test = call("bash", command=f"python -m pytest -q {shlex.quote(bug.f2p[0])} 2>&1 | tail -n 20")
     view = call("view", path=bug.file, start=bug.shown[0], end=bug.shown[1])
@@ -29,7 +33,7 @@ def demonstrate(task: Task, rng: random.Random, *, skip_run: float = 0.25) -> li
 
 
 def oracle(task: Task) -> Agent:
-    """The agent that knows the repair, step by step; the messages it is given decide nothing."""
+    """Return the agent that knows the repair, step by step; it does not read the messages it is given."""
     script = iter(step.message for step in demonstrate(task, random.Random(task.id), skip_run=0.0))
 
     def act(_: Sequence[Message]) -> Message:
@@ -44,8 +48,10 @@ _NUMBERED = re.compile(r"^ *\d+\t(.*)$", re.MULTILINE)
 
 
 def random_agent(task: Task, rng: random.Random) -> Agent:
-    """An agent that acts validly and blindly: in files of the code, drawn at random, a token becomes another one of the
-    file a few times, and the whole is submitted. What the task holds does not matter."""
+    """Return an agent that acts validly and blindly, whatever the task holds.
+
+    A few times, it replaces a token by another one of the same file, in source files drawn at random; then it submits.
+    """
     turns = _blind(rng)
     next(turns)
 
@@ -56,7 +62,7 @@ def random_agent(task: Task, rng: random.Random) -> Agent:
 
 
 def _blind(rng: random.Random) -> Generator[Message, str, None]:
-    """Is sent what the last action answered, and gives the next one."""
+    """Yield the agent's actions; the answer to each is sent in to get the next one."""
     yield call("submit")  # the prompt is sent next
     listed = yield call("bash", command=_LIST)
     files = [line.removeprefix("./") for line in listed.splitlines() if line.startswith("./") and line.endswith(".py")]
@@ -77,7 +83,10 @@ def _blind_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | N
 
 
 def _edits(bug: Bug, task: Task) -> list[Message]:
-    """One replacement for each place, of a text that occurs once: the last place first, as the others then stay."""
+    """Return one replacement for each place, of a text that occurs once.
+
+    The last place comes first, so that the others do not move.
+    """
     package = package_of(task)
     pristine = bug.pristine_text(package)
     messages = []
@@ -93,8 +102,10 @@ def _edits(bug: Bug, task: Task) -> list[Message]:
 
 
 def _difference(before: str, after: str) -> dict[str, str]:
-    """old and new of a replacement that makes `after` of `before`: whole lines, and as many around them as it takes
-    for the text to occur once."""
+    """Return old and new of a replacement that turns `before` into `after`.
+
+    They are whole lines, with as many lines around them as needed for the text to occur once.
+    """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     first = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     last = 0

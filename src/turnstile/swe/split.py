@@ -15,13 +15,12 @@ from turnstile.types import Task
 
 
 def _share(seed: int, key: str) -> float:
-    """A number in [0, 1) drawn from (seed, key)."""
+    """Return a number in [0, 1) drawn from (seed, key)."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:8]) / 2**64
 
 
 def _place(task: Task) -> tuple[str, str]:
-    """What a task is of: its package, or an instance's repository; and what others share with it: the function, of
-    instances nothing."""
+    """Return a task's package (an instance's repository), and its function (the instance itself, which shares none)."""
     if task.env == INSTANCE:
         instance = instance_of(task)
         return instance.repo, instance.id
@@ -38,7 +37,10 @@ def _split(tasks: Sequence[Task], out: Callable[[str, str], bool]) -> tuple[list
 
 
 def by_function(tasks: Sequence[Task], share: float, seed: int = 0) -> tuple[list[Task], list[Task]]:
-    """(train, held out): about `share` of the functions are held out, with all their bugs; or of the instances."""
+    """Split tasks into (train, held out): about `share` of the functions, or of the instances, are held out.
+
+    All bugs of a function go to the same side. Raises TaskError for a share outside [0, 1].
+    """
     if not 0 <= share <= 1:
         raise TaskError(f"the held-out share must be between 0 and 1, not {share}")
     return _split(tasks, lambda _, function: _share(seed, function) < share)
@@ -47,9 +49,10 @@ def by_function(tasks: Sequence[Task], share: float, seed: int = 0) -> tuple[lis
 def by_package(
     tasks: Sequence[Task], held_out: Collection[str] | float, seed: int = 0
 ) -> tuple[list[Task], list[Task]]:
-    """(train, held out): the named packages (repositories, of instances) are held out, or about a share of all.
+    """Split tasks into (train, held out): the named packages are held out, or about a share of all packages.
 
-    Raises TaskError for a name that no task is of.
+    The package of an instance is its repository. Raises TaskError for a name that no task has, and for a share outside
+    [0, 1].
     """
     if isinstance(held_out, int | float):
         share = float(held_out)
@@ -64,5 +67,5 @@ def by_package(
 
 
 def mixed(tasks: Sequence[Task], seed: int = 0) -> list[Task]:
-    """The tasks in an order drawn from (seed, id), so that the first N of a file are a fair sample of it."""
+    """Return the tasks in an order drawn from (seed, id), so that the first N of a file are a fair sample of it."""
     return sorted(tasks, key=lambda task: _share(seed, task.id))

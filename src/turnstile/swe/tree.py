@@ -1,6 +1,6 @@
-"""What holds of any source tree: its digest, and which of its files are tests.
+"""Facts about any source tree: its digest, and which of its files are tests.
 
-Of the standard library, as it is also run in sandboxes beside the code under test.
+Needs no library but the standard one, as it is also run in sandboxes beside the code under test.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ UNCOUNTED = frozenset({"__pycache__", ".git"})
 
 
 def inside(path: str) -> str:
-    """The path itself. Raises ValueError when it leaves the folder that it is relative to."""
+    """Return the path itself. Raises ValueError if it leaves the folder that it is relative to."""
     if os.path.isabs(path) or os.path.normpath(path).split(os.sep)[0] == os.pardir:
         raise ValueError(f"the path {path!r} leaves the template; give one relative to its root")
     return path
 
 
 def hides_a_library(path: str, exists: Callable[[str], bool], import_path: Iterable[str]) -> bool:
-    """Whether a new file at `path` would be imported in place of the standard library, of what runs the tests,
-    or of a dependency. `exists` says whether the tree as it was has a path; `import_path` is the tests' PYTHONPATH:
-    folders of the tree, and absolute ones of dependencies.
+    """Return whether a new file at `path` would be imported in place of a library.
+
+    Libraries are the standard library, what runs the tests, and the dependencies. `exists` tells whether the original
+    tree has a path; `import_path` is the tests' PYTHONPATH: folders of the tree, and absolute ones of dependencies.
     """
     places = [os.path.normpath(place) for place in import_path]
     libraries = {entry.name.removesuffix(".py") for place in places if os.path.isabs(place)
@@ -47,9 +48,9 @@ def hides_a_library(path: str, exists: Callable[[str], bool], import_path: Itera
 
 
 def tree_digest(tree: Path) -> str:
-    """SHA-256 over the paths and contents of all files of the tree, byte code and history left out.
+    """Return a SHA-256 over the paths and contents of all files of the tree, without byte code and history.
 
-    Task files name packages by it, so it must not change. Raises TaskError when there is no such folder.
+    Task files name packages by it, so it must not change. Raises TaskError if there is no such folder.
     """
     if not tree.is_dir():
         raise TaskError(f"there is no template folder {tree}")

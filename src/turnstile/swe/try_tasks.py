@@ -1,7 +1,7 @@
-"""Getting task files ready on this machine: their packages in the cache, and a sample of their tasks through the gate.
+"""Prepare task files on this machine: fetch their packages into the cache, and check a sample of their tasks.
 
-A sample asks each task once, without cheats. What it finds sound is noted as by any check, and not tried again until
-the task or this Python changes; what is off is looked at again, as whoever mends it will want.
+A sample runs each task once, without cheats. A sound task is noted as by any check, and not tried again until the task
+or this Python changes; a task that is off is tried every time, so that whoever mends it sees the effect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from turnstile.swe.problems.problems import Problems
 from turnstile.swe.split import mixed
 from turnstile.types import Task
 
-_MORE = 2  # further tasks that tell whether one task is off or its whole package
+_MORE = 2  # further tasks that show whether only one task is off or its whole package
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """One package, and what trying out tasks of it came to."""
+    """One package, and the results of trying out tasks of it."""
 
     package: Package
     tried: tuple[CheckedTask, ...] = ()
@@ -53,12 +53,12 @@ class Tried:
 
     @property
     def unknown(self) -> str | None:
-        """Why a task could not be tried, if something broke that is no task's fault."""
+        """Why a task could not be tried, if something broke that was not the task's fault."""
         return next((one.unknown for one in self.tried if one.unknown is not None), None)
 
     @property
     def usable(self) -> bool:
-        """Whether nothing speaks against the package: not all of the tasks that were tried are off."""
+        """Whether the package can be used: not all of the tasks that were tried are off."""
         return bool(self.sound) or not self.off
 
 
@@ -71,10 +71,10 @@ async def try_tasks(
     grader: CodeGrader | None = None,
     progress: Callable[[Step], None] = lambda step: None,
 ) -> list[Tried]:
-    """Fetches every package that `tasks` need, then tries `sample` tasks of each out (None: all), drawn by `seed`.
+    """Fetch every package that `tasks` need, then try out `sample` tasks of each (None: all), drawn by `seed`.
 
-    Where all of them are off, up to two further ones of the package are tried. `grader` None stands for one over
-    local sandboxes. Gives what was found, package by package. Raises TaskError for a package that cannot be had.
+    If all of them are off, up to two further ones of the package are tried. `grader` None stands for one over local
+    sandboxes. Returns what was found, package by package. Raises TaskError for a package that cannot be had.
     """
     piles: dict[str, list[Task]] = {}
     for task in mixed(tasks, seed):
@@ -119,7 +119,7 @@ def _one_setting(label: str, tasks: Sequence[Task]) -> None:
 
 
 async def _all(jobs: Iterable[Coroutine[None, None, None]]) -> None:
-    """Runs all jobs; the first error ends the others and is raised as it is."""
+    """Run all jobs; the first error cancels the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
             for job in jobs:
@@ -129,7 +129,7 @@ async def _all(jobs: Iterable[Coroutine[None, None, None]]) -> None:
 
 
 async def _sample(tasks: Sequence[Task], sample: int | None, cases: ProblemCases) -> tuple[CheckedTask, ...]:
-    """Tries tasks in order until `sample` were tried; a few more as long as all of them were off."""
+    """Try tasks in order until `sample` were tried, and up to _MORE further ones as long as all of them were off."""
     notes = Notes(failures=False)
     wanted = len(tasks) if sample is None else min(sample, len(tasks))
     found: list[CheckedTask] = []

@@ -1,4 +1,4 @@
-"""Activations that enter the first trained layer, for the rows of a step: from the rollout, or computed once."""
+"""Caches the inputs of the first trained layer for the rows of a step: taken from the rollout, or computed once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ActivationCache:
     def __init__(
         self, model: PreTrainedModel, frozen: int, budget: int, from_rollout: RolloutActivations | None, *, keep: bool
     ) -> None:
-        """With `keep`, computed activations are kept for rows that are used again in the step."""
+        """Make an empty cache; with `keep` it keeps computed activations for rows that are used again in the step."""
         self._model, self._frozen, self._budget, self._keep = model, frozen, budget, keep
         self._from_rollout = from_rollout
         self._cache: dict[int, tuple[Row, Tensor, Tensor]] = {}
@@ -36,7 +36,7 @@ class ActivationCache:
         """Return the activations [L', H] of each row, and the number of tokens computed for them.
 
         L' reaches as far as the row's trained tokens depend on it. Returns None if nothing is cached and nothing would
-        be kept: then the frozen layers run as cheaply together with the others.
+        be kept: the frozen layers then cost no more together with the others.
         """
         cached = [self._lookup(row) for row in rows]
         missing = [row for row, hidden in zip(rows, cached, strict=True) if hidden is None]
@@ -70,8 +70,8 @@ class ActivationCache:
 def saved_flops_share(model: PreTrainedModel, frozen: int, known: int, unique: int, trained: int) -> float:
     """Return the share of an update's matmul FLOPs that cached activations saved.
 
-    The activations of `known` of the update's `unique` tokens were cached; `trained` tokens go through the output head.
-    Each weight costs 2 FLOPs a token in the forward pass, 2 more in the backward pass, and 2 if it is trained.
+    `known` of the update's `unique` tokens were cached; `trained` tokens go through the output head. Each weight costs
+    2 FLOPs per token in the forward pass, 2 more in the backward pass, and 2 if it is trained.
     """
     layers, head = decoder_layers(model), model.get_output_embeddings().weight
     matrices = [[p for p in layer.parameters() if p.ndim > 1] for layer in layers]

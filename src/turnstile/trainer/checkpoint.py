@@ -2,8 +2,7 @@
 
 `checkpoints/step-000012/` holds the network as a plain Hugging Face folder (`model/`), the optimiser (`optimizer.pt`),
 the auxiliary model if there is one (`learned.pt`), and everything else as JSON (`state.json`). `SHA256SUMS` lists the
-checksums of all files in the format of `sha256sum --check`, so that a torn or changed folder is detected when it is
-read.
+checksums of all files in the format of `sha256sum --check`, so that reading detects a torn or changed folder.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def save(
 ) -> Checkpoint:
     """Write the checkpoint of `step`.
 
-    `auxiliary` is the state of the auxiliary model, tensors included. Raises CheckpointError if that fails; earlier
+    `auxiliary` is the state of the auxiliary model, tensors included. Raises CheckpointError on failure; earlier
     checkpoints are not touched.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +125,7 @@ def latest(folder: Path, committed: Mapping[int, str] | None = None) -> tuple[Ch
 
 
 def _is_committed(path: Path, committed: Mapping[int, str]) -> bool:
-    """Return whether the ledger names this folder's checksums; True for a folder without any, which `read` refuses."""
+    """Return whether the ledger lists this folder's checksums; True for a folder without any, which `read` refuses."""
     match, sums = _NAME.fullmatch(path.name), path / SUMS
     return not sums.is_file() or (match is not None and committed.get(int(match[1])) == _sha256(sums))
 
@@ -170,8 +169,8 @@ def read(path: Path) -> Checkpoint:
 def restore(checkpoint: Checkpoint, learner: Learner) -> None:
     """Restore weights, optimiser and RNG states bit by bit.
 
-    With adapters, the layers below them are the frozen ones of the model that the run started from. Raises
-    CheckpointError if the checkpoint is of another architecture or of other trained parameters.
+    With adapters, the layers below them are the frozen layers of the model that the run started from. Raises
+    CheckpointError if the checkpoint has another architecture or other trained parameters.
     """
     state = torch.load(checkpoint.path / "optimizer.pt", map_location="cpu", weights_only=True)
     adapter = adapter_state(learner.model)

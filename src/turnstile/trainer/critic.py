@@ -1,7 +1,6 @@
-"""A critic for the estimators that need one: a linear head on the policy's last hidden states.
+"""A critic for estimators that need one: a linear head on the policy's last hidden states.
 
-The head reads what the policy knows and does not move it: it is fitted to hidden states of the network before the step,
-with an optimiser of its own.
+The head does not change the policy. It is fitted with its own optimiser to the network's hidden states before the step.
 """
 
 from __future__ import annotations
@@ -24,11 +23,14 @@ from turnstile.types import Group, Row, Score
 
 
 class AuxiliaryModel(Protocol):
-    """A part that learns beside the policy and tells an estimator what it knows. Once a step: `predict` before the
-    estimator, `update` after the policy's update. Most tell what they knew before the step, and learn after it."""
+    """A model that learns beside the policy and gives an estimator its predictions.
+
+    Each step calls `predict` before the estimator and `update` after the policy's update. Most models predict before
+    they learn from the step.
+    """
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """Return what the estimator finds in `aux`."""
+        """Return the predictions that the estimator gets as `aux`."""
         ...
 
     def update(
@@ -38,18 +40,18 @@ class AuxiliaryModel(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, in a form that `torch.save` takes."""
+        """Return the state that a checkpoint stores, in a form that `torch.save` takes."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Critic:
-    """Values of the states in which tokens were sampled, and the head that learns them.
+    """A value head on the states in which tokens were sampled.
 
-    `targets` says what it learns (`credit.base.targets_of`), in `epochs` steps of Adam at `lr` over all tokens of a
-    step. It begins at 0. With a `clip` above 0 the loss is that of `losses/value.py`, which gains nothing by moving a
-    value further than that in one step of the run.
+    `targets` computes what it learns (`credit.base.targets_of`), in `epochs` steps of Adam at `lr` over all tokens of a
+    step. All values start at 0. With `clip` above 0 the loss is that of `losses/value.py`, which gains nothing from
+    moving a value further than `clip` in one step of the run.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Critic:
         return {"values": self.values(groups)}
 
     def values(self, groups: Sequence[Group]) -> Advantages:
-        """Return the same without the name."""
+        """Return the values of `predict` as a plain list."""
         everyone = trajectories_of(groups)
         owners = _rows(groups, [zero_advantages(trajectory) for trajectory in everyone])
         self._seen = features(self._learner, [row for rows in owners for row in rows])
@@ -122,7 +124,7 @@ class Critic:
         return metrics
 
     def _value(self, states: Tensor) -> Tensor:
-        """Return the values [N] of hidden states [N, H], on whatever device these are."""
+        """Return the values [N] of hidden states [N, H], which may be on any device."""
         value: Tensor = self._head(states.to(self._head.weight.device))[:, 0]
         return value
 

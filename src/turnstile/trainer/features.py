@@ -1,4 +1,4 @@
-"""Inputs of heads on the policy: its last hidden states before a step."""
+"""Inputs of value heads: the policy's last hidden states before a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turnstile.types import Group, Row, Trajectory
 def features(learner: Learner, rows: Sequence[Row]) -> list[Tensor]:
     """Return the last hidden states f32[N, H] before the trained tokens of each row, layer-normalised.
 
-    They are kept in main memory, so that they take no device memory while the policy is trained.
+    They are kept in main memory, so that they take no device memory during the policy's update.
     """
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""The policy as its own teacher: what it finds of its tokens once it knows what came of them."""
+"""The policy as its own teacher: its log-probabilities once it has read feedback on the attempt."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Feedback(LogprobProvider):
-    """Gives each sampled token the log-probability that the policy of before the step has for it behind a prompt that
-    tells the feedback on the attempt, for the loss `self_distill`: signals of its episode by name (`show`), what was
-    seen at its `last`, and the attempt of its group that earned most, if that is more (`solution`).
+    """Computes the log-probabilities of the pre-step policy given feedback, for the loss `self_distill`.
 
-    The feedback stands at the end of what the conversation began with; everything sampled and seen since is the same
-    tokens. Where there is nothing to tell, or no room for it in the model's window, it is the policy's own
-    log-probability, and nothing is learned there; want of room is told once.
+    The prompt gains feedback on the attempt: signals of its episode by name (`show`), its `last` observation, and the
+    attempt of its group with the highest reward, if that is higher (`solution`). The feedback is at the end of the
+    conversation's opening; all sampled and observed tokens after it stay the same. If there is no feedback, or no room
+    for it in the model's window, the array holds the policy's own log-probabilities, and nothing is learned there. A
+    lack of room is logged once.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Feedback(LogprobProvider):
         }
 
     def text(self, group: Group, scores: Sequence[Score], place: int) -> str:
-        """Return the feedback on attempt `place` of a group; "" where there is nothing to tell."""
+        """Return the feedback on attempt `place` of a group; "" if there is none."""
         own = group.trajectories[place]
         parts = [f"[{name}]\n{plain(own.signals[name])}" for name in self._show if own.signals.get(name) is not None]
         if self._last and own.turns:
@@ -126,7 +126,7 @@ def _tail(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
 
 
 def _better(group: Group, scores: Sequence[Score], place: int) -> Trajectory | None:
-    """Return the first of the attempts with the highest reward, if that is higher than this one's."""
+    """Return the first of the attempts with the highest reward, if it is higher than this one's."""
     best = max(range(len(scores)), key=lambda i: (_earned(scores[i]), -group.trajectories[i].attempt))
     return group.trajectories[best] if _earned(scores[best]) > _earned(scores[place]) + EQUAL else None
 

@@ -1,8 +1,8 @@
-"""A process reward that nobody labelled: a language model phi whose log-ratio to a reference tells outcomes apart.
+"""A process reward without step labels: a language model phi whose log-ratio to a reference separates outcomes.
 
-phi begins as the policy, with weights and an optimiser of its own, and what is frozen in the policy is shared with it.
-It learns which attempts were good; what its log-ratio adds at each token is then that token's reward (PRIME, arXiv
-2502.01456; OPRL, later iStar, arXiv 2509.19199).
+phi starts as the policy, with its own weights and optimiser; it shares the policy's frozen parameters. It learns which
+attempts were good. Its log-ratio at each token is then that token's reward (PRIME, arXiv 2502.01456; OPRL, later iStar,
+arXiv 2509.19199).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from turnstile.types import F32, Group, Row, Sampling, Score
 def outcome_cross_entropy(logprobs: Tensor, batch: Batch, *, beta: float) -> tuple[Tensor, Metrics]:
     """Return -y log sigmoid(h) - (1 - y) log sigmoid(-h) for each trajectory, given to each of its tokens.
 
-    h = beta * the sum over its tokens of log phi - log reference; y is the outcome within [0, 1], in place of its
-    tokens' advantages. A token's gradient is that of this loss by its log-probability.
+    h = beta * the sum over its tokens of log phi - log reference. y is the outcome within [0, 1]; the tokens'
+    advantages hold it. A token's gradient is the derivative of this loss with respect to its log-probability.
     """
     side = trajectory_pairs(batch)
     h = beta * side.total(log_ratio_to(extra(batch, "ref_logprobs", "outcome_cross_entropy"), logprobs))
@@ -49,12 +49,14 @@ def outcome_cross_entropy(logprobs: Tensor, batch: Batch, *, beta: float) -> tup
 
 
 class ImplicitReward:
-    """`predict` tells beta * (log phi - log reference) at each token, `update` moves phi. Both read `learner`'s network
-    as it is then; the rewards of a step are those of phi before it learned from that step.
+    """Predicts beta * (log phi - log reference) at each token, and trains phi.
 
-    phi learns by `epochs` steps of AdamW at `lr` for each step of the run. `objective`: `cross_entropy` of outcomes
-    within [0, 1] (PRIME), or `dpo` between attempts of a group with different outcomes (OPRL). `reference`: the policy
-    that RL began with (PRIME), or the one of before the step (iStar's).
+    `predict` and `update` read the current weights of `learner`'s network. A step's rewards come from phi before it
+    learns from that step.
+
+    phi learns by `epochs` steps of AdamW at `lr` per step of the run. `objective`: `cross_entropy` of outcomes within
+    [0, 1] (PRIME), or `dpo` between attempts of a group with different outcomes (OPRL). `reference`: the policy at the
+    start of RL (PRIME), or the policy before the step (iStar).
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class ImplicitReward:
         sampling: Sampling,
         *,
         objective: Literal["cross_entropy", "dpo"] = "cross_entropy",  # on outcomes in [0, 1], or on pairs of attempts
-        reference: Literal["start", "old"] = "start",  # policy that RL began with, or that of before the step
+        reference: Literal["start", "old"] = "start",  # policy at the start of RL, or policy before the step
         beta: Annotated[float, Field(gt=0)] = 0.05,  # reward = beta * log-ratio
         lr: Annotated[float, Field(gt=0)] = 1e-6,  # learning rate of the reward model
         epochs: Annotated[int, Field(ge=1)] = 1,  # optimiser steps of the reward model per training step
@@ -75,7 +77,7 @@ class ImplicitReward:
         plan = replace(learner.config, lr=lr, schedule=no_schedule, warmup=0, weight_decay=0.0)
         self._phi = Learner(model, parameters, plan)
         self._start = [parameter.detach().clone() for parameter in parameters] if reference == "start" else []
-        self._rows: list[list[Row]] = []  # of each trajectory, with the reference's numbers, from `predict` to `update`
+        self._rows: list[list[Row]] = []  # by trajectory, with reference log-probabilities, from `predict` to `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """Return `implicit`: [trajectory][turn] -> f32[n], 0 in untrained turns."""
@@ -146,7 +148,7 @@ class ImplicitReward:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return phi's trained weights, its optimiser, and the reference if that is the starting policy."""
+        """Return phi's trained weights, its optimiser, and the reference if it is the starting policy."""
         weights = [parameter.detach() for parameter in self._phi.parameters]
         return {"phi": weights, "learner": self._phi.state(), "start": self._start}
 

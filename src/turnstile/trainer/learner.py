@@ -84,9 +84,9 @@ class LearnerConfig:
 
 
 class Learner:
-    """The network, its optimiser, and the number of steps they have taken.
+    """The network, its optimiser, and the number of optimiser steps.
 
-    A model family whose layers are not plain attention is trained row by row, and a warning says so.
+    Model families with layers other than plain attention are trained row by row, with a warning.
     """
 
     def __init__(self, model: PreTrainedModel, parameters: Sequence[nn.Parameter], config: LearnerConfig) -> None:

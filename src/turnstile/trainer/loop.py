@@ -1,6 +1,6 @@
 """The training loop on one page: sample groups, score them, assign credit, update, publish, record, repeat.
 
-Read this first. Each line of `train` calls one room of the code base; the import says which file is behind it.
+Read this first. Each line of `train` calls one part of the code base; the imports name the files.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class TrainingParts:
 async def train(parts: TrainingParts, settings: Settings, progress: LoopState) -> LoopState:
     """Train from `progress` to the last step, and return the state reached.
 
-    Safe to cancel at its awaits, which are evaluation and rollout: `progress`, the network and all other state are then
+    It is safe to cancel at its awaits, evaluation and rollout: `progress`, the network and all other state are then
     those of the last completed step, fit for a checkpoint. Raises TrainingError if infrastructure failed in every
     episode of a step.
     """
@@ -154,8 +154,8 @@ _TASKS_SHOWN = 3  # tasks named for each kind of failure
 def _report_failures(parts: TrainingParts, step: int, groups: list[Group]) -> None:
     """Warn of failed episodes, counted by kind of error and by task; raise TrainingError if all episodes failed.
 
-    Infrastructure errors and faults of the program are never silent, so that neither a broken machine nor a policy that
-    kills its judge stays unseen.
+    Infrastructure and program errors are never silent, so neither a broken machine nor a policy that kills its judge
+    goes unnoticed.
     """
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     failed = [trajectory for trajectory in episodes if trajectory.stop is Stop.ERROR]

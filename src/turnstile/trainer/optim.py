@@ -30,7 +30,8 @@ def cosine(progress: float) -> float:
 def lr_multiplier(schedule: Schedule, step: int, warmup: int, total: int) -> float:
     """Return the learning-rate multiplier of optimiser step `step` (from 0) of `total`.
 
-    The first `warmup` steps rise linearly. Without warm-up, Adam's first step has full size whatever the gradient is.
+    It rises linearly over the first `warmup` steps. Without warm-up, Adam's first step has full size whatever the
+    gradient is.
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -42,7 +43,7 @@ def adamw(
 ) -> torch.optim.AdamW:
     """Return AdamW, fused where torch has a kernel for it.
 
-    The fused kernel takes one pass over weights, gradients and moments; the others copy the network for each operation.
+    The fused kernel makes one pass over weights, gradients and moments; the others copy the network for each operation.
     """
     trained = list(parameters)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trained)

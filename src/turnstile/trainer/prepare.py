@@ -28,10 +28,9 @@ def prepare(
 ) -> TrainingRows:
     """Return the rows of every trajectory that is in the gradient.
 
-    With `drop_zero_advantage`, groups whose advantages are all zero are left out, as in the dynamic sampling of DAPO
-    (arXiv 2503.14476), but without sampling others in their place: they cost no forward and backward pass, their tokens
-    take no share of the weights, and regularisers do not see them. Raises TrainingError for advantages that are not
-    finite.
+    `drop_zero_advantage` leaves out groups whose advantages are all zero, as in the dynamic sampling of DAPO (arXiv
+    2503.14476), but without sampling others instead. Such groups cost no forward and backward pass, their tokens take
+    no share of the weights, and regularisers do not see them. Raises TrainingError if advantages are not finite.
     """
     rows: list[list[Row]] = []
     indices: list[int] = []

@@ -1,7 +1,8 @@
-"""What each turn of an episode added to its outcome, learned from outcomes alone: contributions that are to sum to it.
+"""Contributions of turns, learned from outcomes alone such that they sum to the outcome of an episode.
 
-A head on the policy's last hidden states reads a turn's state and what was said in it (`spoken.py`), as the critic of
-turns does; it does not move the policy (SPA-RL, arXiv 2505.20732, gives its progress estimator weights of its own).
+A head on the policy's last hidden states reads a turn's state and the turn itself (`turn_features.py`), as the
+turn-level critic does. It does not change the policy (SPA-RL, arXiv 2505.20732, gives its progress estimator its own
+weights).
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from turnstile.types import Group, Score
 
 
 class ProgressEstimator:
-    """`predict` tells what each turn contributed, by what was known before the step; `update` fits the sums.
+    """Predicts the contribution of each turn, before learning from the step; `update` fits their sums.
 
-    `targets` gives what the contributions of an attempt are to add up to, f64[trajectories], NaN where nothing is to be
-    learned. `epochs` steps of Adam at `lr` on the mean square over attempts. All contributions begin at 0.
+    `targets` gives the target sum of each attempt's contributions, f64[trajectories], NaN for none. The fit takes
+    `epochs` steps of Adam at `lr` on the mean square over attempts. All contributions start at 0.
     """
 
     def __init__(

@@ -18,9 +18,9 @@ VERSIONS_KEPT = 2  # the newest, and the one before, which another process may b
 
 
 def _make_empty(folder: Path) -> Path:
-    """Create the folder, or delete what is in it, and return it.
+    """Create the folder or delete its contents, and return it.
 
-    Raises RunFolderError if that fails.
+    Raises RunFolderError on failure.
     """
     try:
         if folder.exists():
@@ -42,7 +42,7 @@ class WeightFiles:
         self._folder = _make_empty(folder)
 
     def write(self, version: int) -> Path:
-        """Write the weights of a version and return the file, which appears complete.
+        """Write the weights of a version to a file, which appears atomically, and return it.
 
         Raises OSError if the disk is full.
         """
@@ -62,7 +62,7 @@ class WeightFiles:
 class WeightFolders:
     """Hugging Face folders in a folder that is emptied first. They are not flushed to disk.
 
-    The newest `kept` stay, and older ones for as long as a server loads them.
+    The newest `kept` folders stay, and older ones as long as a server loads them.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WeightFolders:
         self._numbers = itertools.count()
 
     def write(self, version: int) -> Path:
-        """Write the weights of a version and return the folder, which appears complete.
+        """Write the weights of a version to a folder, which appears atomically, and return it.
 
         Raises OSError if the disk is full.
         """

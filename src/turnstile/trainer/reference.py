@@ -1,4 +1,4 @@
-"""Log-probabilities that losses compare the policy with: reference, proximal policy, teacher; and past entropy."""
+"""Arrays that losses compare the policy with: log-probabilities of other policies, and past entropy."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class PastEntropy(LogprobProvider):
 
 
 class ReferencePolicy(LogprobProvider):
-    """The policy at the start of RL, which a KL penalty anchors to: a copy of the trained parameters.
+    """The policy at the start of RL, to which a KL penalty is relative: a copy of the trained parameters.
 
     The frozen parameters are shared with the policy. With `every` above 0 the reference is reset to the current policy
-    after that many steps, and the optimiser's state is cleared, as in ProRL (arXiv 2505.24864; there by hand, where
-    progress stalls). Each reference is one file in `folder`, so that a resumed run uses the same one: the last that is
-    not later than its `step`. The last `keep` + 1 files stay, which is enough for that many checkpoints if one is saved
-    at least every `every` steps.
+    after that many steps, and the optimiser's state is cleared, as in ProRL (arXiv 2505.24864; there by hand, when
+    progress stalls). Each reference is one file in `folder`. A resumed run uses the same one: the last that is not
+    later than its `step`. The last `keep` + 1 files stay, which is enough for `keep` checkpoints if one is saved at
+    least every `every` steps.
     """
 
     def __init__(self, learner: Learner, folder: Path, *, step: int = 0, every: int = 0, keep: int = 2) -> None:

@@ -17,9 +17,9 @@ from turnstile.types import Row, Trajectory
 class Rehearsal:
     """Stored episodes, and the objective that trains on them in every optimiser step, beside the policy's own.
 
-    Each step draws `batch` of them by `seed` and its number alone, so that a repeated step draws the same ones. Their
-    tokens are aggregated by themselves and take no weight from fresh samples. Advantages are 1; `ref_logprobs` are the
-    recorded log-probabilities, which are those of the reference, since it sampled them.
+    Each step draws `batch` episodes, by `seed` and the step number alone, so that a repeated step draws the same ones.
+    Their tokens are aggregated separately and take no weight from fresh samples. Advantages are 1; `ref_logprobs` are
+    the recorded log-probabilities, which are the reference's because it sampled them.
     """
 
     episodes: tuple[Trajectory, ...]

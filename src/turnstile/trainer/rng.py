@@ -1,6 +1,6 @@
 """Save and restore the global RNG states of Python, NumPy and torch.
 
-Turnstile itself draws nothing from them, but a custom environment, reward or loss may.
+Turnstile itself does not use them, but a custom environment, reward or loss may.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def state() -> dict[str, Any]:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Restore the states when the `with` block ends, as if nothing had been drawn in it."""
+    """Restore the states at the end of the `with` block."""
     before = state()
     try:
         yield

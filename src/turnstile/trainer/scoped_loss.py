@@ -1,9 +1,10 @@
-"""Losses whose value at a token depends on tokens that were packed into other batches.
+"""Losses whose value at a token depends on tokens in other packed batches.
 
 A sequence's ratio, a pair of trajectories or a quantile of the step must not change with packing. If the tokens that
-such a loss must see together lie in several forests, their log-probabilities are first computed without gradient, and
-the loss is evaluated on all of them at once. Its derivatives by each token's log-probability and entropy are then
-passed to the forests, whose usual backward pass gives the same gradient, for one more forward pass and no more memory.
+such a loss needs together lie in several forests, their log-probabilities are first computed without gradient, and the
+loss is evaluated on all of them at once. Its derivatives with respect to each token's log-probability and entropy are
+then passed to the forests. Their usual backward pass gives the same gradient, for one more forward pass and no more
+memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _METRIC = "metric:"
 
 
 def is_cut(forests: Sequence[Batch], scope: Scope) -> bool:
-    """Return whether tokens that must lie in one forest lie in several."""
+    """Return whether tokens that must be in one forest are in several."""
     match scope:
         case "":
             return False
@@ -39,7 +40,7 @@ def is_cut(forests: Sequence[Batch], scope: Scope) -> bool:
 
 
 def solve(forests: Sequence[Batch], evaluate: Evaluate, measure: Measure) -> tuple[list[Batch], Evaluate]:
-    """Return forests that carry the loss of their tokens and its derivatives, and the function that evaluates them."""
+    """Return forests with the loss of their tokens and its derivatives, and the function that evaluates them."""
     with torch.no_grad():
         measured = [measure(forest) for forest in forests]
     logprobs, entropy = (torch.cat(parts).requires_grad_() for parts in zip(*measured, strict=True))

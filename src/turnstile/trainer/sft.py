@@ -16,7 +16,7 @@ TokenWeights = Callable[[Trajectory, int], F32]
 
 
 def demo_rows(demos: Sequence[Trajectory], token_weights: TokenWeights | None = None) -> list[Row]:
-    """Return rows of demonstrations, whose advantages are token weights: 1, or what `token_weights` returns."""
+    """Return the rows of demonstrations; their advantages are token weights: 1, or what `token_weights` returns."""
 
     def credit(demo: Trajectory, turn: int) -> F32:
         if token_weights is None:

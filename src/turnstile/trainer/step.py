@@ -1,4 +1,4 @@
-"""The update of a training step: scored groups in, new weights and their record out."""
+"""The update of a training step, from scored groups to new weights and a record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PerGroup = list[list[list[F32]]]
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What an update computed for each token, and the attempts that each pass trained on.
+    """The arrays that an update computed for each token, and the attempts that each pass trained on.
 
     `weights` are the loss weights, `logprobs` the trainer's log-probabilities before the update, `extras` the
     log-probabilities of other policies that the losses needed.
@@ -55,7 +55,7 @@ def update(
     Every optimiser step includes the `stored` rows. `rollout_activations` are the frozen-layer activations that the
     rollout engine kept. Metrics are means over the optimiser steps, except for tokens and seconds (sums), the gradient
     norm (maximum), and the gap between sampler and trainer (first step, since later ones include the policy's change).
-    The arrays are those of the first pass, when the policy is still the one that sampled.
+    The arrays are from the first pass, while the policy is still the one that sampled.
     """
     reports: list[dict[str, float]] = []
     first: dict[int, tuple[F32, F32]] = {}

@@ -1,4 +1,4 @@
-"""Inputs of heads that judge turns: the policy's hidden states before and within each turn.
+"""Inputs of turn-level heads: the policy's hidden states before and within each turn.
 
 The state is the hidden state before the first token of a turn. The turn itself is represented by that state and the
 mean of the hidden states after each of its tokens.
@@ -32,7 +32,7 @@ class TurnFeatures:
     after: Tensor  # [M, 2H] that state, and the mean state over the turn's tokens
 
     def spread(self, values: Tensor) -> list[F32]:
-        """Return values [M] as [trajectory] -> f32[K], with 0 in turns that are not trained."""
+        """Return values [M] as [trajectory] -> f32[K], with 0 in untrained turns."""
         flat = np.zeros(sum(self.lengths), np.float32)
         flat[self.turns] = values.detach().float().cpu().numpy()
         return np.split(flat, np.cumsum(self.lengths)[:-1])
@@ -75,8 +75,8 @@ def turn_head(size: int) -> nn.Sequential:
 def _with_boundaries(row: Row, turns: Indices) -> Row:
     """Return the row with a mask of the tokens of `turns` and of the token after each turn.
 
-    The hidden states before these tokens are those before each turn and after each of its tokens. The row has one token
-    more, so that the last turn has a token after it.
+    The hidden states before these tokens are those before each turn and after each of its tokens. The row gets one
+    extra token, so that the last turn has a token after it.
     """
     mask = np.append(np.isin(row.turn_ids, turns), False)
     mask[1:] |= mask[:-1]

@@ -1,6 +1,6 @@
-"""A critic of whole turns, on the policy's last hidden states: what a state is worth, and what was said in it.
+"""A turn-level critic on the policy's last hidden states: values of states, and of whole turns in them.
 
-What it reads is in `spoken.py`. As the critic of tokens it does not move the policy.
+Its inputs are in `turn_features.py`. Like the token-level critic, it does not change the policy.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TWICE = (1, 2)
 
 
 class UtteranceCritic:
-    """Two Q and two V, each with a slow copy: Q_i learns what `targets` makes of slow V_i, V_i learns slow Q_i.
+    """Two Q and two V, each with a slow copy: Q_i learns the `targets` from slow V_i, V_i learns slow Q_i.
 
-    `epochs` steps of Adam at `lr` over the turns of a step, after each of which the slow copies go a share `tau` of the
-    way. All begin at 0. As in the paper's code the critic learns first and the policy then takes its word; unlike the
-    paper's it keeps no turns of earlier steps, whose hidden states would be of another network by now.
+    Learning takes `epochs` steps of Adam at `lr` over the turns of a step; after each, the slow copies move by a share
+    `tau`. All values start at 0. As in the paper's code, the critic learns first and the policy then uses it. Unlike
+    the paper's, it keeps no turns of earlier steps, because their hidden states would be those of an older network.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class UtteranceCritic:
         self._metrics: dict[str, float] = {}  # from `predict` to `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """Learn from these groups, and return `q` and `v` as `values` does."""
+        """Learn from these groups, and return `q` and `v` in the form of `values`."""
         seen = read_turn_features(self._learner, groups)
         before = self._told(seen)
         self._metrics = self._fit(groups, scores, seen, before)

@@ -97,8 +97,10 @@ def _teacher(recipe: Recipe, learner: Learner) -> TeacherPolicy:
 
 
 def _declared_providers(recipe: Recipe) -> dict[str, functools.partial[LogprobProvider]]:
-    """Array -> its provider with its knobs, of those that the losses of a recipe declare. Raises ConfigError for two
-    that differ."""
+    """Return the providers that the losses of a recipe declare, by array, with their knobs.
+
+    Raises ConfigError if two losses declare different providers for one array.
+    """
     kinds = [("loss", kind) for kind in (recipe.loss, *recipe.regularizers)]
     kinds += [("loss_multiplier", kind) for kind in recipe.loss_multipliers]
     found: dict[str, functools.partial[LogprobProvider]] = {}

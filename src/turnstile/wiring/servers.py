@@ -100,8 +100,10 @@ def _knobs(recipe: Recipe) -> dict[str, object]:
 
 
 class ServedWeights:
-    """Servers as training's engine: what it publishes is written down by `write` and given to them. Obeys
-    `engines.base.Engine` and `rollout.source.Publisher`."""
+    """Servers as the engine of training: `write` stores published weights in a folder, which the servers load.
+
+    Implements `engines.base.Engine` and `rollout.source.Publisher`.
+    """
 
     def __init__(self, recipe: Recipe, router: Router, write: Callable[[int], Path]) -> None:
         self._router, self._write, self._head = router, write, recipe.model.train == "all"

@@ -31,8 +31,11 @@ class Shared(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """What episodes happen in, and who looks at them: the environment's maker, what all its episodes share, the
-    graders by name, and the board that shows where the episodes are."""
+    """The environment of episodes, and what they share.
+
+    `make_env` makes an environment, `shared` is what all episodes use, `graders` are by name, and `board` shows the
+    state of the episodes.
+    """
 
     make_env: Callable[[], Env]
     shared: tuple[Shared, ...] = ()  # in the order they were made

@@ -39,7 +39,7 @@ def score(said: str) -> float:
     return share(object_in(said, "score")["score"], 10, "score")
 
 
-async def test_what_was_asked_before_is_not_asked_again(tmp_path: Path) -> None:
+async def test_a_question_asked_before_is_not_asked_again(tmp_path: Path) -> None:
     model = Model(lambda messages: f'{{"score": {len(messages[0].content)}}}')
     kept = tmp_path / "verdicts.jsonl"
     asker = Asker(model.write, identity="m", kept=kept, concurrent=2)
@@ -64,7 +64,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again_with_the_reason(
     assert asker.failures == []
 
 
-async def test_no_verdict_is_none_and_told(tmp_path: Path) -> None:
+async def test_a_missing_verdict_is_none_and_noted(tmp_path: Path) -> None:
     asker = Asker(Model(lambda _: "I would say it is good.").write, identity="m", tries=3)
     assert await asker.ask("?", score, FORM) is None
     assert asker.failures == [("it holds no JSON object with 'score'", False)]
@@ -109,13 +109,13 @@ def test_the_last_object_counts(said: str, expected: float) -> None:
         ("{" * 2000, "no JSON object"),
     ],
 )
-def test_what_cannot_be_read(said: str, why: str) -> None:
+def test_an_unreadable_answer_says_why(said: str, why: str) -> None:
     with pytest.raises(UnreadableError) as caught:
         score(said)
     assert why in str(caught.value)
 
 
-def test_a_form_takes_objects_like_the_example() -> None:
+def test_a_form_matches_objects_like_the_example() -> None:
     for said, fits in (
         ('{"reason": "so it is", "score": 10, "more": {"met": true, "a \\"b\\"": "x.y"}}', True),
         ('{"reason": "so it is", "score": 5, "more": {"met": true, "a \\"b\\"": "x.y"}}', False),

@@ -49,7 +49,7 @@ async def test_the_judge_gives_a_share_of_its_points() -> None:
     assert signals(found, "good") == [0.25, 0.0, 0.5]
 
 
-async def test_an_episode_that_broke_is_not_shown_and_some_failures_are_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_episode_is_not_judged_and_failures_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     def says(text: str) -> str:
         if "bad" in text:
             raise EngineError("the server is gone")
@@ -63,7 +63,7 @@ async def test_an_episode_that_broke_is_not_shown_and_some_failures_are_told(cap
     assert "judge 'judge': no verdict on 2 of 3 questions: the server is gone" in caplog.text
 
 
-async def test_a_judge_that_is_gone_stops_the_run() -> None:
+async def test_an_unreachable_judge_stops_the_run() -> None:
     def gone(text: str) -> str:
         raise EngineError("the server is gone")
 
@@ -95,7 +95,7 @@ async def test_comparisons_that_fail_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(("rivals", "pairs"), [(0, 10), (1, 5), (2, 10), (9, 10)])
-async def test_fewer_rivals_are_fewer_questions(rivals: int, pairs: int) -> None:
+async def test_fewer_rivals_mean_fewer_questions(rivals: int, pairs: int) -> None:
     mine = asker(better)
     await PairwiseJudge(asker=mine, rivals=rivals).grade([said("good a", "b", "c", "good d", "e")], 1)
     assert mine.questions == 2 * pairs
@@ -152,7 +152,7 @@ async def test_a_checklist_wants_evidence_from_the_episode() -> None:
     assert signals(found, "checklist") == [None]
 
 
-async def test_what_a_judge_is_shown() -> None:
+async def test_a_judge_sees_the_messages_the_reference_and_named_signals() -> None:
     seen: list[str] = []
 
     def says(text: str) -> str:
@@ -179,7 +179,7 @@ async def test_what_a_judge_is_shown() -> None:
         await missing.grade([Group(id="g", task=task, trajectories=(one,))], 1)
 
 
-async def test_a_model_that_knows_nothing_is_read_where_it_is_constrained(bytes_: Any) -> None:
+async def test_an_untrained_model_is_readable_if_it_is_constrained(bytes_: Any) -> None:
     pytest.importorskip("llguidance")
     write = model_writer(tiny_engine(bytes_, deterministic=False), ChatRenderer(bytes_), Sampling(max_tokens=60))
     asking = Asker(write, identity="m", tries=1, constrained=True)
@@ -195,7 +195,7 @@ async def test_a_model_that_knows_nothing_is_read_where_it_is_constrained(bytes_
         (lambda a: Checklist(asker=a, items={"a": "?"}), '{"a": {"evidence": "x", "met": false}}'),
     ],
 )
-async def test_every_answer_of_its_form_is_read(make: Callable[[Asker], Any], answer: str) -> None:
+async def test_every_answer_that_matches_the_form_is_read(make: Callable[[Asker], Any], answer: str) -> None:
     async def write(messages: Any, seed: int, regex: str = "") -> str:
         assert re.fullmatch(regex, answer)
         return answer
@@ -223,7 +223,7 @@ def test_a_long_episode_loses_its_middle() -> None:
         (lambda a: Checklist(asker=a, items=["x"]), "'checklist' wants items = { name"),
     ],
 )
-def test_bad_knobs(make: Callable[[Asker], Any], line: str) -> None:
+def test_bad_knobs_are_refused(make: Callable[[Asker], Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         make(asker(str))
 

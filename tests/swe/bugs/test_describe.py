@@ -32,7 +32,7 @@ def bug(tasks: list[Task]) -> Bug:
     return next(Bug.of(task) for task in tasks if Bug.of(task).kind == "minmax")
 
 
-def test_a_model_is_shown_what_tests_say_and_what_the_docs_say(bug: Bug) -> None:
+def test_the_request_shows_messages_and_docs_but_not_the_repair(bug: Bug) -> None:
     asked = request(bug)
     for shown in (bug.f2p[0], bug.message, "clamp(value, low, high)", "Between low < high."):
         assert shown in asked
@@ -52,7 +52,7 @@ def test_a_model_is_shown_what_tests_say_and_what_the_docs_say(bug: Bug) -> None
         (GOOD, None),
     ],
 )
-def test_a_text_that_gives_the_repair_away_is_told(bug: Bug, text: str, why: str | None) -> None:
+def test_a_text_that_gives_the_repair_away_is_detected(bug: Bug, text: str, why: str | None) -> None:
     assert leak(text, bug, request(bug)) == why
 
 
@@ -76,7 +76,9 @@ def test_a_text_that_gives_the_repair_away_is_told(bug: Bug, text: str, why: str
         ("    total += carry_over\n", "", "it lacks total += carry_over", "it quotes the code: total += carry_over"),
     ],
 )
-def test_what_was_changed_is_not_named(bug: Bug, old: str, new: str, text: str, why: str | None) -> None:
+def test_naming_the_changed_code_gives_the_repair_away(
+    bug: Bug, old: str, new: str, text: str, why: str | None
+) -> None:
     changed = replace(bug, old=old, new=new, fixed=old, buggy=new)
     assert leak(text, changed, "nothing of it") == why
 
@@ -128,7 +130,7 @@ def test_statements_are_written_refused_and_remembered(tasks: list[Task], tmp_pa
         ("I was to write the bug report, in two to six plain sentences: so here.", "it repeats what it was asked"),
     ],
 )
-async def test_what_is_no_report_is_refused(tasks: list[Task], tmp_path: Path, text: str, why: str) -> None:
+async def test_a_text_that_is_no_bug_report_is_refused(tasks: list[Task], tmp_path: Path, text: str, why: str) -> None:
     async def write(messages: Sequence[Message], seed: int) -> str:
         return text
 

@@ -56,7 +56,7 @@ def changed(kind: str, body: str) -> list[str]:
         ("body", "return a", []),
     ],
 )  # fmt: skip
-def test_each_family(kind: str, body: str, want: list[str]) -> None:
+def test_each_family_makes_its_mutants(kind: str, body: str, want: list[str]) -> None:
     made = changed(kind, body)
     if kind == "name" and "x = a" in body:
         want = [one if "\n" in one else f"{one}\nreturn x" for one in want]
@@ -64,7 +64,7 @@ def test_each_family(kind: str, body: str, want: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_all_that_is_made_of_a_real_module_is_python_and_has_an_id() -> None:
+def test_mutants_of_a_real_module_parse_and_have_unique_ids() -> None:
     text = Path(mutate.__file__).read_text(encoding="utf-8")
     mutants = families.larger_mutants(text, mutate.LARGER_KINDS)
     assert {mutant.kind for mutant in mutants} == set(families.FAMILIES)
@@ -75,7 +75,7 @@ def test_all_that_is_made_of_a_real_module_is_python_and_has_an_id() -> None:
         assert result != text
 
 
-def test_pairs_lie_in_one_function_and_are_put_in_together() -> None:
+def test_a_pair_changes_two_lines_of_one_function() -> None:
     text = "def f(a, b):\n    x = a + 1\n    y = b - 2\n    return x < y\n\n\ndef g(a):\n    return a + 1\n"
     found = families.pairs(mutate.mutants(text), random.Random(0))
     assert found
@@ -88,11 +88,11 @@ def test_pairs_lie_in_one_function_and_are_put_in_together() -> None:
     assert found == families.pairs(mutate.mutants(text), random.Random(0))
 
 
-def test_every_kind_is_of_a_family() -> None:
+def test_every_larger_kind_belongs_to_a_family() -> None:
     assert {*families.FAMILIES, "pair"} == set(mutate.LARGER_KINDS)
 
 
-def test_tasks_of_before_are_read_as_they_were() -> None:
+def test_older_tasks_are_read_unchanged() -> None:
     task = load_tasks(Path(__file__).parents[3] / "data" / "demo" / "train.jsonl")[0]
     bug = Bug.of(task)
     assert (bug.also, bug.files, bug.lines, bug.statement) == ((), 1, 1, "")

@@ -59,7 +59,7 @@ def test_bugs_that_the_tests_notice_are_kept(made: Made, reference: Any) -> None
     assert (bug.licence, bug.requires, bug.kind, bug.unique) == ("MIT License", (), "minmax", True)
 
 
-def test_others_are_rejected_with_a_reason(made: Made, reference: Any) -> None:
+def test_other_bugs_are_rejected_with_a_reason(made: Made, reference: Any) -> None:
     side = [json.loads(line) for line in Path(f"{reference.out}.rejected.jsonl").read_text().splitlines()]
     reasons = {record["id"]: record["why"] for record in side}
     assert made.rejected == Counter(reasons.values())
@@ -68,7 +68,7 @@ def test_others_are_rejected_with_a_reason(made: Made, reference: Any) -> None:
     assert not set(reasons) & {task.id for task in made.tasks}
 
 
-async def test_every_task_checks_out_and_its_fix_repairs(made: Made, grader: CodeGrader) -> None:
+async def test_every_task_is_sound_and_its_fix_repairs_the_bug(made: Made, grader: CodeGrader) -> None:
     for task in made.tasks[::6]:
         bug, package = Bug.of(task), package_of(task)
         assert await fault(grader, bug, package) is None
@@ -115,7 +115,7 @@ asyncio.run(make("pypi:tiny==1.0", sys.argv[1], 3, workers=1, per_function=99, g
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_where_it_stopped(made: Made, every: Any, reference: Any, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_where_it_stopped(made: Made, every: Any, reference: Any, tmp_path: Path) -> None:
     out = tmp_path / "killed.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-c", MAKE_THREE, str(out)], env={**os.environ, "TMPDIR": str(tmp_path)}
@@ -148,7 +148,7 @@ async def test_kinds_take_turns_within_a_function(made: Made, bench: Bench) -> N
     assert rows != candidates(package, await profile(package, bench), 1, Filter(), 30)
 
 
-async def test_only_what_is_wanted_is_tried(made: Made, grader: CodeGrader, tmp_path: Path) -> None:
+async def test_only_bugs_that_pass_the_filter_are_tried(made: Made, grader: CodeGrader, tmp_path: Path) -> None:
     seen: list[Progress] = []
     wanted = Filter(kinds=("minmax", "int"), max_line=20, max_shown=5)
     few = await make("pypi:tiny==1.0", tmp_path / "out.jsonl", 99, wanted=wanted, grader=grader, progress=seen.append)
@@ -160,7 +160,9 @@ async def test_only_what_is_wanted_is_tried(made: Made, grader: CodeGrader, tmp_
         Filter(kinds=("typo",))
 
 
-async def test_a_file_of_several_packages(every: Any, reference: Any, source_of: Any, tmp_path: Path) -> None:
+async def test_a_file_may_hold_tasks_of_several_packages(
+    every: Any, reference: Any, source_of: Any, tmp_path: Path
+) -> None:
     out = tmp_path / "out.jsonl"
     write_tasks(out, [Task(id="other-1/x", env="swe")])
     with out.open("ab") as file:
@@ -195,7 +197,7 @@ async def test_candidates_without_a_verdict_are_tried_again(
     assert judged[1] - judged[0] == first.undecided
 
 
-async def test_a_task_that_the_grader_sees_otherwise_is_none(
+async def test_a_bug_whose_tests_depend_on_their_order_is_rejected(
     grader: CodeGrader, source_of: Any, tmp_path: Path
 ) -> None:
     """The tests agree in either order, and do not when those that notice the bug are run first, as they are graded."""
@@ -221,7 +223,7 @@ async def test_a_task_that_the_grader_sees_otherwise_is_none(
     assert set(made.rejected) == {"no steady failure"}
 
 
-def test_the_demo_filter_is_what_the_docs_say() -> None:
+def test_the_demo_filter_matches_the_docs() -> None:
     assert (DEMO_FILTER.max_line, DEMO_FILTER.max_shown, DEMO_FILTER.unique) == (56, 12, True)
 
 
@@ -251,7 +253,7 @@ async def test_larger_bugs_are_made_and_check_out(made: Made, grader: CodeGrader
     assert (body.new, body.lines, body.unique) == ("    raise NotImplementedError\n", 3, False)
 
 
-async def test_larger_kinds_change_nothing_of_the_others(made: Made, bench: Bench) -> None:
+async def test_larger_kinds_only_add_candidates(made: Made, bench: Bench) -> None:
     package = fetch("pypi:tiny==1.0")
     measured = await profile(package, bench)
     few = candidates(package, measured, 0, Filter(), 30)

@@ -53,7 +53,7 @@ def test_each_family_edits_one_token(body: str, want: set[tuple[str, str, str]])
     assert found(body) == want
 
 
-def test_the_order_is_that_of_the_file() -> None:
+def test_mutants_follow_the_order_of_the_file() -> None:
     text = "def f(a, b):\n    return a < b, a + 5 < b\n"
     assert [(mutant.col, mutant.new) for mutant in mutate.mutants(text)] == [
         (13, "<="), (13, ">"), (20, "-"), (22, "4"), (22, "6"), (24, "<="), (24, ">")
@@ -75,7 +75,7 @@ def test_columns_count_characters() -> None:
         assert sum(x != y for x, y in zip(text.split(), changed.split(), strict=True)) == 1
 
 
-def test_a_form_feed_ends_no_line() -> None:
+def test_a_form_feed_does_not_end_a_line() -> None:
     text = "x = 1\n\x0c\ndef f(a):\r\n    return a < 1\r\n"
     mutant = next(mutant for mutant in mutate.mutants(text) if mutant.kind == "compare")
     assert mutant.line == 4
@@ -115,7 +115,7 @@ def test_only_statements_in_functions_are_edited() -> None:
     assert kinds == [("compare", 21, "<"), ("compare", 21, "<"), ("int", 21, "6"), ("int", 21, "6")]
 
 
-def test_functions_are_named_and_their_silent_lines_hidden() -> None:
+def test_functions_have_qualified_names_and_hidden_lines() -> None:
     (function,) = mutate.functions(SOURCE)
     assert (function.qualname, function.start, function.end) == ("Box.area", 7, 22)
     assert function.hidden == (10, 11, 12, 13, 14, 18, 20)  # 16 looks like a comment and is part of a string
@@ -175,7 +175,7 @@ def test_an_edit_that_does_not_fit_is_refused() -> None:
         edits.apply("a < b\n", 9, 0, "<", "<=")
 
 
-def test_sites_are_counted_once_whatever_may_stand_there() -> None:
+def test_a_site_with_several_mutants_counts_once() -> None:
     text = "def f(a):\n    return a < 5\n"
     assert len(mutate.mutants(text)) == 4
     assert mutate.site_count(mutate.mutants(text)) == {"f": 2}

@@ -22,7 +22,7 @@ SourceOf = Callable[..., Any]
 CLAMP, DIGITS, UNUSED, NOTHING = (f"src/tiny/__init__.py:{line}" for line in (4, 12, 20, 24))
 
 
-async def test_stable_tests_and_what_they_call(bench: Bench, tiny: Any) -> None:
+async def test_a_profile_holds_stable_tests_and_the_functions_they_call(bench: Bench, tiny: Any) -> None:
     package = fetch(tiny)
     said: list[str] = []
     measured = await profile(package, bench, progress=said.append)
@@ -83,7 +83,7 @@ async def test_a_suite_that_hangs_is_refused_and_leaves_no_process(
         wait_until_gone(Path(f"/proc/{pid}/stat"))
 
 
-async def test_a_suite_that_breaks_off_is_refused(bench: Bench, source_of: SourceOf) -> None:
+async def test_a_suite_whose_process_ends_early_is_refused(bench: Bench, source_of: SourceOf) -> None:
     package = fetch(source_of({"tests/test_flaky.py": "import os\n\n\ndef test_crash():\n    os._exit(3)\n"}))
     said = r"pypi:tiny==1\.0: its tests do not run to their end \(the tests' process ended early with exit code 3\)"
     with pytest.raises(TaskError, match=said):
@@ -91,7 +91,7 @@ async def test_a_suite_that_breaks_off_is_refused(bench: Bench, source_of: Sourc
     assert not list(package.tree.parent.glob("profile-*"))
 
 
-async def test_a_suite_of_many_tests_that_call_many_functions(bench: Bench, source_of: SourceOf) -> None:
+async def test_the_report_stays_small_for_many_tests_and_functions(bench: Bench, source_of: SourceOf) -> None:
     """Each function's name is reported once, so that the report stays small."""
     functions = "".join(f"def a_rather_long_name_of_function_{n}():\n    return {n}\n\n\n" for n in range(300))
     tests = (
@@ -158,7 +158,7 @@ async def test_a_suite_without_a_passing_test_is_refused(bench: Bench, source_of
         await profile(package, bench)
 
 
-async def test_the_package_settings_and_the_callers_environment_stay_out(
+async def test_the_packages_settings_and_the_callers_environment_have_no_effect(
     source_of: SourceOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", "1")

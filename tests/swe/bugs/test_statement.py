@@ -12,7 +12,7 @@ from turnstile.swe.formats import harbor
 from turnstile.swe.formats.made import as_instance
 
 
-def test_what_the_tests_say_is_said() -> None:
+def test_a_statement_gives_the_messages_of_failing_tests() -> None:
     tests = [f"t.py::test_{letter}" for letter in "abcdefgh"]
     messages = {tests[0]: "assert 1 == 2", tests[1]: "KeyError: 'x'", tests[2]: "assert 1 == 2"}
     assert problem_statement("toolz", tests, 1, messages) == (

@@ -54,7 +54,7 @@ async def said(env: ShellEnv, name: str, **arguments: Any) -> str:
     return "\n".join(message.content for message in step.messages)
 
 
-async def test_the_oracle_resolves(env: ShellEnv, task: Task) -> None:
+async def test_the_oracle_resolves_the_task(env: ShellEnv, task: Task) -> None:
     act = oracle(task)
     steps = [await env.step(act(())) for _ in range(5)]
     assert [step.signals["command"] for step in steps] == ["bash", "view", "str_replace", "bash", "submit"]
@@ -76,7 +76,7 @@ async def test_the_oracle_resolves(env: ShellEnv, task: Task) -> None:
     assert "-        if value > low:\n+        if value < low:\n" in patch
 
 
-async def test_what_a_command_says_and_does(env: ShellEnv) -> None:
+async def test_a_command_is_answered_with_its_output_and_exit_code(env: ShellEnv) -> None:
     assert await said(env, "bash", command="echo out; echo err >&2; exit 3") == "out\nerr\n[exit code 3]"
     assert await said(env, "bash", command="cd tests") == "[exit code 0]"
     assert "test_clamp.py" not in await said(env, "bash", command="ls")  # each call begins in the root
@@ -93,7 +93,7 @@ async def test_what_a_command_says_and_does(env: ShellEnv) -> None:
     assert "text of at most" in await said(env, "bash", command="echo \0")
 
 
-async def test_a_command_may_take_its_time(problems: Problems, task: Task) -> None:
+async def test_a_command_is_stopped_at_its_time_limit(problems: Problems, task: Task) -> None:
     env = ShellEnv(problems=problems, seconds=1.0)
     await env.reset(task)
     step = await env.step(call("bash", command="echo begun; sleep 60"))
@@ -102,7 +102,7 @@ async def test_a_command_may_take_its_time(problems: Problems, task: Task) -> No
     assert step.signals["reason"] == "timed out"
 
 
-async def test_what_view_shows(env: ShellEnv) -> None:
+async def test_view_shows_lines_and_folders_or_says_why_not(env: ShellEnv) -> None:
     assert await said(env, "view", path=FILE, start=11, end=12) == (
         "    11\t        if value > low:\n    12\t            return low\n[3 more lines]"
     )
@@ -148,7 +148,7 @@ async def test_a_large_file_is_not_read(env: ShellEnv) -> None:
         ),
     ],
 )
-async def test_why_an_edit_failed(env: ShellEnv, old: str, new: str, answer: str) -> None:
+async def test_an_edit_that_fails_says_why(env: ShellEnv, old: str, new: str, answer: str) -> None:
     step = await env.step(call("str_replace", path=FILE, old=old, new=new))
     assert answer in step.messages[0].content.replace("11, 13", "11 and 13")
     assert not step.signals["succeeded"]
@@ -165,7 +165,7 @@ async def test_edits_keep_bytes_and_line_ends(env: ShellEnv) -> None:
     assert "needs old and new as text" in await said(env, "str_replace", path=FILE, old=1)
 
 
-async def test_what_is_graded_and_what_is_not(env: ShellEnv) -> None:
+async def test_changed_tests_are_ignored_and_changed_code_is_graded(env: ShellEnv) -> None:
     await env.step(call("bash", command="echo 'def test_below(): pass' > tests/test_clamp.py; echo > conftest.py"))
     found = await env.measure()
     assert (found["modified"], found["ignored"], found["patch"], found["resolved"]) == (False, 2, "", False)
@@ -175,7 +175,7 @@ async def test_what_is_graded_and_what_is_not(env: ShellEnv) -> None:
     assert "deleted file mode 100644\n--- a/LICENSE\n+++ /dev/null\n" in str(found["patch"])
 
 
-async def test_what_can_be_run_can_be_run_in_grading(env: ShellEnv) -> None:
+async def test_executable_files_stay_executable_in_grading(env: ShellEnv) -> None:
     command = f"printf '#!/bin/sh\\n' > run.sh; chmod +x run.sh; sed -i 's/value > low/value < low/' {FILE}"
     await env.step(
         call("bash", command=f"{command}; printf 'import subprocess\\nsubprocess.run([\"./run.sh\"])\\n' >> {FILE}")
@@ -184,14 +184,14 @@ async def test_what_can_be_run_can_be_run_in_grading(env: ShellEnv) -> None:
     assert (found["resolved"], found["problem"]) == (True, "")
 
 
-async def test_a_copy_that_cannot_be_read_is_the_agents_doing(env: ShellEnv) -> None:
+async def test_too_many_changed_files_fail_the_task(env: ShellEnv) -> None:
     await env.step(call("bash", command="mkdir many; cd many; seq 2001 | xargs touch"))
     found = await env.measure()
     assert (found["modified"], found["resolved"]) == (True, False)
     assert found["problem"] == "2001 files were changed; at most 2000 are taken up"
 
 
-async def test_the_state_is_the_files_and_the_view(env: ShellEnv) -> None:
+async def test_the_state_key_depends_on_the_files_and_the_view(env: ShellEnv) -> None:
     keys = [env.state_key()]
     for name, arguments in (
         ("view", {"path": FILE}),
@@ -205,7 +205,7 @@ async def test_the_state_is_the_files_and_the_view(env: ShellEnv) -> None:
     assert keys[4] == keys[1]
 
 
-async def test_several_calls_and_none(env: ShellEnv) -> None:
+async def test_a_message_may_hold_several_calls_or_none(env: ShellEnv) -> None:
     calls = tuple(
         ToolCall(id=f"c{number}", name=name, arguments=arguments)
         for number, (name, arguments) in enumerate(
@@ -221,14 +221,14 @@ async def test_several_calls_and_none(env: ShellEnv) -> None:
     assert not step.signals["parsed"]
 
 
-async def test_it_keeps_what_environments_promise(problems: Problems, task: Task) -> None:
+async def test_it_keeps_the_promises_of_an_environment(problems: Problems, task: Task) -> None:
     script = [step.message for step in demonstrate(task, random.Random(0), skip_run=1.0)][1:]
     assert [message.tool_calls[0].name for message in script] == ["view", "str_replace", "submit"]
     assert await check_env(lambda: ShellEnv(problems=problems), task, actions=script) == []
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-async def test_over_bubblewrap(task: Task, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_the_oracle_resolves_the_task_in_bubblewrap(task: Task, tmp_path_factory: pytest.TempPathFactory) -> None:
     sandboxes = BubblewrapSandboxes(preload=PRELOAD, spare=0, shelf=deps_home())
     env = ShellEnv(problems=Problems(CodeGrader(sandboxes)))
     try:

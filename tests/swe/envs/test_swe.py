@@ -79,7 +79,7 @@ async def test_view_hides_docstring_and_comments(grader, task):
     }  # fmt: skip
 
 
-async def test_oracle_resolves(grader, task):
+async def test_the_oracle_resolves_the_task(grader, task):
     env = await opened(grader, task)
     act = oracle(task)
     steps = [await env.step(act(())) for _ in range(4)]
@@ -166,7 +166,7 @@ async def test_undo_takes_back_one_fix_at_a_time(grader, task):
     assert (step.messages[0].content, step.signals["succeeded"]) == ("nothing to undo", False)
 
 
-async def test_state_key_is_of_the_state_not_of_the_way(grader, task):
+async def test_the_state_key_depends_on_the_state_and_not_on_the_path(grader, task):
     one, two = await opened(grader, task), await opened(grader, task)
     await one.step(call("view"))
     await two.step(call("run"))
@@ -285,7 +285,7 @@ async def test_the_random_agent_acts_validly(grader, task):
     assert commands == {"view", "fix", "undo", "run", "submit"}
 
 
-def test_the_oracle_gives_more_of_the_lines_where_the_text_is_not_unique(task):
+def test_the_oracle_gives_whole_lines_if_the_text_is_not_unique(task):
     act = oracle(Task(id="t", env="swe", data={**task.data, "buggy": "value", "unique": False}))
     fix = [act(()) for _ in range(2)][1].tool_calls[0]
     assert fix.arguments == {"old": "    if value > low:", "new": "    if value < low:"}

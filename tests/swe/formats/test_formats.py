@@ -85,7 +85,7 @@ ROWS: Mapping[str, tuple[Mapping[str, Any], Any]] = {
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("form", ["json", "jsonl", "parquet"])
-def test_a_data_set_is_told_read_and_written(name: str, form: str, tmp_path: Path) -> None:
+def test_a_data_set_is_recognised_read_and_written(name: str, form: str, tmp_path: Path) -> None:
     row, format = ROWS[name]
 
     def written(rows: list[Mapping[str, Any]], file: Path) -> Path:
@@ -104,7 +104,7 @@ def test_a_data_set_is_told_read_and_written(name: str, form: str, tmp_path: Pat
     }
 
 
-def test_what_each_data_set_means() -> None:
+def test_the_fields_of_each_data_set_are_read() -> None:
     bench = swebench.read(SWE_BENCH, "row")
     assert bench.image == "swebench/sweb.eval.x86_64.django_1776_django-11099:latest"
     assert bench.fail_to_pass == ("test_ascii_validator (auth_tests.test_validators.UsernameValidatorsTests)",)
@@ -118,7 +118,7 @@ def test_what_each_data_set_means() -> None:
     assert gym.expected == {"TestWeb.test_a": "PASSED", "TestWeb.test_b": "FAILED"}
 
 
-def test_what_solves_an_instance() -> None:
+def test_an_instance_is_solved_by_the_right_statuses_alone() -> None:
     named = Instance(id="i", problem="", fail_to_pass=("a",), pass_to_pass=("b",))
     assert not named.unmet({"a": "PASSED", "b": "XFAIL"})
     for statuses in ({"a": "PASSED"}, {"a": "SKIPPED", "b": "PASSED"}, {"a": "PASSED", "b": "ERROR"}):
@@ -129,7 +129,7 @@ def test_what_solves_an_instance() -> None:
     assert mapped.unmet({"b": "FAILED"}) == ["a"]
 
 
-def test_whether_a_run_named_any_of_the_tests() -> None:
+def test_a_run_that_names_none_of_the_tests_is_detected() -> None:
     named = Instance(id="i", problem="", fail_to_pass=("a",), pass_to_pass=("b[x",))
     assert [named.met_none(run) for run in ({}, {"c": "PASSED"}, {"a": "FAILED"}, {"b[x y]": "FAILED"})] == [
         True, True, False, False,
@@ -147,14 +147,14 @@ def test_whether_a_run_named_any_of_the_tests() -> None:
         ('{"id": "x", "problem": "", "typo": 1}', "unknown field 'typo'"),
     ],
 )
-def test_what_cannot_be_read_is_said(content: str, says: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_gives_a_clear_error(content: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(content)
     with pytest.raises(TaskError) as caught:
         read_instances(tmp_path / "x.jsonl")
     assert says in str(caught.value)
 
 
-def test_a_source_that_is_none() -> None:
+def test_an_unknown_source_or_format_is_refused() -> None:
     with pytest.raises(TaskError, match="a data set on the hub as OWNER/NAME"):
         read_instances("./nowhere.jsonl")
     with pytest.raises(TaskError, match="did you mean 'swe-smith'"):
@@ -200,7 +200,7 @@ def git_in(folder: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_a_patch_is_taken_back(name: str, tmp_path: Path) -> None:
+def test_a_reversed_patch_restores_the_files(name: str, tmp_path: Path) -> None:
     before, after = PATCHES[name]
     git = git_in(tmp_path)
     for files in (before, after):
@@ -269,7 +269,9 @@ def test_a_harbor_folder_is_written_and_read_back(repository: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("solved", "reward"), [(True, "1"), (False, "0")])
-def test_what_a_harbor_folder_says_is_run(repository: Path, tmp_path: Path, solved: bool, reward: str) -> None:
+def test_the_scripts_of_a_harbor_folder_give_the_reward(
+    repository: Path, tmp_path: Path, solved: bool, reward: str
+) -> None:
     """Its scripts, with the folders they are mounted at replaced by those of this test."""
     folder = harbor.write_folder(instance_in(repository), tmp_path / "one")
     git = git_in(repository)
@@ -299,7 +301,7 @@ def test_what_a_harbor_folder_says_is_run(repository: Path, tmp_path: Path, solv
     assert (tmp_path / "logs" / "reward.txt").read_text() == reward, done.stdout
 
 
-def test_a_harbor_folder_of_others(tmp_path: Path) -> None:
+def test_a_harbor_folder_by_others_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "hello"
     (folder / "environment").mkdir(parents=True)
     (folder / "tests").mkdir()
@@ -321,6 +323,8 @@ def test_a_harbor_folder_of_others(tmp_path: Path) -> None:
     ("changes", "says"),
     [({"image": ""}, "needs an image"), ({"fail_to_pass": ()}, "names no test"), ({"log_parser": "my.log:x"}, "only")],
 )
-def test_what_harbor_cannot_hold_is_said(repository: Path, tmp_path: Path, changes: Any, says: str) -> None:
+def test_an_instance_that_harbor_cannot_hold_is_refused(
+    repository: Path, tmp_path: Path, changes: Any, says: str
+) -> None:
     with pytest.raises(TaskError, match=says):
         harbor.write_folder(replace(instance_in(repository), **changes), tmp_path / "one")

@@ -59,7 +59,7 @@ def printed(folder: Path, text: str, *command: str) -> str:
 
 
 @pytest.mark.parametrize("colour", ["yes", "no"])
-def test_the_summary_of_pytest(tmp_path: Path, colour: str) -> None:
+def test_statuses_are_read_from_the_summary_of_pytest(tmp_path: Path, colour: str) -> None:
     log = printed(tmp_path, PYTEST, "pytest", "-rA", f"--color={colour}", "-p", "no:cacheprovider", "test_it.py")
     assert {name.removeprefix("test_it.py::test_"): status for name, status in pytest_log(log).items()} == {
         "passed": "PASSED",
@@ -73,7 +73,7 @@ def test_the_summary_of_pytest(tmp_path: Path, colour: str) -> None:
     }
 
 
-def test_the_lines_of_pytest(tmp_path: Path) -> None:
+def test_statuses_are_read_from_the_lines_of_pytest(tmp_path: Path) -> None:
     log = printed(tmp_path, PYTEST, "pytest", "-v", "-p", "no:cacheprovider", "test_it.py")
     found = {name.removeprefix("test_it.py::test_"): status for name, status in pytest_log(log).items()}
     assert found == {
@@ -89,7 +89,7 @@ def test_the_lines_of_pytest(tmp_path: Path) -> None:
     }
 
 
-def test_the_lines_of_unittest(tmp_path: Path) -> None:
+def test_statuses_are_read_from_the_lines_of_unittest(tmp_path: Path) -> None:
     found = unittest_log(printed(tmp_path, UNITTEST, "unittest", "-v", "test_it"))
     assert {name.partition(" ")[0].removeprefix("test_"): status for name, status in found.items()} == {
         "ok": "PASSED",
@@ -104,7 +104,7 @@ def test_the_lines_of_unittest(tmp_path: Path) -> None:
     assert all(name.partition(" ")[2].startswith("(test_it.Case") for name in found)
 
 
-def test_the_end_of_a_log_agrees_with_it(tmp_path: Path) -> None:
+def test_a_log_must_agree_with_its_end(tmp_path: Path) -> None:
     log = printed(tmp_path, UNITTEST, "unittest", "-v", "test_it")
     found = unittest_log(log)
     assert unittest_trouble(log, found, 1) is None
@@ -123,14 +123,14 @@ def test_the_end_of_a_log_agrees_with_it(tmp_path: Path) -> None:
     )
 
 
-def test_a_fixture_of_a_class_is_no_test(tmp_path: Path) -> None:
+def test_a_class_fixture_does_not_count_as_a_test(tmp_path: Path) -> None:
     broken = "import unittest\n\nclass Case(unittest.TestCase):\n    def test_ok(self): pass\n"
     broken += "    @classmethod\n    def setUpClass(cls): raise KeyError\n"
     log = printed(tmp_path, broken, "unittest", "-v", "test_it")
     assert unittest_trouble(log, unittest_log(log), 1) is None
 
 
-def test_a_parser_is_named_in_the_instance() -> None:
+def test_an_instance_names_its_log_parser() -> None:
     instance = Instance(id="i", problem="")
     assert instance.statuses("PASSED a::b\n") == {"a::b": "PASSED"}
     own = Instance(id="i", problem="", log_parser=f"{__name__}:only_x")

@@ -17,7 +17,7 @@ def played(name: str, *patches: str | None) -> Group:
     return replace(group(name), task=Task(id=name, env="swe_shell"), trajectories=tuple(attempts))
 
 
-def test_a_line_for_each_task(tmp_path: Path) -> None:
+def test_predictions_have_a_line_for_each_task(tmp_path: Path) -> None:
     groups = [played("a__b-1", "diff --git a/x b/x\n", "another"), played("a__b-2", None)]
     assert write_predictions(tmp_path / "new" / "predictions.jsonl", "model", groups) == 2
     lines = (tmp_path / "new" / "predictions.jsonl").read_text().splitlines()
@@ -27,6 +27,6 @@ def test_a_line_for_each_task(tmp_path: Path) -> None:
     ]
 
 
-def test_episodes_that_record_no_patch(tmp_path: Path) -> None:
+def test_episodes_without_a_patch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no episode recorded a patch"):
         write_predictions(tmp_path / "p.jsonl", "model", [played("a", None)])

@@ -74,7 +74,7 @@ def honest(task: Task) -> Probe:
     return probe
 
 
-async def test_what_repairs_wins(task: Task, grader: CodeGrader) -> None:
+async def test_an_honest_repair_wins(task: Task, grader: CodeGrader) -> None:
     """The control for the tests below: the way from a probe's files to a score of 1 is open."""
     assert await wins(honest(task), task, grader) == ("it",)
 
@@ -94,7 +94,7 @@ async def test_a_cheat_scores_nothing_with_test_cases(
 
 
 @pytest.mark.parametrize("name", ["patch_runner", "slip_in_plugin", "expect_failure"])
-async def test_such_cheats_do_win_where_nobody_looks(name: str, task: Task, sandboxes: LocalSandboxes) -> None:
+async def test_cheats_win_under_a_plain_pytest_run(name: str, task: Task, sandboxes: LocalSandboxes) -> None:
     """Under a plain pytest run the cheat's exit code is that of success: the probes are no straw men."""
     bug, package = Bug.of(task), package_of(task)
     sandbox = await sandboxes.start(package.tree)
@@ -134,7 +134,9 @@ sys.modules["importlib.metadata"] = None
         return await self.sandbox.exec([program, option, self.LACKS + script, *rest], **settings)
 
 
-async def test_history_is_found_where_there_is_some(task: Task, grader: CodeGrader, sandboxes: LocalSandboxes) -> None:
+async def test_probes_find_the_repair_in_a_git_history_and_plugins_to_shadow(
+    task: Task, grader: CodeGrader, sandboxes: LocalSandboxes
+) -> None:
     bug, package = Bug.of(task), package_of(task)
     buggy = bug.bugged_text(package)
     sandbox = await sandboxes.start(package.tree)
@@ -178,21 +180,25 @@ async def test_flaky_tests_are_named(source_of: Any, grader: CodeGrader, tmp_pat
         ({"digest": "f" * 16}, "the source tree differs"),
     ],
 )
-async def test_what_is_off_is_said(task: Task, grader: CodeGrader, changes: Mapping[str, Any], why: str) -> None:
+async def test_an_unsound_task_fails_with_a_reason(
+    task: Task, grader: CodeGrader, changes: Mapping[str, Any], why: str
+) -> None:
     off = Task(id="off", env="swe", data={**task.data, "f2p": ["tests/test_tiny.py::test_clamp[12-10]"], **changes})
     (found,) = await check([off], ProblemCases(problems=Problems(grader)), repeats=1, probed=0)
     assert why in str(found.why)
     assert found.unknown is None
 
 
-async def test_what_breaks_is_unknown_and_no_failure(task: Task, tmp_path: Path) -> None:
+async def test_broken_sandboxes_leave_the_result_unknown(task: Task, tmp_path: Path) -> None:
     closed = LocalSandboxes(root=tmp_path)
     await closed.close()
     (found,) = await check([task], ProblemCases(problems=Problems(CodeGrader(closed))))
     assert (found.why, found.unknown) == (None, "these sandboxes were closed")
 
 
-async def test_probes_and_the_random_agent_are_tried_on_some(reference: Any, task: Task, grader: CodeGrader) -> None:
+async def test_probes_and_the_random_agent_are_tried_on_a_sample(
+    reference: Any, task: Task, grader: CodeGrader
+) -> None:
     played: list[str] = []
 
     async def play(task: Task) -> bool:
@@ -249,7 +255,7 @@ def fresh(tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch) -> Pa
     return folder
 
 
-async def test_what_was_found_is_not_looked_for_again(reference: Any, fresh: Path, grader: CodeGrader) -> None:
+async def test_earlier_findings_are_reused(reference: Any, fresh: Path, grader: CodeGrader) -> None:
     tasks = reference.made.tasks[:3]
     cases = ProblemCases(problems=Problems(grader), probes={"it": honest(tasks[0])})
     first = await check(tasks, cases, repeats=2, probed=1, notes=Notes())
@@ -265,7 +271,7 @@ async def test_what_was_found_is_not_looked_for_again(reference: Any, fresh: Pat
         assert not any(one.remembered for one in await check(tasks[:1], cases, repeats=1, probed=0, notes=known))
 
 
-def test_what_failed_is_noted_and_refused(task: Task, fresh: Path) -> None:
+def test_a_failed_check_is_noted_and_the_task_refused(task: Task, fresh: Path) -> None:
     other = Task(id="other", env="swe", data={**task.data, "difficulty": 98})
     assert failed_before([task]) == {}
     kept = Notes()
@@ -288,7 +294,7 @@ def test_what_failed_is_noted_and_refused(task: Task, fresh: Path) -> None:
         failed_before([task])
 
 
-def test_a_failure_stands_until_as_much_was_asked(task: Task, fresh: Path) -> None:
+def test_a_failure_stands_until_an_equally_thorough_check_passes(task: Task, fresh: Path) -> None:
     strong, weak = Ask(repeats=2, cheats=("a", "b")), Ask(repeats=3)
     Notes().add(CheckedTask(task=task), strong)
     Notes().add(CheckedTask(task=task, wins=("b",)), strong)
@@ -305,7 +311,7 @@ def test_a_failure_stands_until_as_much_was_asked(task: Task, fresh: Path) -> No
     assert getattr(Notes().of(task, weak), "why", "nothing") is None
 
 
-def test_how_many_sandboxes_there_are_is_no_other_setting(task: Task, fresh: Path) -> None:
+def test_the_number_of_sandboxes_does_not_change_the_setting(task: Task, fresh: Path) -> None:
     half = {"memory_mb": 512}
     Notes({"kind": "container", "workers": 2, "resources": half}).add(CheckedTask(task=task), Ask())
     more = {"kind": "container", "resources": half, "workers": 4, "pool": {"warm": 1}}
@@ -313,7 +319,7 @@ def test_how_many_sandboxes_there_are_is_no_other_setting(task: Task, fresh: Pat
     assert Notes({"kind": "container", "resources": {"memory_mb": 1024}}).of(task, Ask()) is None
 
 
-async def test_what_a_machine_lacks_is_not_noted(task: Task, fresh: Path, grader: CodeGrader) -> None:
+async def test_a_package_that_differs_on_this_machine_is_not_noted(task: Task, fresh: Path, grader: CodeGrader) -> None:
     other = Task(id="other", env="swe", data={**task.data, "digest": "f" * 16})
     (found,) = await check([other], ProblemCases(problems=Problems(grader)), repeats=1, probed=0, notes=Notes())
     assert "the source tree differs" in str(found.why)
@@ -321,7 +327,7 @@ async def test_what_a_machine_lacks_is_not_noted(task: Task, fresh: Path, grader
     assert Notes().of(other, Ask()) is None
 
 
-def test_another_python_has_notes_of_its_own(task: Task, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_python_has_its_own_notes(task: Task, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Notes().add(CheckedTask(task=task, trouble="bad"), Ask())
     monkeypatch.setattr(sys, "version", "4.0")
     assert failed_before([task]) == {}
@@ -338,7 +344,7 @@ check_tasks(load_tasks(sys.argv[1]), repeats=1, probed=0, workers=1, done=lambda
 
 
 @pytest.mark.slow
-def test_a_killed_check_goes_on_where_it_stopped(reference: Any, fresh: Path, tmp_path: Path) -> None:
+def test_a_killed_check_resumes_where_it_stopped(reference: Any, fresh: Path, tmp_path: Path) -> None:
     tasks = reference.made.tasks[:6]
     file = tmp_path / "t.jsonl"
     write_tasks(file, tasks)

@@ -119,7 +119,7 @@ async def test_edits_of_tests_are_ignored_and_counted(grader: CodeGrader, templa
         ("x.egg-info/entry_points.txt", True),
     ],
 )
-def test_what_counts_as_a_test(path: str, ignored: bool) -> None:
+def test_paths_that_can_change_tests_are_ignored(path: str, ignored: bool) -> None:
     assert can_change_tests(path) is ignored
 
 
@@ -151,7 +151,7 @@ async def test_the_memory_is_bounded(sandboxes: LocalSandboxes, template: Path) 
     assert (await grader.grade(template, BUG, fail_to_pass=[AREA])).from_memo
 
 
-async def test_a_cancelled_caller_takes_nothing_from_the_others(grader: CodeGrader, template: Path) -> None:
+async def test_a_cancelled_caller_does_not_disturb_the_others(grader: CodeGrader, template: Path) -> None:
     impatient = asyncio.ensure_future(grader.grade(template, BUG, fail_to_pass=[AREA]))
     patient = asyncio.ensure_future(grader.grade(template, BUG, fail_to_pass=[AREA]))
     await asyncio.sleep(0.01)
@@ -193,7 +193,7 @@ async def test_changes_outside_the_template_are_refused(grader: CodeGrader, temp
             await grader.bench.run(template, {path: data}, [AREA])
 
 
-async def test_what_cannot_be_removed_is_no_verdict(grader: CodeGrader, template: Path) -> None:
+async def test_a_path_that_cannot_be_removed_gives_no_verdict(grader: CodeGrader, template: Path) -> None:
     with pytest.raises(SandboxError, match=r"could not be removed: .*tests"):
         await grader.bench.run(template, {"tests": None}, [AREA])
 
@@ -205,7 +205,7 @@ async def test_byte_code_of_the_template_is_never_stale(grader: CodeGrader, temp
         assert (await grader.grade(template, files, fail_to_pass=[AREA])).resolved is resolved
 
 
-async def test_the_whole_suite_and_vanished_tests(grader: CodeGrader, template: Path) -> None:
+async def test_the_whole_suite_is_run_and_vanished_tests_are_missing(grader: CodeGrader, template: Path) -> None:
     whole = await grader.run_tests(template, {})
     assert set(whole.outcomes.values()) == {"passed"}
     assert len(whole.outcomes) == 5
@@ -229,7 +229,7 @@ async def test_many_tests_are_chosen_from_their_files(grader: CodeGrader, templa
     assert [name for name in ids if not report.passed(name)] == [ids[7]]
 
 
-async def test_an_import_path_below_the_root(grader: CodeGrader, tmp_path: Path) -> None:
+async def test_an_import_path_may_lie_below_the_root(grader: CodeGrader, tmp_path: Path) -> None:
     template = tmp_path / "layout"
     (template / "src").mkdir(parents=True)
     (template / "src" / "shapes.py").write_text(SHAPES)
@@ -260,7 +260,7 @@ async def test_grading_in_containers(template: Path, containers: Callable[..., C
     assert not (await grader.grade(template, BUG, fail_to_pass=[AREA])).resolved
 
 
-async def test_a_container_without_pytest_is_said(
+async def test_a_container_without_pytest_gives_a_clear_error(
     template: Path, containers: Callable[..., ContainerSandboxes]
 ) -> None:
     grader = CodeGrader(containers(carry=["turnstile"]))
@@ -268,7 +268,7 @@ async def test_a_container_without_pytest_is_said(
         await grader.grade(template, {}, fail_to_pass=[AREA])
 
 
-async def test_what_cannot_be_graded_is_said(grader: CodeGrader, template: Path, tmp_path: Path) -> None:
+async def test_a_request_that_cannot_be_graded_is_refused(grader: CodeGrader, template: Path, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="FAIL_TO_PASS"):
         await grader.grade(template, {}, fail_to_pass=[])
     with pytest.raises(TaskError, match="no template folder"):
@@ -277,7 +277,7 @@ async def test_what_cannot_be_graded_is_said(grader: CodeGrader, template: Path,
         await grader.grade(template, {"../x.py": b""}, fail_to_pass=[AREA])
 
 
-async def test_broken_sandboxes_are_no_verdict_and_are_not_remembered(template: Path, tmp_path: Path) -> None:
+async def test_broken_sandboxes_give_no_verdict_and_are_not_remembered(template: Path, tmp_path: Path) -> None:
     closed = LocalSandboxes(root=tmp_path / "home")
     await closed.close()
     grader = CodeGrader(closed)
@@ -346,7 +346,7 @@ def test_unspeakable():
 """
 
 
-async def test_every_outcome(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
+async def test_every_outcome_is_reported(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
     report = await outcomes_of(sandboxes, tmp_path, EVERY)
     found = {name.removeprefix("test_it.py::test_"): outcome for name, outcome in report.outcomes.items()}
     assert found == {
@@ -395,7 +395,7 @@ def test_nap():
 
 @pytest.mark.parametrize(("always", "seconds"), [(False, 5.0), (True, 2.0)])
 @pytest.mark.slow
-async def test_a_wait_that_outlasts_the_clock_is_tried_again_and_is_no_fact(
+async def test_a_wait_beyond_the_time_limit_is_tried_again_and_not_remembered(
     sandboxes: LocalSandboxes, tmp_path: Path, always: bool, seconds: float
 ) -> None:
     template = tmp_path / "alone"
@@ -478,7 +478,7 @@ for name, module in list(sys.modules.items()):
 
 
 @pytest.mark.parametrize("cheat", [EMPTY_IN_MEMORY, WRITE_OVER, PUT_IN_PLACE])
-async def test_the_tests_that_count_are_those_in_the_files(grader: CodeGrader, template: Path, cheat: str) -> None:
+async def test_only_the_tests_in_their_files_count(grader: CodeGrader, template: Path, cheat: str) -> None:
     """Another test file, imported before, gives the code under test a chance to change the test's own."""
     first = "tests/test_again.py::test_first"
     (template / "tests" / "test_again.py").write_text("import shapes\n\n\ndef test_first():\n    shapes.names()\n")
@@ -492,7 +492,7 @@ async def test_the_tests_that_count_are_those_in_the_files(grader: CodeGrader, t
     assert AREA in verdict.failed
 
 
-async def test_decorated_and_inherited_tests_are_those_in_the_files(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
+async def test_decorated_and_inherited_tests_count(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
     tests = """
 import functools, unittest.mock, hypothesis, hypothesis.strategies as st
 
@@ -565,14 +565,14 @@ async def test_only_tests_may_expect_a_failure(
     assert not repair.resolved  # an expected failure is no repair
 
 
-async def test_a_module_in_the_place_of_a_library_is_not_applied(grader: CodeGrader, template: Path) -> None:
+async def test_a_module_that_shadows_a_library_is_not_applied(grader: CodeGrader, template: Path) -> None:
     (template / "json.py").write_text("")
     files = {"unittest/__init__.py": b"", "./pytest.py": b"", "json.py": b"x = 1", "lib/json.py": b""}
     verdict = await grader.grade(template, {**BUG, **files}, fail_to_pass=[AREA])
     assert verdict.ignored == ("./pytest.py", "unittest/__init__.py")
 
 
-async def test_the_key_is_not_at_hand_for_the_tests(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
+async def test_tests_cannot_see_the_key(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
     tests = (
         "import os, sys\n\n\ndef test_a():\n    assert len(sys.argv) == 1\n    assert 'KEY' not in str(os.environ)\n"
     )
@@ -585,13 +585,13 @@ async def test_a_file_that_cannot_be_collected_is_an_error(sandboxes: LocalSandb
     assert "invalid syntax" in report.messages["test_it.py::test_a"]
 
 
-async def test_a_kill_from_outside_is_no_verdict(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
+async def test_a_kill_gives_no_verdict(sandboxes: LocalSandboxes, tmp_path: Path) -> None:
     body = "import os, signal\n\n\ndef test_a():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     with pytest.raises(VerifierError, match="killed"):
         await outcomes_of(sandboxes, tmp_path, body)
 
 
-async def test_a_verifier_that_breaks_is_no_verdict(sandboxes: LocalSandboxes, template: Path) -> None:
+async def test_a_broken_verifier_gives_no_verdict(sandboxes: LocalSandboxes, template: Path) -> None:
     """As when its files and the runner's are not of the same version."""
     sandbox = await sandboxes.start(template)
     try:
@@ -620,7 +620,7 @@ CANARY = 'KEY {"event": "test", "id": "::test_x", "outcome": "failed", "message"
 END = 'KEY {"event": "end", "collected": 1, "reported": 2, "exit_code": 1}\n'
 
 
-def test_a_report_is_believed_only_when_all_of_it_agrees() -> None:
+def test_a_report_is_believed_only_if_all_of_it_agrees() -> None:
     ids = ["t.py::test_a"]
     assert read_report(result_of(TEST + CANARY + END), "KEY", "test_x", ids).passed(ids[0])
     passed_canary = CANARY.replace('"failed"', '"passed"')
@@ -636,7 +636,7 @@ def test_a_report_is_believed_only_when_all_of_it_agrees() -> None:
         assert report.outcomes == {ids[0]: "error"}
 
 
-def test_a_line_that_was_cut_short_is_no_line() -> None:
+def test_a_truncated_line_does_not_count() -> None:
     ids = ["t.py::test_a"]
     cut = read_report(result_of(TEST + CANARY + END[:-9]), "KEY", "test_x", ids)
     assert (cut.problem, cut.outcomes) == ("the tests' process ended early with exit code 1", {ids[0]: "passed"})
@@ -654,7 +654,7 @@ def test_functions_are_named_once_and_then_by_number() -> None:
         read_report(result_of(test + CANARY + END), "KEY", "test_x", None)
 
 
-def test_no_report_and_a_fault_of_pytest_itself_are_no_verdict() -> None:
+def test_a_missing_report_or_a_fault_of_the_verifier_gives_no_verdict() -> None:
     with pytest.raises(VerifierError, match=r"no report.*last words"):
         read_report(result_of("", 1), "KEY", "test_x", None)
     with pytest.raises(VerifierError, match="the verifier itself failed: oops"):

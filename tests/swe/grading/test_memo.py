@@ -27,7 +27,7 @@ async def test_equal_requests_share_a_run_and_old_ones_are_forgotten() -> None:
     assert (memo.runs, memo.reused) == (4, 2)
 
 
-async def test_what_may_pass_is_tried_twice_and_not_remembered() -> None:
+async def test_a_transient_result_is_tried_twice_and_not_remembered() -> None:
     memo: Memo[int] = Memo(9, passing=lambda found: found < 3)
 
     async def run() -> int:
@@ -36,7 +36,7 @@ async def test_what_may_pass_is_tried_twice_and_not_remembered() -> None:
     assert [await memo.get("a", run) for _ in range(3)] == [(2, False), (3, False), (3, True)]
 
 
-async def test_errors_are_not_remembered_and_a_run_outlives_one_who_waits() -> None:
+async def test_errors_are_not_remembered_and_a_run_survives_a_cancelled_caller() -> None:
     memo: Memo[str] = Memo(9, passing=lambda _: False)
 
     async def fail() -> str:

@@ -44,7 +44,7 @@ async def test_a_made_task_is_graded_over_http(
     assert "client graded: closed, as it said so" in server.log
 
 
-async def test_a_grader_gets_over_a_server_that_was_started_again(server: Served, world: World, tmp_path: Path) -> None:
+async def test_a_grader_recovers_from_a_restart_of_the_server(server: Served, world: World, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     (package / "ten.py").write_text("TEN = 11\n")

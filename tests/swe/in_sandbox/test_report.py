@@ -68,7 +68,7 @@ def of_pytest(folder: Path, files: dict[str, str], **more: object) -> Run:
         "def setup_module(): pytest.skip('not today')",
     ],
 )
-def test_what_marks_the_last_file_does_not_mark_what_must_fail(tmp_path: Path, last: str) -> None:
+def test_marks_of_the_last_file_do_not_apply_to_the_canary(tmp_path: Path, last: str) -> None:
     files = {
         "tests/test_a.py": "def test_good(): pass\n",
         "tests/test_z.py": f"import pytest\n{last}\ndef test_last(): pass\n",
@@ -79,14 +79,14 @@ def test_what_marks_the_last_file_does_not_mark_what_must_fail(tmp_path: Path, l
     assert (found.exit_code, found.named("end")[0]["count"]) == (1, 3)
 
 
-def test_what_must_fail_is_there_whatever_tests_are_called(tmp_path: Path) -> None:
+def test_the_canary_is_there_whatever_tests_are_called(tmp_path: Path) -> None:
     settings = "[pytest]\npython_files = check_*.py\npython_functions = check_*\n"
     files = {"pytest.ini": settings, "tests/check_it.py": "def check_it(): pass\n"}
     found = of_pytest(tmp_path, files)
     assert (found.planted, found.outcomes) == (["FAILED"], {"check_it": "PASSED"})
 
 
-def test_a_suite_of_cases_has_a_case_that_must_fail(tmp_path: Path) -> None:
+def test_a_suite_of_test_cases_has_a_canary_case(tmp_path: Path) -> None:
     found = of_pytest(tmp_path, FILES)
     assert found.planted == ["FAILED", "FAILED"]
 
@@ -94,14 +94,14 @@ def test_a_suite_of_cases_has_a_case_that_must_fail(tmp_path: Path) -> None:
 INHERITED = {"test_mean": "PASSED", "test_one": "PASSED", "test_wrapped": "PASSED", "test_case": "PASSED"}
 
 
-def test_tests_that_the_package_ships_are_tests(tmp_path: Path) -> None:
+def test_tests_that_the_package_ships_count(tmp_path: Path) -> None:
     found = of_pytest(tmp_path, FILES)
     assert found.outcomes == INHERITED
     assert found.named("tampered") == []
 
 
 @pytest.mark.parametrize("rewritten", [True, False])
-def test_a_repair_may_change_what_lies_beside_them(tmp_path: Path, rewritten: bool) -> None:
+def test_a_repair_may_change_the_code_beside_shipped_tests(tmp_path: Path, rewritten: bool) -> None:
     files = dict(FILES)
     if rewritten:
         files["tests/conftest.py"] = "import pytest\npytest.register_assert_rewrite('calc.testing')\n"
@@ -137,7 +137,7 @@ def test_a_repair_may_change_what_lies_beside_them(tmp_path: Path, rewritten: bo
         },
     ],
 )
-def test_a_test_that_the_change_brings_along_is_none(tmp_path: Path, changed: dict[str, str]) -> None:
+def test_a_test_that_the_change_brings_along_does_not_count(tmp_path: Path, changed: dict[str, str]) -> None:
     buggy = {**FILES, **changed}
     buggy.setdefault("calc/__init__.py", PACKAGE)
     buggy["calc/__init__.py"] = buggy["calc/__init__.py"].replace("/ len", "/ 1 + len")
@@ -147,7 +147,7 @@ def test_a_test_that_the_change_brings_along_is_none(tmp_path: Path, changed: di
     assert found.outcomes.get("test_one") != "PASSED"  # an old pytest stops at what it cannot collect
 
 
-def test_what_replaces_a_test_of_a_test_file_is_none(tmp_path: Path) -> None:
+def test_a_function_that_replaces_a_test_does_not_count(tmp_path: Path) -> None:
     package = """
         import sys
 
@@ -208,7 +208,7 @@ OF_LIBRARY = """
 """
 
 
-def test_tests_that_a_library_ships_or_wraps_are_tests(tmp_path: Path) -> None:
+def test_tests_that_a_library_ships_or_wraps_count(tmp_path: Path) -> None:
     package = "def mean(values): return 2\n"
     found = of_pytest(tmp_path, {"calc/__init__.py": package, "tests/test_calc.py": OF_LIBRARY}, installed=LIBRARY)
     assert found.outcomes == {"test_shipped": "PASSED", "test_wrapped": "PASSED", "test_plain": "PASSED"}
@@ -228,7 +228,7 @@ def test_tests_that_a_library_ships_or_wraps_are_tests(tmp_path: Path) -> None:
         "def over(test):\n    def test_plain(): test\n    return test_plain\ntest_plain = over(tests['test_plain'])",
     ],
 )
-def test_what_hides_behind_a_library_or_a_decorator_is_no_test(tmp_path: Path, cheat: str) -> None:
+def test_code_that_hides_behind_a_library_or_a_decorator_does_not_count(tmp_path: Path, cheat: str) -> None:
     body = "\n".join(f"    {line}" for line in cheat.splitlines())
     package = "import sys\n\ndef mean(values):\n    tests = sys._getframe(1).f_globals\n"
     package += f"    if values: return 0\n{body}\n    tests['test_plain'] = test_plain\n"
@@ -239,7 +239,7 @@ def test_what_hides_behind_a_library_or_a_decorator_is_no_test(tmp_path: Path, c
     assert found.messages["test_plain"] == "the test that ran is not the one in its file"
 
 
-def test_why_a_test_failed_is_told(tmp_path: Path) -> None:
+def test_the_report_says_why_a_test_failed(tmp_path: Path) -> None:
     files = {
         "tests/test_a.py": """
             import pytest
@@ -265,7 +265,7 @@ def test_why_a_test_failed_is_told(tmp_path: Path) -> None:
     assert "strict" in found.messages["test_strict"].lower()
 
 
-def test_why_a_file_was_not_read_is_told(tmp_path: Path) -> None:
+def test_the_report_says_why_a_file_was_not_read(tmp_path: Path) -> None:
     found = of_pytest(tmp_path, {"tests/test_b.py": "import nothing_like_it\n"})
     (unread,) = found.named("collect")
     assert unread["id"] == "tests/test_b.py"
@@ -289,7 +289,7 @@ MOCKS = {
 
 
 @pytest.mark.parametrize("library", ["library", "repository/.venv"])
-def test_what_a_plugin_of_the_image_replaces_late_is_as_it_should_be(tmp_path: Path, library: str) -> None:
+def test_late_replacements_by_a_plugin_of_the_image_are_allowed(tmp_path: Path, library: str) -> None:
     tests = """
         from unittest.mock import Mock
 
@@ -317,14 +317,14 @@ EARLY = {
 }
 
 
-def test_what_must_fail_fails_by_itself(tmp_path: Path) -> None:
+def test_the_canary_fails_by_itself(tmp_path: Path) -> None:
     found = of_pytest(tmp_path, FILES)
     assert {each["message"] for each in found.named("test") if CANARY in each["id"]} == {
         "AssertionError: this test is to fail"
     }
 
 
-def test_a_hook_that_passes_everything_passes_what_must_fail(tmp_path: Path) -> None:
+def test_a_hook_that_passes_everything_passes_the_canary(tmp_path: Path) -> None:
     """So that the run is not believed, whoever the hook is of."""
     found = of_pytest(tmp_path, EARLY)
     assert (found.outcomes, found.planted) == ({"test_bad": "PASSED"}, ["PASSED"])
@@ -332,7 +332,7 @@ def test_a_hook_that_passes_everything_passes_what_must_fail(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("named", ["conftest.py", "pytest.ini"])
 @pytest.mark.slow
-def test_a_plugin_of_the_package_that_the_change_brings_along_is_none(tmp_path: Path, named: str) -> None:
+def test_a_plugin_that_the_change_brings_along_is_detected(tmp_path: Path, named: str) -> None:
     files = dict(EARLY)
     if named == "pytest.ini":
         files["pytest.ini"] = "[pytest]\naddopts = -p calc.passing\n"
@@ -344,7 +344,7 @@ def test_a_plugin_of_the_package_that_the_change_brings_along_is_none(tmp_path: 
     assert found.named("tampered") == []
 
 
-def test_code_that_only_says_that_it_is_of_a_test_file_is_no_test(tmp_path: Path) -> None:
+def test_code_that_claims_to_be_of_a_test_file_does_not_count(tmp_path: Path) -> None:
     package = """
         import sys
 
@@ -361,7 +361,7 @@ def test_code_that_only_says_that_it_is_of_a_test_file_is_no_test(tmp_path: Path
     assert found.messages["test_b"] == "the test that ran is not the one in its file"
 
 
-def test_tests_are_known_however_pytest_rewrites_them(tmp_path: Path) -> None:
+def test_tests_are_recognised_however_pytest_rewrites_them(tmp_path: Path) -> None:
     tests = """
         import functools
         import pytest
@@ -407,7 +407,7 @@ def test_tests_are_known_however_pytest_rewrites_them(tmp_path: Path) -> None:
         "type(report).pytest_runtest_logreport.__code__ = (lambda self, report: None).__code__",
     ],
 )
-def test_a_report_that_is_found_in_memory_is_not_changed(tmp_path: Path, cheat: str) -> None:
+def test_changing_the_report_in_memory_is_detected(tmp_path: Path, cheat: str) -> None:
     package = f"""
         import gc
 
@@ -426,6 +426,6 @@ def test_a_report_that_is_found_in_memory_is_not_changed(tmp_path: Path, cheat: 
     assert len(found.named("tampered")) == 1
 
 
-def test_the_report_is_no_module_that_tests_find(tmp_path: Path) -> None:
+def test_tests_cannot_find_the_report_as_a_module(tmp_path: Path) -> None:
     tests = "import sys\n\ndef test_it():\n    assert not [n for n in sys.modules if n.startswith('report_x')]\n"
     assert of_pytest(tmp_path, {"tests/test_a.py": tests}).outcomes == {"test_it": "PASSED"}

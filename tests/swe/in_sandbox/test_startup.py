@@ -19,7 +19,7 @@ from turnstile.swe.in_sandbox.startup import runs
         ("", False),
     ],
 )
-def test_which_process_takes_the_key(command: str, found: bool) -> None:
+def test_only_a_process_of_pytest_takes_the_key(command: str, found: bool) -> None:
     assert runs("pytest", command.split()) is found
 
 
@@ -35,5 +35,5 @@ def test_which_process_takes_the_key(command: str, found: bool) -> None:
         ("", False),
     ],
 )
-def test_which_process_of_unittest_takes_the_key(command: str, found: bool) -> None:
+def test_only_a_process_of_unittest_takes_the_key(command: str, found: bool) -> None:
     assert runs("unittest", command.split()) is found

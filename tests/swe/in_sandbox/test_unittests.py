@@ -46,7 +46,7 @@ def of_unittest(folder: Path, change: str = "", **files: str) -> Run:
                before={"calc/__init__.py": PACKAGE})  # fmt: skip
 
 
-def test_outcomes_are_told_and_one_more_fails(tmp_path: Path) -> None:
+def test_outcomes_are_reported_and_the_canary_fails(tmp_path: Path) -> None:
     found = of_unittest(tmp_path)
     assert found.outcomes == {
         "test_mean": "FAILED",
@@ -62,7 +62,7 @@ def test_outcomes_are_told_and_one_more_fails(tmp_path: Path) -> None:
     assert (end["count"], end["exit_code"], found.named("tampered")) == (6, 1, [])
 
 
-def test_a_run_inside_a_test_is_no_part_of_the_report(tmp_path: Path) -> None:
+def test_a_run_inside_a_test_is_not_in_the_report(tmp_path: Path) -> None:
     inner = """
     class Inner(unittest.TestCase):
         def test_inner(self):
@@ -99,7 +99,7 @@ def test_a_run_inside_a_test_is_no_part_of_the_report(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_cheats_are_told(tmp_path: Path, change: str, told: str) -> None:
+def test_cheats_are_detected(tmp_path: Path, change: str, told: str) -> None:
     late = "\n    mean([])\n" if told == "mean fails" else ""
     found = of_unittest(tmp_path, change, **{"tests/test_calc.py": TESTS + late})
     if told == "nothing":
@@ -121,7 +121,7 @@ def test_cheats_are_told(tmp_path: Path, change: str, told: str) -> None:
         "type(report).note.__code__ = (lambda self, result, test, outcome, error=None: None).__code__",
     ],
 )
-def test_a_report_that_is_found_in_memory_is_not_changed(tmp_path: Path, cheat: str) -> None:
+def test_changing_the_report_in_memory_is_detected(tmp_path: Path, cheat: str) -> None:
     change = f"""
     import gc
 
@@ -136,12 +136,12 @@ def test_a_report_that_is_found_in_memory_is_not_changed(tmp_path: Path, cheat: 
     assert len(found.named("tampered")) == 1
 
 
-def test_the_report_is_no_module_that_tests_find(tmp_path: Path) -> None:
+def test_tests_cannot_find_the_report_as_a_module(tmp_path: Path) -> None:
     change = "\n    import sys\n    def mean(values): return len([n for n in sys.modules if 'report_x' in n]) + 3\n"
     assert of_unittest(tmp_path, change).outcomes["test_mean"] == "PASSED"
 
 
-def test_an_expected_failure_is_one_that_the_tests_expect(tmp_path: Path) -> None:
+def test_only_the_tests_may_expect_a_failure(tmp_path: Path) -> None:
     change = """
     import sys
     def mean(values):
@@ -152,7 +152,7 @@ def test_an_expected_failure_is_one_that_the_tests_expect(tmp_path: Path) -> Non
     assert (found.outcomes["test_known"], found.outcomes["test_mean"]) == ("XFAIL", "FAILED")
 
 
-def test_inherited_from_the_package(tmp_path: Path) -> None:
+def test_tests_inherited_from_the_package_count(tmp_path: Path) -> None:
     shipped = (
         "\n    import unittest\n    class Shipped(unittest.TestCase):\n        def test_shipped(self): mean([1])\n"
     )

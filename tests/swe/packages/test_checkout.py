@@ -110,18 +110,18 @@ def test_a_branch_that_moved_is_followed_and_a_pinned_commit_needs_no_repository
         ("git+file:///nowhere/x@--upload-pack=y", "write it as git+URL@REVISION"),
     ],
 )
-def test_what_cannot_be_had_is_said(cache: Path, spec: str, says: str) -> None:
+def test_a_source_that_cannot_be_had_gives_a_clear_error(cache: Path, spec: str, says: str) -> None:
     with pytest.raises(TaskError) as caught:
         parse_source(spec)
     assert says in str(caught.value)
 
 
-def test_an_unknown_revision_is_said(project: Path, git: Git) -> None:
+def test_an_unknown_revision_is_refused(project: Path, git: Git) -> None:
     with pytest.raises(TaskError, match="the repository has no revision 'v9'"):
         parse_source(f"git+file://{project}@v9")
 
 
-def test_what_files_say_outright_is_read() -> None:
+def test_static_metadata_is_read() -> None:
     def needs(metadata: Message) -> list[str]:
         return [str(line) for line in metadata.get_all("Requires-Dist") or []]
 

@@ -68,13 +68,13 @@ async def test_a_task_whose_package_is_installed_is_refused(
     await grader.close()
 
 
-async def test_local_sandboxes_hide_nothing_and_are_not_looked_at(
+async def test_local_sandboxes_are_not_checked_for_exposed_files(
     installed: tuple[Task, list[str]], sandboxes: LocalSandboxes
 ) -> None:
     assert (await Problems(CodeGrader(sandboxes)).of(installed[0])).suspects == {"src/iniconfig/__init__.py"}
 
 
-async def test_what_another_package_needs_is_not_shown(source_of: Any, walled: BubblewrapSandboxes) -> None:
+async def test_dependencies_of_another_package_are_hidden(source_of: Any, walled: BubblewrapSandboxes) -> None:
     package, user = fetch(source_of()), fetch(source_of(name="user-of-tiny"))
     for deps in (package.deps, user.deps):
         (deps / "helper.py").write_text("")
@@ -89,7 +89,7 @@ async def test_what_another_package_needs_is_not_shown(source_of: Any, walled: B
     assert seen.stdout.split() == [str(package.deps / "helper.py")]
 
 
-async def test_what_a_wheel_carries_can_be_read(source_of: Any, walled: BubblewrapSandboxes) -> None:
+async def test_files_in_a_wheel_are_exposed(source_of: Any, walled: BubblewrapSandboxes) -> None:
     package = fetch(source_of())
     for wheel, name in (("installer/_bundled/pip-1.whl", "pip/_vendor/"), ("a-1.whl", "")):
         path = package.deps / wheel
@@ -103,7 +103,7 @@ async def test_what_a_wheel_carries_can_be_read(source_of: Any, walled: Bubblewr
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
-def test_what_a_virtual_environments_base_has_can_be_read(folder: str, tmp_path: Path) -> None:
+def test_files_in_the_base_of_a_virtual_environment_are_exposed(folder: str, tmp_path: Path) -> None:
     there = tmp_path / "base [x]" / "lib" / "python3.11" / folder / "tiny.py"
     there.parent.mkdir(parents=True)
     there.write_text("")
@@ -115,7 +115,7 @@ def test_what_a_virtual_environments_base_has_can_be_read(folder: str, tmp_path:
 
 
 @pytest.mark.slow
-async def test_what_is_hidden_is_played(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_whose_package_is_hidden_is_played(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNSTILE_CACHE", str(reference.cache))
     provider = BubblewrapSandboxes(preload=PRELOAD, spare=0, shelf=deps_home())
     task = reference.made.tasks[0]

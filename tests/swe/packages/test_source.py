@@ -120,7 +120,7 @@ def test_a_package_comes_from_the_index(cache: Path, index: Callable[..., Path])
     assert shown.stdout == "1.0\n", shown.stderr
 
 
-def test_what_the_index_lacks_is_named(cache: Path, index: Callable[..., Path]) -> None:
+def test_a_package_that_the_index_lacks_is_named(cache: Path, index: Callable[..., Path]) -> None:
     index("wee", {"wee.py": ""})
     with pytest.raises(TaskError, match=r"pypi:nowhere==1: the package index has no such source distribution"):
         fetch("pypi:nowhere==1")
@@ -153,7 +153,7 @@ def test_an_archive_cannot_leave_its_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "outside").exists()
 
 
-def test_pip_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_pip_gives_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
     python.chmod(0o755)
@@ -162,7 +162,7 @@ def test_pip_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         pip.download_sdist("wee", "1.0", tmp_path)
 
 
-def test_the_cache_is_used_again(tiny: Any) -> None:
+def test_the_cache_is_reused(tiny: Any) -> None:
     first = fetch(tiny)
     assert fetch(tiny) == first
     assert len(tiny.unpacked) == 1
@@ -174,7 +174,7 @@ def test_the_cache_is_used_again(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "added", "no record", "torn record", "no deps"])
-def test_a_damaged_cache_is_made_again(tiny: Any, damage: str) -> None:
+def test_a_damaged_cache_is_rebuilt(tiny: Any, damage: str) -> None:
     package = fetch(tiny)
     module, record = package.tree / package.modules[0], package.tree.with_name("package.json")
     match damage:
@@ -198,7 +198,7 @@ def test_a_damaged_cache_is_made_again(tiny: Any, damage: str) -> None:
     assert made(package.tree.parent.parent) == ["tiny-1.0"]
 
 
-def test_byte_code_in_the_tree_is_no_damage(tiny: Any) -> None:
+def test_byte_code_in_the_tree_does_not_count_as_damage(tiny: Any) -> None:
     package = fetch(tiny)
     (package.tree / "src/tiny/__pycache__").mkdir()
     (package.tree / "src/tiny/__pycache__/x.pyc").write_bytes(b"")
@@ -263,7 +263,7 @@ PLUGIN = {
 
 
 @pytest.mark.parametrize("place", PLUGIN)
-def test_plugins_are_found_by_their_names_as_where_it_is_installed(place: str, source_of: SourceOf) -> None:
+def test_plugins_are_found_as_if_the_package_were_installed(place: str, source_of: SourceOf) -> None:
     """Suites use them; what offers them is no part of the sources."""
     package = fetch(source_of({place: PLUGIN[place]}))
     code = "import importlib.metadata as m; print([(p.name, p.value) for p in m.entry_points(group='wee.plugins')])"

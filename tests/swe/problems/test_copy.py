@@ -29,7 +29,7 @@ async def copy(sandbox: Sandbox) -> Copy:
     return await begin(sandbox, "task")
 
 
-async def test_a_command_that_was_ended_is_nobodys_fault(sandbox: Sandbox) -> None:
+async def test_a_command_that_was_ended_raises_a_sandbox_error(sandbox: Sandbox) -> None:
     for limits, command in ((Limits(seconds=0.2), "sleep 60"), (Limits(), "kill -9 $$")):
         done = await sandbox.exec(["bash", "-c", command], limits=limits)
         with pytest.raises(SandboxError, match=r"it (did not end within|was killed)"):
@@ -37,7 +37,7 @@ async def test_a_command_that_was_ended_is_nobodys_fault(sandbox: Sandbox) -> No
     ended(ExecResult(exit_code=1, stdout="", stderr="", seconds=1.0), "it")
 
 
-async def test_a_killed_preparation_is_no_fault_of_the_task(sandbox: Sandbox) -> None:
+async def test_a_killed_preparation_is_not_the_tasks_fault(sandbox: Sandbox) -> None:
     instance = Instance(id="one", problem="p", image="i")
     with pytest.raises(SandboxError, match=r"a command \(its bug does not apply\) was killed"):
         await run(instance, sandbox, "kill -9 $$", "its bug does not apply")
@@ -46,7 +46,7 @@ async def test_a_killed_preparation_is_no_fault_of_the_task(sandbox: Sandbox) ->
 
 
 @pytest.mark.parametrize(("script", "error"), [("os.kill(os.getpid(), 9)", SandboxError), ("exit(3)", ChangeError)])
-async def test_a_listing_that_was_killed_is_no_change(
+async def test_a_listing_that_was_killed_or_failed_gives_no_change(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, script: str, error: type[Exception]
 ) -> None:
     monkeypatch.setattr("turnstile.swe.problems.copy._SCRIPT", f"import os; {script}")
@@ -54,7 +54,7 @@ async def test_a_listing_that_was_killed_is_no_change(
         await copy.change()
 
 
-async def test_what_is_too_large_is_known_before_it_is_read(copy: Copy) -> None:
+async def test_files_that_are_too_large_are_refused_before_they_are_read(copy: Copy) -> None:
     done = await copy.sandbox.exec(["truncate", "-s", str(MOST_BYTES + 1), "large"], limits=Limits(file_mb=128))
     assert done.exit_code == 0
     assert (await copy.manifest())["large"].startswith(f"f{MOST_BYTES + 1} at ")

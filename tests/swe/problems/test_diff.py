@@ -31,7 +31,7 @@ PAIRS: dict[str, tuple[bytes | None, bytes | None]] = {
 
 
 @pytest.mark.parametrize("names", [*([name] for name in PAIRS), list(PAIRS)], ids=str)
-def test_git_takes_it(names: list[str], tmp_path: Path) -> None:
+def test_git_applies_the_diff(names: list[str], tmp_path: Path) -> None:
     before = {name: PAIRS[name][0] for name in names}
     after = {name: PAIRS[name][1] for name in names}
     patch = git_diff(after, before.get)
@@ -61,7 +61,7 @@ LINES = [b"line %d\n" % number for number in range(MOST_LINES)]
     ],
     ids=["reordered", "filled", "emptied", "one line"],
 )
-def test_what_was_much_changed_is_one_hunk(old: list[bytes], new: list[bytes], hunk: str, tmp_path: Path) -> None:
+def test_a_file_with_many_changes_is_one_hunk(old: list[bytes], new: list[bytes], hunk: str, tmp_path: Path) -> None:
     patch = git_diff({"file": b"".join(new)}, {"file": b"".join(old)}.get)
     assert [line for line in patch.split("\n") if line.startswith("@@")] == [hunk]
     (tmp_path / "file").write_bytes(b"".join(old))
@@ -69,13 +69,13 @@ def test_what_was_much_changed_is_one_hunk(old: list[bytes], new: list[bytes], h
     assert (tmp_path / "file").read_bytes() == b"".join(new)
 
 
-def test_a_file_that_can_be_run(tmp_path: Path) -> None:
+def test_an_executable_file_stays_executable(tmp_path: Path) -> None:
     patch = git_diff({"run.sh": b"#!/bin/sh\n"}, {}.get, executable={"run.sh"})
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch.encode(), check=True)
     assert (tmp_path / "run.sh").stat().st_mode & 0o100
 
 
-def test_what_a_patch_touches() -> None:
+def test_the_files_that_a_patch_touches_are_found() -> None:
     patch = git_diff({"a.py": b"x\n", "b/new.py": b"y\n", "c.py": None}, {"a.py": b"", "c.py": b"z\n"}.get)
     assert set(touched(patch)) == {"a.py", "b/new.py", "c.py"}
     assert touched("diff --git a/old b/new\nsimilarity index 100%\nrename from old\nrename to new\n") == ("old", "new")

@@ -59,7 +59,7 @@ async def after(problem: Problem, *commands: str) -> Change:
         await copy.close()
 
 
-async def test_gold_scores_one_and_nothing_zero(problem: Problem) -> None:
+async def test_the_gold_repair_scores_one_and_an_empty_change_zero(problem: Problem) -> None:
     gold = await problem.gold()
     assert gold is not None
     assert list(gold.files) == ["calc/__init__.py"]
@@ -70,7 +70,7 @@ async def test_gold_scores_one_and_nothing_zero(problem: Problem) -> None:
     assert empty.messages["tests/test_mean.py::test_mean"].startswith("AssertionError: assert 2.0 == 3")
 
 
-async def test_the_copy_holds_nothing_of_what_comes_later(problem: Problem, instance: Instance) -> None:
+async def test_the_copy_holds_one_commit_and_no_hidden_test(problem: Problem, instance: Instance) -> None:
     copy = await problem.open()
     try:
         _, said, _ = await copy.shell(
@@ -88,7 +88,7 @@ async def test_the_copy_holds_nothing_of_what_comes_later(problem: Problem, inst
     assert problem.statement == STATEMENT
 
 
-async def test_commits_and_a_moved_head_change_nothing(problem: Problem) -> None:
+async def test_commits_and_a_moved_head_do_not_alter_the_change(problem: Problem) -> None:
     commit = "git -c user.name=a -c user.email=a@b commit -qam work"
     for commands in ([FIX], [FIX, commit], [FIX, commit, "git checkout -q --orphan other", "rm -rf .git"]):
         change = await after(problem, *commands)
@@ -120,7 +120,7 @@ async def test_tests_and_settings_do_not_count(problem: Problem) -> None:
     assert await graded_patch(problem, change) == ""
 
 
-async def test_files_of_every_sort_are_taken_up(problem: Problem) -> None:
+async def test_files_of_every_kind_are_taken_up(problem: Problem) -> None:
     change = await after(
         problem,
         FIX,
@@ -159,7 +159,7 @@ async def test_files_of_every_sort_are_taken_up(problem: Problem) -> None:
         await copy.close()
 
 
-async def test_what_the_code_under_test_does_is_its_failure(problem: Problem) -> None:
+async def test_code_that_breaks_its_tests_fails_the_task(problem: Problem) -> None:
     broken = await problem.grade(await after(problem, "echo 'import os; os._exit(0)' >> calc/__init__.py"))
     assert not broken.resolved
     assert broken.problem == "the tests' process ended early with exit code 0"
@@ -167,7 +167,7 @@ async def test_what_the_code_under_test_does_is_its_failure(problem: Problem) ->
     assert not verdict.resolved
 
 
-async def test_a_change_in_the_way_of_the_tests_is_its_failure(problems: Problems, instance: Instance) -> None:
+async def test_a_change_in_the_way_of_the_tests_fails_the_task(problems: Problems, instance: Instance) -> None:
     moved = replace(
         instance,
         id="moved",
@@ -181,7 +181,7 @@ async def test_a_change_in_the_way_of_the_tests_is_its_failure(problems: Problem
     assert (await problem.grade(await after(problem, FIX))).resolved
 
 
-async def test_a_hang_is_a_failure_and_a_killed_run_none_of_anybodys(problems: Problems, instance: Instance) -> None:
+async def test_a_hang_fails_the_task_and_a_killed_run_gives_no_verdict(problems: Problems, instance: Instance) -> None:
     brief = Problems(problems.grader, limits=Limits(seconds=4.0, cpu_seconds=60.0, processes=256))
     problem = await brief.of(as_task(instance))
     hung = await problem.grade(await after(problem, "echo 'while True: pass' >> calc/__init__.py"))
@@ -192,7 +192,7 @@ async def test_a_hang_is_a_failure_and_a_killed_run_none_of_anybodys(problems: P
     await brief.close()
 
 
-async def test_a_bug_that_is_put_in_leaves_no_trace(problems: Problems, instance: Instance) -> None:
+async def test_an_injected_bug_leaves_no_trace(problems: Problems, instance: Instance) -> None:
     """As SWE-smith has it: the image holds the repair, and the commit that the agent sees the bug."""
     bug = (
         "--- a/calc/__init__.py\n+++ b/calc/__init__.py\n@@ -5,2 +5,2 @@\n"
@@ -216,7 +216,9 @@ async def test_a_bug_that_is_put_in_leaves_no_trace(problems: Problems, instance
     assert (await problem.grade(Change())).failed == (test,)
 
 
-async def test_the_gate_and_its_cheats(problems: Problems, instance: Instance, problem: Problem) -> None:
+async def test_the_gate_accepts_the_instance_and_no_cheat_wins(
+    problems: Problems, instance: Instance, problem: Problem
+) -> None:
     (found,) = await check([as_task(instance)], ProblemCases(problems=problems), repeats=2)
     assert (found.gold, found.empty, found.flaky, found.trouble, found.unknown) == ((1, 1), (0, 0), (), None, None)
     assert (found.tried, found.wins) == (tuple(PROBES), ())
@@ -248,7 +250,7 @@ async def test_without_a_repair_the_tests_must_run(problems: Problems, instance:
     assert [(one.tried, one.wins) for one in found if one.tried] == [(tuple(cases.cheats), ())]
 
 
-async def test_what_is_off_is_said(problems: Problems, instance: Instance) -> None:
+async def test_an_unsound_instance_fails_with_a_reason(problems: Problems, instance: Instance) -> None:
     """As of made tasks: without the repair the tests that it is to mend fail, and the others pass."""
     mean, biggest = "tests/test_mean.py::test_mean", "tests/test_calc.py::test_biggest"
     off = (
@@ -317,7 +319,7 @@ async def test_unittest_is_watched_as_pytest_is(problems: Problems, of_cases: In
     assert verdict.messages == {of_cases.fail_to_pass[0]: "AssertionError: 2.0 != 3"}
 
 
-async def test_a_log_that_can_be_printed_is_refused(problems: Problems, instance: Instance, of_cases: Instance) -> None:
+async def test_a_log_that_code_can_forge_is_refused(problems: Problems, instance: Instance, of_cases: Instance) -> None:
     """Where a plugin cannot be loaded, the log decides, and whoever can print it wins."""
     own = replace(
         instance,
@@ -372,7 +374,7 @@ async def test_a_cheat_begins_in_the_largest_package(problems: Problems, instanc
     assert begun == ["calc/__init__.py"] * 2
 
 
-async def test_an_agent_in_the_shell(problems: Problems, instance: Instance) -> None:
+async def test_an_agent_repairs_an_instance_in_the_shell(problems: Problems, instance: Instance) -> None:
     env = ShellEnv(problems=problems)
     start = await env.reset(as_task(instance))
     assert STATEMENT in start.messages[0].content
@@ -386,7 +388,7 @@ async def test_an_agent_in_the_shell(problems: Problems, instance: Instance) -> 
     assert (found["p2p_passed"], found["p2p_total"]) == (3, 3)
 
 
-async def test_what_an_image_lacks_is_said(problems: Problems, instance: Instance, containers) -> None:
+async def test_an_unusable_image_gives_a_clear_error(problems: Problems, instance: Instance, containers) -> None:
     for changes, message in (
         ({"workdir": "/nowhere"}, "there is no folder /nowhere in it"),
         ({"patch": "", "bug_patch": "--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-a\n+b\n"}, "its bug does not apply"),
@@ -425,7 +427,7 @@ async def test_an_instance_without_a_test_is_refused() -> None:
     await sandboxes.close()
 
 
-async def test_expected_statuses_and_hidden_tests(problems: Problems, instance: Instance) -> None:
+async def test_an_instance_may_have_expected_statuses_and_hidden_tests(problems: Problems, instance: Instance) -> None:
     """As R2E-Gym has them: the tests lie in the image, and the agent's container is without."""
     mapped = replace(
         instance,
@@ -446,7 +448,7 @@ async def test_expected_statuses_and_hidden_tests(problems: Problems, instance: 
     assert verdict.fail_to_pass_passed == 2
 
 
-async def test_a_task_of_harbor(problems: Problems, instance: Instance, tmp_path: Path) -> None:
+async def test_a_harbor_task_is_graded_by_its_script(problems: Problems, instance: Instance, tmp_path: Path) -> None:
     for path, text in {
         "tests/test.sh": "grep -q 'len(values)$' /testbed/calc/__init__.py\n"
         "test $? = 0 && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n",

@@ -1,4 +1,4 @@
-"""Questions to a judge: many at once, each answered once, and read or not."""
+"""Questions to a judge: many are asked at once, each is answered once, and the answers are parsed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _AGAIN = "That cannot be read: {why}. Answer again, with nothing but the JSON ob
 
 
 class UnreadableError(ValueError):
-    """An answer that is none of those asked for, and why, in a clause."""
+    """An answer that is none of those asked for, with the reason in a clause."""
 
 
 class Asker:
     """Puts questions to the model `write`, at most `concurrent` at once.
 
-    `identity` names the model and how it is sampled. Answers are kept by content in the file `kept`, if there is one:
-    what was asked before, of the same model, is not asked again. An answer that cannot be read is asked for again, up
-    to `tries` times in all, with the reason; with `constrained` the model can give no other. `failures` holds what went
-    wrong since it was last taken: one line for each question without a verdict, and whether the model could not be had.
+    `identity` names the model and how it is sampled. Answers are kept by the question's content in the file `kept`, if
+    there is one: a question that the same model was asked before is not asked again. An answer that cannot be read is
+    asked for again, up to `tries` times in all, with the reason; with `constrained` the model can give only readable
+    ones. `failures` holds what went wrong since it was last taken: one line for each question without a verdict, and
+    whether the model could not be reached.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Asker:
         self.asked = 0  # requests made to the model
 
     async def ask(self, question: str, read: Callable[[str], T], form: str) -> T | None:
-        """What `read` makes of the answer; it raises UnreadableError for one that it cannot read. Every answer that
-        matches `form` can be. None where there is no answer, or none that can be read: see `failures`."""
+        """Return what `read` makes of the answer; None without an answer, or without a readable one: see `failures`.
+
+        `read` raises UnreadableError for an answer that it cannot read. It can read every answer that matches `form`.
+        """
         self.questions += 1
         talk = [Message(role="user", content=question)]
         why = ""
@@ -83,12 +86,12 @@ class Asker:
         return None
 
     async def close(self) -> None:
-        """Lets the model go."""
+        """Release the model."""
         if self._close is not None:
             await self._close()
 
     async def _answer(self, talk: list[Message], seed: int, regex: str) -> str:
-        """What the model says, now or when it was asked this before."""
+        """Return the model's answer, or the one it gave when it was asked this before."""
         told = json.dumps([self._identity, [[message.role, message.content] for message in talk], seed, regex])
         key = hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
         known = self._answers()
@@ -116,8 +119,10 @@ class Asker:
 
 
 def object_in(answer: str, *keys: str) -> Mapping[str, Any]:
-    """The last JSON object in an answer that has all `keys`; what is written around it does not count. Raises
-    UnreadableError where there is none."""
+    """Return the last JSON object in an answer that has all `keys`; the text around it does not count.
+
+    Raises UnreadableError if there is none.
+    """
     decoder, found, at = json.JSONDecoder(), None, answer.find("{")
     while at >= 0:
         try:
@@ -134,8 +139,10 @@ def object_in(answer: str, *keys: str) -> Mapping[str, Any]:
 
 
 def form_of(example: Mapping[str, Any]) -> str:
-    """A regular expression for JSON objects like the example: texts of up to LONGEST characters where it has "...", and
-    one of its choices where it has a list of them."""
+    """Return a regular expression for JSON objects like the example.
+
+    They have a text of up to LONGEST characters where it has "...", and one of the choices where it has a list of them.
+    """
     return r"\{" + ", ".join(f"{re.escape(json.dumps(key))}: {_form(value)}" for key, value in example.items()) + r"\}"
 
 
@@ -148,7 +155,7 @@ def _form(value: object) -> str:
 
 
 def share(value: object, best: float, what: str) -> float:
-    """A number from 0 to `best` as a share of it. Raises UnreadableError for anything else, NaN too."""
+    """Return a number from 0 to `best` as a share of it. Raises UnreadableError for anything else, NaN too."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UnreadableError(f"{what} is {value!r:.40}, not a number")
     if not 0 <= value <= best:

@@ -1,7 +1,7 @@
-"""Graders that ask a language model: a score, the better one of two, a rubric, a checklist.
+"""Graders that ask a language model: for a score, the better one of two, a rubric or a checklist.
 
 Each writes one signal, from which the reward of the same name is computed. What the model says is recorded, so that a
-run can be judged again without it, with other weights say.
+run can be scored again without it, for example with other weights.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ _MATERIAL = (
 
 
 class _Judging(Stateless):
-    """What the graders here have in common. `show` names signals of the episode that the judge sees besides what was
-    said, `reference` the key of the task's data with an answer to compare with."""
+    """The common base of the graders here.
+
+    `show` names signals of the episode that the judge sees besides the messages, `reference` is the key of the task's
+    data with an answer to compare with.
+    """
 
     kind = ""
 
@@ -45,8 +48,11 @@ class _Judging(Stateless):
         self._reference = reference
 
     async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
-        """Raises EngineError where the judge could not be had for any of its questions, since nothing would be left to
-        learn from; some that failed are told in the log, and their signal is None."""
+        """Return the groups with the judge's verdicts.
+
+        Raises EngineError if the judge could not be reached for any question: nothing would be left to learn from. If
+        only some questions failed, a warning says so, and their signal is None.
+        """
         before = self._asker.questions
         found = await _all([self._group(group) for group in groups])
         failures, self._asker.failures = self._asker.failures, []
@@ -60,7 +66,7 @@ class _Judging(Stateless):
         return found
 
     def check(self, task: Task) -> None:
-        """Raises ConfigError for a task without what is asked of it here."""
+        """Raise ConfigError if a task lacks what is asked of it here."""
         if self._reference and self._reference not in task.data:
             raise ConfigError(
                 f"{self.kind} {self._name!r}: task {task.id!r} has no {self._reference!r} in its data (there: "
@@ -68,7 +74,7 @@ class _Judging(Stateless):
             )
 
     async def close(self) -> None:
-        """Lets the model go, which others may share."""
+        """Release the model, which others may share."""
         await self._asker.close()
 
     async def _group(self, group: Group) -> Group:
@@ -76,7 +82,7 @@ class _Judging(Stateless):
         return self._told(group, verdicts)
 
     def _told(self, group: Group, verdicts: Sequence[JSON]) -> Group:
-        """The group with a verdict for each trajectory; an episode that infrastructure ended has none."""
+        """Return the group with a verdict for each trajectory; an episode that infrastructure ended has none."""
         trajectories = zip(group.trajectories, verdicts, strict=True)
         return replace(group, trajectories=tuple(told(one, **{self._name: verdict}) for one, verdict in trajectories))
 
@@ -89,7 +95,7 @@ class _Judging(Stateless):
         raise NotImplementedError
 
     def _question(self, task: Task, asked: str, answer: str, *episodes: Trajectory) -> str:
-        """The request: what to judge, the material, and the form of the answer."""
+        """Return the request: what to judge, the material, and the form of the answer."""
         parts = [asked.strip(), _MATERIAL]
         self.check(task)
         if self._reference:
@@ -104,8 +110,11 @@ class _Judging(Stateless):
 
 
 class Judge(_Judging):
-    """Writes `name` (default: judge), the model's score of an episode in [0, 1]: of 0 to `best` points for what
-    `question` asks. None where there was no answer, or none that could be read."""
+    """Writes `name` (default: judge), the model's score of an episode in [0, 1].
+
+    The model gives 0 to `best` points for what `question` asks. None if there was no answer, or none that could be
+    read.
+    """
 
     kind = "judge"
 
@@ -139,12 +148,11 @@ class Judge(_Judging):
 
 
 class PairwiseJudge(_Judging):
-    """Writes `name` (default: pairwise_judge), the share of comparisons with the other attempts of its group that an
-    episode wins, in [0, 1]; a tie counts half.
+    """Writes `name` (default: pairwise_judge), the share of comparisons that an episode wins; a tie counts half.
 
-    Each pair is shown in both orders, since models favour one place. With `rivals` each attempt meets only that many
-    after it, and as many before it, around the group. A comparison without a verdict does not count; None where none
-    is left, and 0.5 without others to compare with.
+    It is compared with the other attempts of its group. Each pair is shown in both orders, since models favour one
+    position. With `rivals` each attempt is compared only with that many after it, and as many before it, around the
+    group. A comparison without a verdict does not count; None if none is left, and 0.5 without others to compare with.
     """
 
     kind = "pairwise_judge"
@@ -199,9 +207,11 @@ class PairwiseJudge(_Judging):
 
 
 class Rubric(_Judging):
-    """Writes `name` (default: rubric), the model's score for each of the `criteria` (name -> what it asks) in [0, 1],
-    of 0 to `best` points. A task may have criteria of its own, `data[key]`. What they weigh is the reward's. None where
-    there was no answer, or none that could be read."""
+    """Writes `name` (default: rubric), the model's score for each of the `criteria` in [0, 1].
+
+    `criteria` are names -> what each asks; the model gives 0 to `best` points. A task may have criteria of its own,
+    `data[key]`. Their weights belong to the reward. None if there was no answer, or none that could be read.
+    """
 
     kind = "rubric"
 
@@ -243,11 +253,12 @@ class Rubric(_Judging):
 
 
 class Checklist(_Judging):
-    """Writes `name` (default: checklist), for each of the `items` (name -> a question of yes or no) whether it is met,
-    and the evidence: {"met": bool, "evidence": str}. A task may have items of its own, `data[key]`.
+    """Writes `name` (default: checklist), for each of the `items` whether it is met, and the evidence.
 
-    With `quoted` an item is met only where the evidence is a passage of the episode (blanks do not count), so that a
-    judge cannot make it up. None where there was no answer, or none that could be read (after CM2).
+    `items` are names -> yes-or-no questions; the signal has {"met": bool, "evidence": str} for each. A task may have
+    items of its own, `data[key]`. With `quoted` an item is met only if the evidence is a passage of the episode (blanks
+    do not count), so that a judge cannot make it up. None if there was no answer, or none that could be read (after
+    CM2).
     """
 
     kind = "checklist"
@@ -298,7 +309,7 @@ class Checklist(_Judging):
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All at once; the first fault ends the others and is raised as it is."""
+    """Run all jobs at once; the first error ends the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(job) for job in jobs]

@@ -1,4 +1,4 @@
-"""An episode as a text for a judge to read."""
+"""The text of an episode for a judge to read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ BEGIN, END = "<episode>", "</episode>"
 
 
 def transcript(task: Task, trajectory: Trajectory, *, chars: int, show: Sequence[str] = ()) -> str:
-    """What was said, message by message, and at the end the episode's signals that are named in `show`; at most about
-    `chars` characters: long messages lose their middle first, then the episode its own."""
+    """Return the messages of an episode, then its signals that are named in `show`.
+
+    The text has at most about `chars` characters: long messages lose their middle first, then the episode its own.
+    """
     parts = [_part(message, chars // 4) for message in _messages(task, trajectory)]
     parts += [f"[{name}]\n{middle(plain(trajectory.signals.get(name)), chars // 2)}" for name in show]
     text = middle("\n\n".join(parts), chars)
@@ -35,12 +37,12 @@ def _part(message: Message, chars: int) -> str:
 
 
 def plain(value: object) -> str:
-    """A signal as a text."""
+    """Return a signal as a text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def middle(text: str, chars: int) -> str:
-    """The text, less its middle where it is longer."""
+    """Return the text, without its middle if it is longer than `chars`."""
     if len(text) <= chars:
         return text
     half = chars // 2

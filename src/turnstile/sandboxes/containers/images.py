@@ -61,7 +61,7 @@ Progress = Callable[[ImageStep], None]
 
 
 def announce() -> Progress:
-    """Log once that an image takes long."""
+    """Return a progress callback that logs each step once, with a warning that it may take minutes."""
     said: set[str] = set()
 
     def say(step: ImageStep) -> None:

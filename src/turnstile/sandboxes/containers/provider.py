@@ -231,8 +231,7 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Isolation:
-    """Which network a container is on, which user it runs as, and whether only its root and scratch folder can be
-    written to."""
+    """The network and the user of a container, and whether only its root and scratch folder are writable."""
 
     network: str = "none"
     user: str = "1000:1000"

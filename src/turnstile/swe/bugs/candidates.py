@@ -1,4 +1,4 @@
-"""Which bugs are tried, and in which order: before any test has had its word on them."""
+"""Choose which bugs to try, and in which order, before any test has judged them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DEMO_FILTER = Filter(max_line=56, max_shown=12, unique=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A bug that has not met the tests yet; `nodes` are the tests that will judge it."""
+    """A bug that no test has judged yet; `nodes` are the tests that will judge it."""
 
     id: str
     file: str
@@ -57,7 +57,7 @@ class Candidate:
 
 
 def candidates(package: Package, measured: Profile, seed: int, wanted: Filter, cap: int) -> list[list[Candidate]]:
-    """The candidates of each function in the order they are tried, functions in an order drawn from `seed`.
+    """Return the candidates of each function in the order to try them; the order of functions is drawn from `seed`.
 
     Within a function the kinds take turns, so that a function full of numbers still shows other bugs.
     """
@@ -71,7 +71,7 @@ def candidates(package: Package, measured: Profile, seed: int, wanted: Filter, c
         except (SyntaxError, UnicodeDecodeError):
             continue  # a source file for another Python, or of another encoding
         sites = mutate.site_count(found)
-        others = random.Random(f"make/{package.label}/{seed}/{file}")  # so that what is drawn for tokens stays
+        others = random.Random(f"make/{package.label}/{seed}/{file}")  # so that one-token bugs are drawn as without it
         groups, more = _by_function(found), _by_function(larger)
         for key in dict.fromkeys((*groups, *more)):
             group, rest = groups.get(key, []), more.get(key, [])
@@ -129,7 +129,7 @@ def _candidates_of(
 
 
 def _longest_line(lines: Sequence[str], mutant: mutate.Mutant) -> int:
-    """Characters of the buggy line without its indentation; of several, the longest one, with the bug or without."""
+    """Return the length of the longest line that the bug touches, with or without the bug and without indentation."""
     if mutant.is_small:
         return len(lines[mutant.line - 1].strip()) + len(mutant.new) - len(mutant.old)
     changed = [line for _, _, old, new in mutant.edits for line in (*old.splitlines(), *new.splitlines())]

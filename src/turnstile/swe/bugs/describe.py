@@ -1,6 +1,6 @@
-"""Problem statements in a model's words, where they give nothing away; elsewhere the template's stay.
+"""Problem statements in a model's words, if they give nothing away; else the template's are kept.
 
-What was written is kept beside the task file, line by line in `FILE.statements.jsonl`, so that a killed call goes on
+What a model wrote is kept beside the task file, line by line in `FILE.statements.jsonl`, so that a killed call goes on
 where it stopped; the task file itself is written at the end, in one step.
 """
 
@@ -25,8 +25,8 @@ from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.types import Message, Task
 
 SHORTEST, LONGEST = 40, 2000  # characters of a statement
-_DOCSTRING = 1500  # characters of it that are shown
-_ECHO = 5  # words in a row that are taken for a repetition of the request
+_DOCSTRING = 1500  # characters of a docstring that are shown
+_ECHO = 5  # words in a row that count as a repetition of the request
 
 _ASK = """\
 You use the Python package {package} and found a fault in it. Write the bug report, in two to six plain sentences: \
@@ -45,14 +45,14 @@ What the documentation says:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Described:
-    """What became of one task's statement: written by the model, or kept for the reason in `why`."""
+    """The result for one task's statement: written by the model, or kept for the reason in `why`."""
 
     task: Task
     why: str | None = None
 
 
 def request(bug: Bug) -> str:
-    """What a model is asked: it is shown what failing tests say, and the function's signature and docstring."""
+    """Return the request to a model: it holds what failing tests say, and the function's signature and docstring."""
     return _ASK.format(package=bug.package, evidence=_evidence(bug), function=_documentation(bug))
 
 
@@ -63,7 +63,7 @@ def _evidence(bug: Bug) -> str:
 
 
 def _documentation(bug: Bug) -> str:
-    """The signature, and the docstring if there is one; neither ever carries a bug."""
+    """Return the function's signature, and its docstring if there is one; neither ever carries a bug."""
     tree = ast.parse(bug.bugged_text(package_of(bug)))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -83,11 +83,11 @@ async def describe(
     concurrent: int = 8,
     done: Callable[[Described], None] = lambda one: None,
 ) -> list[Described]:
-    """Gives the repository tasks of a file statements written by the model of that name, each within `tries`.
+    """Give the repository tasks of a file statements that `model` writes, in at most `tries` attempts each.
 
-    A text is refused when it gives the repair away (`leaks.leak`), or is no text of a few sentences; the task keeps its
-    statement then. Tasks that this model has described, or failed to, are left as they are. Raises TaskError for a file
-    without repository tasks, and what `write` raises.
+    A text is refused if it gives the repair away (`leaks.leak`) or is not a text of a few sentences; the task then
+    keeps its statement. Tasks that this model has already described, or failed to describe, are left as they are.
+    Raises TaskError for a file without repository tasks, and any error of `write`.
     """
     tasks = load_tasks(file)
     side = Path(f"{file}.statements.jsonl")
@@ -122,7 +122,7 @@ async def describe(
 
 
 async def _all(jobs: Iterable[Awaitable[Described]]) -> list[Described]:
-    """Waits for all; the first error ends the others and is raised as it is."""
+    """Wait for all jobs; the first error cancels the others and is raised as it is."""
     running = [asyncio.ensure_future(job) for job in jobs]
     try:
         return list(await asyncio.gather(*running))
@@ -133,7 +133,7 @@ async def _all(jobs: Iterable[Awaitable[Described]]) -> list[Described]:
 
 
 async def _written(bug: Bug, write: Writer, tries: int) -> tuple[str, str | None]:
-    """A statement, or "" and why the last one was refused."""
+    """Return a statement and None, or "" and why the last text was refused."""
     asked = request(bug)
     why: str | None = None
     for seed in range(tries):
@@ -145,7 +145,7 @@ async def _written(bug: Bug, write: Writer, tries: int) -> tuple[str, str | None
 
 
 def _refusal(text: str, bug: Bug, asked: str) -> str | None:
-    """Why a text is no statement, in a clause; None if it may be one."""
+    """Return why a text cannot be a statement, as a clause; None if it can."""
     prose = re.sub(r"```.*?(```|\Z)", " ", text, flags=re.DOTALL).split()
     size = len(" ".join(prose))
     if not SHORTEST <= size <= LONGEST:

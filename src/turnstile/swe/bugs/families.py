@@ -26,12 +26,12 @@ from turnstile.swe.bugs.mutate import (
 Found = tuple[int, int, str, str]
 """line, column, old, new"""
 
-PAIRS = 3  # combined bugs tried of one function
+PAIRS = 3  # combined bugs tried per function
 _BLOCKS = ("body", "orelse", "finalbody")
 
 
 def larger_mutants(text: str, kinds: Sequence[str]) -> list[Mutant]:
-    """The bugs of these families in a module, by line and column. Raises SyntaxError for text that is not Python."""
+    """Return a module's bugs of these families, by line and column. Raises SyntaxError if the text is not Python."""
     tree, tokens = ast.parse(text), Tokens(text)
     comments = silent_lines(text)
     families = {kind: FAMILIES[kind] for kind in kinds if kind in FAMILIES}
@@ -55,7 +55,7 @@ def larger_mutants(text: str, kinds: Sequence[str]) -> list[Mutant]:
 
 
 def pairs(singles: Sequence[Mutant], chosen: random.Random) -> list[Mutant]:
-    """A few drawn pairs of one-token bugs on different lines of the same function."""
+    """Draw a few pairs of one-token bugs on different lines of the same function."""
     groups: dict[tuple[int, int], list[Mutant]] = {}
     for mutant in singles:
         groups.setdefault(mutant.scope, []).append(mutant)
@@ -79,7 +79,7 @@ def pairs(singles: Sequence[Mutant], chosen: random.Random) -> list[Mutant]:
 
 
 def _scopes(node: FunctionNode) -> Iterator[FunctionNode]:
-    """A function and those nested in it."""
+    """Yield a function and all functions nested in it."""
     yield node
     for inner in _own(node):
         if isinstance(inner, FunctionNode):
@@ -87,7 +87,10 @@ def _scopes(node: FunctionNode) -> Iterator[FunctionNode]:
 
 
 def _own(node: FunctionNode) -> Iterator[ast.AST]:
-    """What stands in a function's body and in no function or class inside it; nested functions themselves too."""
+    """Yield the syntax nodes of a function's body, without its docstring and annotations.
+
+    Nested functions and classes, lambdas, asserts and f-strings are yielded, but nothing inside them.
+    """
     docstring = docstring_of(node)
     pending: list[ast.AST] = [statement for statement in node.body if statement is not docstring]
     while pending:
@@ -99,13 +102,13 @@ def _own(node: FunctionNode) -> Iterator[ast.AST]:
 
 
 def _text(first: ast.expr, last: ast.expr, tokens: Tokens) -> str | None:
-    """The text from one node's start to another's end, if it is on one line."""
+    """Return the text from one node's start to another's end, None if it is not on one line."""
     (line, start), (end_line, end) = tokens.start(first), tokens.end(last)
     return tokens.lines[line - 1][start:end] if line == end_line else None
 
 
 def _swapped_arguments(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
-    """f(a, b) -> f(b, a), for neighbours in one line."""
+    """Yield swaps of two neighbouring arguments on one line: f(a, b) -> f(b, a)."""
     for item in _own(node):
         if not isinstance(item, ast.Call):
             continue
@@ -120,7 +123,7 @@ def _swapped_arguments(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
 
 
 def _wrong_variables(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
-    """A variable read where another one of the function was meant: of its parameters and what is assigned before."""
+    """Yield up to two other names for each variable that is read: parameters, or variables assigned further up."""
     arguments = node.args
     known = {
         argument.arg: 0
@@ -142,7 +145,7 @@ def _wrong_variables(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
 
 
 def _slices(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
-    """x[a:b] -> x[a + 1:b], x[a:] -> x[a:-1], range(n) -> range(n - 1) and the like."""
+    """Yield bounds that are off by one: x[a:b] -> x[a + 1:b], x[a:] -> x[a:-1], range(n) -> range(n - 1) etc."""
     for item in _own(node):
         if isinstance(item, ast.Slice):
             for bound in (item.lower, item.upper):
@@ -168,7 +171,7 @@ def _off_by_one(bound: ast.expr, tokens: Tokens) -> Iterator[Found]:
 
 
 def _early_returns(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
-    """A return after a loop or a branch is moved into it."""
+    """Yield indentations that move a return into the loop, branch or `with` before it."""
     for block in _blocks(node):
         for before, after in itertools.pairwise(block):
             if isinstance(before, ast.For | ast.While | ast.If | ast.With) and isinstance(after, ast.Return):
@@ -180,7 +183,7 @@ def _early_returns(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
 
 
 def _dropped_statements(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
-    """A statement that is missing; `pass` where it was the only one."""
+    """Yield removals of a statement; `pass` replaces it if it is the only one of its block."""
     for block in _blocks(node):
         for statement in block:
             if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.Raise | ast.Delete) and _alone(
@@ -190,7 +193,7 @@ def _dropped_statements(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
 
 
 def _dropped_branches(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
-    """An if, an elif or an else that is missing."""
+    """Yield removals of an if, an elif or an else."""
     for block in _blocks(node):
         for statement in block:
             if not isinstance(statement, ast.If) or not _alone(statement, tokens):
@@ -210,7 +213,7 @@ def _dropped_branches(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
 
 
 def _bodies(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
-    """A function whose body, but for its docstring, is to be written anew."""
+    """Yield the removal of a whole body except its docstring, with `raise NotImplementedError` in its place."""
     statements = [statement for statement in node.body if statement is not docstring_of(node)]
     if len(statements) > 1 and all(_alone(statement, tokens) for statement in (statements[0], statements[-1])):
         line, col = tokens.start(statements[0])
@@ -220,7 +223,7 @@ def _bodies(node: FunctionNode, tokens: Tokens) -> Iterator[Found]:
 
 
 def _blocks(node: FunctionNode) -> Iterator[list[ast.stmt]]:
-    """The runs of statements of a function, those of functions inside it left out."""
+    """Yield the blocks of statements of a function, without those of functions and classes inside it."""
     docstring = docstring_of(node)
     yield [statement for statement in node.body if statement is not docstring]
     for item in _own(node):
@@ -232,7 +235,7 @@ def _blocks(node: FunctionNode) -> Iterator[list[ast.stmt]]:
 
 
 def _alone(statement: ast.stmt, tokens: Tokens) -> bool:
-    """Whether a statement shares its lines with no other."""
+    """Return whether no other statement stands on the lines of a statement."""
     (line, col), (end_line, end) = tokens.start(statement), tokens.end(statement)
     rest = tokens.lines[end_line - 1][end:].strip()
     return not tokens.lines[line - 1][:col].strip() and (not rest or rest.startswith("#"))
@@ -243,7 +246,7 @@ def _is_elif(statement: ast.stmt, tokens: Tokens) -> bool:
 
 
 def _without(first: ast.stmt, last: ast.stmt, tokens: Tokens, *, only: bool = False) -> Found:
-    """The lines of these statements are gone, or hold a `pass`."""
+    """Return the edit that removes the lines from `first` to `last`; if `only`, a `pass` replaces them."""
     line, col = tokens.start(first)
     old = "".join(tokens.lines[line - 1 : last.end_lineno])
     end = "\r\n" if old.endswith("\r\n") else "\n" if old.endswith("\n") else ""

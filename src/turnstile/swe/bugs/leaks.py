@@ -1,4 +1,4 @@
-"""Whether a text gives a repair away. What is refused wrongly costs a better text; what is let through, a task."""
+"""Check whether a text gives a repair away. A wrong refusal costs a better text; a missed leak costs a task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnstile.swe.bug import Bug
 _TOKEN = re.compile(r"\w+|->|==|!=|<=|>=|//|\*\*|<<|>>|[-+*/%]=|[^\w\s]")
 _OPERATOR = re.compile(r"[<>=!+*/%|&^~@-]+")
 _SPAN = re.compile(r"`[^`]+`|\"[^\"\n]+\"|'[^'\n]+'")
-_LEAST = 5  # characters of code that are told from prose
+_LEAST = 5  # characters of code that can be told from prose
 _ENGLISH = frozenset(
     {"a", "and", "all", "any", "as", "assert", "break", "class", "continue", "del", "else", "except", "for", "from",
      "if", "import", "in", "is", "max", "min", "not", "of", "or", "pass", "raise", "range", "return", "the", "to",
@@ -48,9 +48,9 @@ _REMEDY = re.compile(
 
 
 def leak(text: str, bug: Bug, shown: str) -> str | None:
-    """What the text says of the place or the content of the repair, in a clause; None for nothing.
+    """Return what the text gives away of the place or the content of the repair, as a clause; None if nothing.
 
-    `shown` is what its writer was shown, lines of which may be repeated.
+    `shown` is the text that its writer was shown; lines of it may be repeated.
     """
     path = PurePosixPath(bug.file)
     dotted = [".".join(path.with_suffix("").parts[first:]) for first in range(len(path.parts) - 1)]
@@ -78,7 +78,7 @@ def leak(text: str, bug: Bug, shown: str) -> str | None:
 
 
 def _in_words(token: str, text: str) -> str | None:
-    """How a text says an operator or a small number, where it does."""
+    """Return the words by which a text names an operator or a small number; None if it does not."""
     small = token.isdecimal() and int(token) < len(_NUMBERS)
     pattern = rf"\b{_NUMBERS[int(token)]}\b" if small else _PROSE.get(token)
     found = re.search(pattern, text, re.IGNORECASE) if pattern else None
@@ -91,7 +91,7 @@ def _changed_lines(bug: Bug) -> list[str]:
 
 
 def _changed_tokens(bug: Bug, shown: str) -> set[str]:
-    """The tokens that bug and repair do not share; of lines that are missing, those that are told nowhere else."""
+    """Return the tokens that only bug or only repair has; for edits of whole lines, long identifiers not in `shown`."""
     found: set[str] = set()
     known = _tokens(shown)
     for _, _, old, new in bug.edits:
@@ -104,7 +104,7 @@ def _changed_tokens(bug: Bug, shown: str) -> set[str]:
 
 
 def _tokens(text: str) -> set[str]:
-    """The tokens of a text; a hyphen between words is none."""
+    """Return the tokens of a text, without hyphens between words and the marks of list items."""
     return set(_TOKEN.findall(re.sub(r"(?<=\w)-(?=[^\W\d])|(?m:^\s*[-*]\s)", " ", text)))
 
 

@@ -1,4 +1,4 @@
-"""What has been judged of a package already, and where new verdicts go: the task file and a file beside it."""
+"""A record of the verdicts on a package's bugs: the task file, and a file beside it for what was rejected."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from turnstile.types import Task
 
 @dataclass(slots=True)
 class Ledger:
-    """The task file and its side file: what has been judged already, and where new verdicts go."""
+    """The task file and the file of rejected bugs beside it: earlier verdicts are read from both, new ones appended."""
 
     out: Path
     package: Package
     tasks: dict[str, Task] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
-    undecided: set[str] = field(default_factory=set)  # of this call alone
+    undecided: set[str] = field(default_factory=set)  # in this call only
 
     @property
     def side(self) -> Path:
         return self.out.with_name(f"{self.out.name}.rejected.jsonl")
 
     def open(self) -> None:
-        """Reads both files; a line that a killed run left half-written is cut off."""
+        """Read both files, after cutting off a line that a killed run left half-written."""
         for path in (self.out, self.side):
             jsonl_log.repair(path)
         if self.out.exists() and self.out.stat().st_size:
@@ -53,10 +53,10 @@ class Ledger:
             jsonl_log.append(self.side, json.dumps({"id": candidate.id, "why": verdict}))
 
     def kept(self, row: Sequence[Candidate]) -> int:
-        """How many of the candidates became tasks."""
+        """Return how many of the candidates became tasks."""
         return sum(candidate.id in self.tasks for candidate in row)
 
     def reasons(self, rows: Sequence[Sequence[Candidate]]) -> Counter[str]:
-        """How many of the candidates were rejected, by reason."""
+        """Count the rejected candidates by reason."""
         names = (candidate.id for row in rows for candidate in row)
         return Counter(self.rejected[name] for name in names if name in self.rejected)

@@ -1,9 +1,9 @@
-"""Making repository tasks: a package, its bugs, and the tests' word on which of them are good.
+"""Make repository tasks: take a package, put bugs into it, and keep those that its tests show to be good.
 
-Every candidate is judged by running the tests that call its function, through the grader that episodes are
-graded by, whose verdict on the bug and on its repair is the last word. Good ones are appended to the task file
-as they are found, the others are remembered in `FILE.rejected.jsonl`, so a run that was killed goes on where
-it stopped, and the same call with a larger number only adds to the file.
+Every candidate is judged by running the tests that call its function. The grader that also grades episodes decides: it
+must fail the bug and pass its repair. Good ones are appended to the task file as they are found, the others are
+recorded in `FILE.rejected.jsonl`. So a run that was killed goes on where it stopped, and the same call with a larger
+number only adds to the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READ_THERE = "train on these tasks in containers, as sandboxes of the kinds loc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far the making of one file is."""
+    """How far the making of one file has come."""
 
     package: str
     stage: str  # "fetch", "profile", "validate" or "done"
@@ -44,15 +44,15 @@ class Progress:
 class Made:
     """What `make` did. `rejected` counts the reasons; `tasks` are all tasks of the package in the file.
 
-    `undecided` counts the candidates of which no verdict could be had, because something broke or the wall clock
-    ended their tests; the next call tries them again.
+    `undecided` counts the candidates without a verdict, because something broke or their tests ran out of wall-clock
+    time; the next call tries them again.
     """
 
     tasks: tuple[Task, ...]
     added: int
     rejected: Mapping[str, int]
     undecided: int
-    exhausted: bool  # every candidate was judged before `n` were found
+    exhausted: bool  # every candidate was judged before `n` tasks were found
 
 
 async def make(  # noqa: PLR0913 - the options of `turnstile tasks make`, each by name
@@ -72,17 +72,18 @@ async def make(  # noqa: PLR0913 - the options of `turnstile tasks make`, each b
     cache: Path | None = None,
     progress: Callable[[Progress], None] = lambda report: None,
 ) -> Made:
-    """Adds validated tasks of one package to the task file `out` until it holds `n` of it.
+    """Add validated tasks of one package to the task file `out` until it holds `n` of them.
 
-    A task is kept when at least one of the at most `tests_per_bug` tests that call the function fails with
-    the bug, whatever their order, nothing hangs, and the module still imports. Tests whose outcome depends on the
-    order are left out; of the whole suite those count that pass in each of `runs` runs. At most `per_function` tasks
+    A task is kept if at least one of the tests that call the function (at most `tests_per_bug`) fails with the bug in
+    any order of tests, nothing hangs, and the module can still be imported. Tests whose outcome depends on the order
+    are left out; of the whole suite, only tests that pass in each of `runs` runs count. At most `per_function` tasks
     come from one function.
-    The same arguments give the same file, whatever `workers` is. `extra` names requirements of the tests that
-    the package's metadata leaves out. `grader` is to be the one that episodes are graded by, None for one over
-    local sandboxes; its limits say what a hang is.
 
-    Raises TaskError when the package cannot be fetched, has no tests, or none passes.
+    The same arguments give the same file, whatever `workers` is. `extra` names requirements of the tests that the
+    package's metadata leaves out. `grader` should be the one that grades episodes; None makes one over local sandboxes.
+    Its limits define what counts as hanging.
+
+    Raises TaskError if the package cannot be fetched, has no tests, or none of them passes.
     """
     package = await _fetch(source, extra, cache, progress)
     ledger = Ledger(out=Path(out), package=package)
@@ -123,7 +124,7 @@ async def _fetch(
 
 @dataclass(kw_only=True, slots=True)
 class _Making:
-    """The making of one file: how many tasks are wanted, and how far it is."""
+    """The making of one file: how many tasks are wanted, and how far it has come."""
 
     ledger: Ledger
     n: int
@@ -147,9 +148,9 @@ class _Making:
         )
 
     async def rounds(self, rows: Sequence[Sequence[Candidate]], validator: Validator) -> bool:
-        """Tries one candidate of every function, then the next of each, until n are found; True when none is left.
+        """Try one candidate of every function, then the next of each, until n are found; return True if none is left.
 
-        Verdicts are written in the order of the candidates, so the file does not depend on who was quicker.
+        Verdicts are written in the order of the candidates, so the file does not depend on which one was judged first.
         """
         self.candidates = sum(map(len, rows))
         for turn in range(max(map(len, rows), default=0)):
@@ -161,7 +162,7 @@ class _Making:
         return len(self.ledger.tasks) < self.n
 
     async def _block(self, block: Sequence[Candidate], validator: Validator) -> None:
-        """Judges a few candidates at once."""
+        """Judge a few candidates at once."""
         running = {
             candidate.id: asyncio.ensure_future(validator.verdict(candidate))
             for candidate in block

@@ -35,7 +35,7 @@ _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 class Function:
     """A function or method that is not nested in another one. Lines count from 1, both ends included.
 
-    `hidden` are the lines inside it that say nothing to a repairer: docstring, comments, blank lines.
+    `hidden` are the lines inside it that do not help a repair: docstring, comments, blank lines.
     """
 
     qualname: str
@@ -45,7 +45,7 @@ class Function:
 
     @property
     def shown(self) -> int:
-        """How many lines are shown."""
+        """The number of lines shown."""
         return self.end - self.start + 1 - len(self.hidden)
 
 
@@ -53,8 +53,8 @@ class Function:
 class Mutant:
     """One bug: `old` at (line, col) becomes `new`. `col` counts characters from 0, lines count from 1.
 
-    `also` are further edits of the same form, all in places of the text without the bug. `scope` is the first and
-    last line of the innermost function around it: the code that a test must run.
+    `also` holds further edits in the same form; all positions are those in the text without the bug. `scope` is the
+    first and last line of the innermost function around it: the code that a test must run.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class Mutant:
 
     @property
     def lines(self) -> int:
-        """How many lines the bug changes, removes or adds."""
+        """The number of lines that the bug changes, removes or adds."""
         return changed_lines(self.edits)
 
 
@@ -91,7 +91,7 @@ class Tokens:
         self.solid = [token for token in self.all if token.type not in _SKIPPED]
 
     def position(self, line: int, byte_col: int) -> tuple[int, int]:
-        """(line, column in characters) of a position of the syntax tree, which counts UTF-8 bytes."""
+        """Convert a position of the syntax tree, which counts UTF-8 bytes, to (line, column in characters)."""
         return line, len(self.lines[line - 1].encode()[:byte_col].decode())
 
     def start(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
@@ -103,7 +103,7 @@ class Tokens:
         return self.position(node.end_lineno, node.end_col_offset)
 
     def between(self, first: tuple[int, int], last: tuple[int, int]) -> list[tokenize.TokenInfo]:
-        """The tokens in [first, last) without parentheses: between two operands, that is the operator."""
+        """Return the tokens in [first, last) without parentheses: between two operands, that is the operator."""
         return [
             token for token in self.solid
             if first <= token.start and token.end <= last and token.string not in "()"
@@ -111,14 +111,14 @@ class Tokens:
 
 
 def functions(text: str) -> list[Function]:
-    """The functions and methods of a module, in order, with what to hide of each."""
+    """Return the functions and methods of a module in order, each with the lines of it to hide."""
     tree, lines = ast.parse(text), source_lines(text)
     comments = silent_lines(text)
     return [describe(node, qualname, comments, len(lines)) for node, qualname in outer_functions(tree, "")]
 
 
 def mutants(text: str) -> list[Mutant]:
-    """Every one-token bug of a module, by line and column. Raises SyntaxError for text that is not Python."""
+    """Return every one-token bug of a module, by line and column. Raises SyntaxError if the text is not Python."""
     tree, tokens = ast.parse(text), Tokens(text)
     comments = silent_lines(text)
     found: list[Mutant] = []
@@ -166,7 +166,7 @@ def docstring_of(node: ast.AST) -> ast.stmt | None:
 
 
 def silent_lines(text: str) -> set[int]:
-    """Lines that hold nothing but a comment or white space, and are not inside a string."""
+    """Return the lines outside of strings that hold nothing but a comment or white space."""
     lines = source_lines(text)
     silent = {number for number, line in enumerate(lines, 1) if not line.strip() or line.lstrip().startswith("#")}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -176,7 +176,7 @@ def silent_lines(text: str) -> set[int]:
 
 
 def describe(node: FunctionNode, qualname: str, comments: set[int], length: int) -> Function:
-    """Return where a function stands, and which of its lines say nothing to a repairer."""
+    """Return where a function stands, and which of its lines do not help a repair."""
     start, end = span_of(node)
     hidden = {line for line in comments if start <= line <= end}
     for inner in ast.walk(node):
@@ -187,7 +187,7 @@ def describe(node: FunctionNode, qualname: str, comments: set[int], length: int)
 
 
 def _edits_of_function(node: FunctionNode, tokens: Tokens, outer: Function) -> Iterator[Edit]:
-    """The edits in the body of `node`, nested functions with a scope of their own."""
+    """Yield the edits in the body of `node`; those in a nested function have that function as their scope."""
     docstring = docstring_of(node)
     pending: list[ast.AST] = [statement for statement in node.body if statement is not docstring]
     while pending:
@@ -269,7 +269,7 @@ def _columns(node: ast.expr, tokens: Tokens) -> tuple[int, int]:
 class Patch:
     """The bug as a search and replace on one line: replacing `buggy` by `fixed` repairs the function.
 
-    `unique` says that `buggy` occurs once in the lines shown, so the replacement needs no line number.
+    `unique` means that `buggy` occurs once in the lines shown, so the replacement needs no line number.
     """
 
     buggy: str
@@ -278,9 +278,9 @@ class Patch:
 
 
 def patch(text: str, mutant: Mutant) -> Patch:
-    """The bug with one token of context on each side, and more of it until it is unique where that can be.
+    """Return the bug with one token of context on each side, and with more until it is unique, where that is possible.
 
-    A bug of several places or lines has no such form: its texts are those of its first edit, and never unique.
+    A bug in several places or lines has no such form: its texts are those of its first edit, and never unique.
     """
     if not mutant.is_small:
         return Patch(buggy=mutant.new, fixed=mutant.old, unique=False)
@@ -316,9 +316,9 @@ def patch(text: str, mutant: Mutant) -> Patch:
 
 @lru_cache(maxsize=4)
 def _line_spans(text: str) -> tuple[list[str], dict[int, list[tuple[int, int]]]]:
-    """The lines without their ends, and the columns of the tokens on each.
+    """Return the lines without their ends, and the columns of the tokens on each.
 
-    A string over several lines counts on each with its part there.
+    A string over several lines counts on each of them with the part that stands there.
     """
     lines = [line.rstrip("\r\n") for line in source_lines(text)]
     spans: dict[int, list[tuple[int, int]]] = {}
@@ -333,7 +333,7 @@ def _line_spans(text: str) -> tuple[list[str], dict[int, list[tuple[int, int]]]]
 
 
 def site_count(found: list[Mutant]) -> Mapping[str, int]:
-    """How many distinct places for a bug each function has: the size of a blind search."""
+    """Count the distinct places for a bug in each function: the size of a blind search."""
     sites: dict[str, set[tuple[int, int]]] = {}
     for mutant in found:
         sites.setdefault(mutant.function.qualname, set()).add((mutant.line, mutant.col))

@@ -1,4 +1,4 @@
-"""Which tests are stable, and which functions each of them calls: measured once a package, kept in the cache."""
+"""Find which tests are stable, and which functions each of them calls: measured once a package, kept in the cache."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Profile:
     covering: Mapping[str, tuple[str, ...]]
     collected: int
     unstable: tuple[str, ...]  # collected, but not passing in every run
-    flaky: tuple[str, ...] = ()  # of these: passing in some
+    flaky: tuple[str, ...] = ()  # those of them that pass in some runs
     runs: int = 2
-    breadth: Mapping[str, int] = field(init=False)  # functions that each test calls
+    breadth: Mapping[str, int] = field(init=False)  # number of functions that each test calls
 
     def tests_of(self, file: str, scope: tuple[int, int], cap: int) -> tuple[str, ...]:
-        """At most `cap` tests that call the function at `scope`: quick and specific ones first.
+        """Return at most `cap` tests that call the function at `scope`, quick and specific ones first.
 
-        Measured times only part the slow from the quick, so that two measurements give the same choice.
+        Measured times only separate slow tests from quick ones, so that two measurements give the same choice.
         """
         tests = self.covering.get(f"{file}:{scope[0]}", ())
         return tuple(sorted(tests, key=lambda node: (self.seconds[node] > SLOW, self.breadth[node], node))[:cap])
@@ -59,11 +59,11 @@ async def profile(
     seconds: float = 300.0,
     progress: Progress = lambda message: None,
 ) -> Profile:
-    """Runs the whole suite `runs` times (at least 2), once with calls recorded; kept in the cache under the tree's
-    digest. A third run takes the tests in the reverse order, and so does every other one after it.
+    """Run the whole suite `runs` times (at least 2), the first time with calls recorded.
 
-    `seconds` limits one run, in wall-clock and in processor time. Raises TaskError when the suite hangs, cannot
-    be collected, or no test passes in every run.
+    The result is cached under the tree's digest. The third run takes the tests in reverse order, and so does every
+    second run after it. `seconds` limits one run, in wall-clock and in processor time. Raises TaskError if the suite
+    hangs, cannot be collected, or no test passes in every run.
     """
     name = f"profile-{sys.version_info.major}.{sys.version_info.minor}.json"
     path = package.tree.with_name(name)
@@ -89,7 +89,7 @@ async def profile(
 
 
 def _first_problem(run: Report) -> str:
-    """The first thing that kept tests from running, as the end of a sentence; "" where there is none."""
+    """Return the first problem that kept tests from running, as the end of a sentence; "" if there is none."""
     problems = [f"{file}: {why}" for file, why in run.uncollected.items()] + [run.problem or ""]
     if not problems[0]:
         return ""
@@ -99,7 +99,7 @@ def _first_problem(run: Report) -> str:
 
 
 async def _run_suite(package: Package, bench: Bench, runs: int, seconds: float, progress: Progress) -> list[Report]:
-    """The suite run `runs` times, first with calls recorded. Raises TaskError where it does not end well."""
+    """Run the suite `runs` times, the first time with calls recorded. Raises TaskError if a run does not end well."""
     limits = Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=4096, file_mb=512)
     found = []
     for number in range(runs):
@@ -127,7 +127,7 @@ async def _run_suite(package: Package, bench: Bench, runs: int, seconds: float, 
 
 
 def _covering(package: Package, run: Report, tests: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Which of the tests call each function of the package's modules; a test may live in the package, and is none."""
+    """Map each function in the package's modules to the tests that call it; test files are not among the modules."""
     modules = set(package.modules)
     covering: dict[str, list[str]] = {}
     for test in tests:

@@ -1,17 +1,17 @@
-"""A problem in words: what the failing tests say, and nothing of where the bug is or what repairs it."""
+"""Word a problem statement: it tells what the failing tests say, and not where the bug is or how to repair it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-SHOWN = 3  # different complaints, and names of tests
+SHOWN = 3  # different messages, and names of tests
 
 
 def problem_statement(package: str, fail_to_pass: Sequence[str], passing: int, messages: Mapping[str, str]) -> str:
-    """What a user of the package could report.
+    """Return a problem report that a user of the package could have written.
 
-    `fail_to_pass` are the tests that fail, the most telling first, `passing` is how many near them pass, and
-    `messages` has the first line of what each failing test says. Names no file, function or line but those of tests.
+    `fail_to_pass` are the tests that fail, the most telling first, `passing` is how many related tests pass, and
+    `messages` has the first line of what each failing test says. Names no file, function or line except those of tests.
     """
     complaints: dict[str, list[str]] = {}
     for test in fail_to_pass:

@@ -1,4 +1,4 @@
-"""The tests' word on a candidate: a task, or why it is none."""
+"""Judge a candidate by its tests: it becomes a task, or is rejected for a reason."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from turnstile.types import Task
 
 
 class Validator:
-    """Validates candidates of one package: what the grader's runs of their tests say of them."""
+    """Validates candidates of one package by the grader's runs of their tests."""
 
     def __init__(self, package: Package, grader: CodeGrader) -> None:
         self._package = package
         self._grader = grader
 
     async def verdict(self, candidate: Candidate) -> Task | str | None:
-        """A task, or the word for why the candidate is none; None where no verdict can be had."""
+        """Return a task, or a phrase that says why the candidate is none; None if no verdict can be had."""
         for _ in range(2):
-            with suppress(VerifierError):  # once may be an accident
+            with suppress(VerifierError):  # a single error may be an accident
                 return await self._verdict(candidate)
         return None
 
@@ -68,7 +68,7 @@ class Validator:
         return Task(id=candidate.id, env=ENV, data=bug.data())
 
     async def _sound(self, candidate: Candidate) -> list[str]:
-        """The candidate's tests that pass on the pristine tree when only they are run, in either order."""
+        """Return the candidate's tests that pass on the pristine tree when only they are run, in either order."""
         runs = [await self._run(candidate, {}, reverse=reverse) for reverse in (False, True)]
         return [test for test in candidate.nodes if all(run.passed(test) for run in runs)]
 
@@ -76,7 +76,7 @@ class Validator:
         report = await self._grader.run_tests(
             self._package.tree, files, candidate.nodes, env=self._package.environment, reverse=reverse
         )
-        if report.waited_out:  # as the code alone brings about, or a busy machine: no fact to be written down
+        if report.waited_out:  # due to the code or to a busy machine: not a fact to be recorded
             raise VerifierError(f"the tests of {candidate.id} {report.problem} on the wall clock")
         return report
 
@@ -125,6 +125,6 @@ _LONGEST_MESSAGE = 200  # characters
 
 
 def steady(message: str) -> str:
-    """A message, cut, without what differs between two runs: addresses and the place of the working copy."""
+    """Return a message, cut, without what differs between two runs: addresses and the path of the working copy."""
     message = re.sub(r"\b(at )?0x(?(1)[0-9a-fA-F]*|[0-9a-fA-F]{6,}\b)", r"\g<1>0x...", message[:_LONGEST_MESSAGE])
     return re.sub(r"[^\s'\"]*/turnstile-sandboxes-[^/\s'\"]*/(?:sandbox-\d+/)?(?:(?:work|scratch)/)?", "", message)

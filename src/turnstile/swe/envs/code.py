@@ -1,4 +1,4 @@
-"""The one function an agent sees of a file, and search and replace inside what is shown of it."""
+"""The one function of a file that an agent sees, and search and replace inside what is shown of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 
 
 class EditError(Exception):
-    """The edit does not apply; the text says why, for the agent."""
+    """An edit that cannot be applied; the text tells the agent why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Code:
-    """A file's text and the function in it that is shown: lines `start` to `end` (from 1, both included)
-    without the `hidden` ones."""
+    """A file's text and the function in it that is shown.
+
+    Shown are the lines `start` to `end` (from 1, both included) without the `hidden` ones.
+    """
 
     text: str
     start: int
@@ -23,14 +25,14 @@ class Code:
     hidden: frozenset[int] = frozenset()
 
     def view(self) -> str:
-        """The shown lines without the indentation of the whole function."""
+        """Return the shown lines without the indentation of the whole function."""
         return "\n".join(line for _, line in self._shown())
 
     def replaced(self, old: str, new: str) -> Code:
-        """The code with the one occurrence of `old` in the view replaced.
+        """Return the code with the one occurrence of `old` in the view replaced.
 
-        `old` and `new` may span lines, as the view shows them. Raises EditError when `old` is not there once,
-        nothing would change, or the function would no longer be Python.
+        `old` and `new` may span lines, as the view shows them. Raises EditError if `old` does not occur exactly once,
+        nothing would change, or the function would no longer be valid Python.
         """
         if old == new:
             raise EditError("no change: both sides are the same")
@@ -54,23 +56,23 @@ class Code:
         return edited
 
     def is_python(self) -> bool:
-        """Whether the function parses on its own, in its place."""
+        """Return whether the function can be parsed on its own."""
         block = "\n".join(self.text.split("\n")[self.start - 1 : self.end]) + "\n"
         source = f"if True:\n{block}" if block[:1].isspace() else block
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 ast.parse(source)
-            except (SyntaxError, ValueError, RecursionError, MemoryError):  # what a parser says of bad text
+            except (SyntaxError, ValueError, RecursionError, MemoryError):  # what the parser raises for bad text
                 return False
         return True
 
     def line_with(self, text: str) -> str:
-        """The first shown line that holds `text`, without its indentation; "" if there is none."""
+        """Return the first shown line that holds `text`, without its indentation; "" if there is none."""
         return next((line.strip() for _, line in self._shown() if text in line), "")
 
     def _shown(self) -> list[tuple[int, str]]:
-        """(number, line without the function's indentation) of every shown line."""
+        """Return (number, line without the function's indentation) of every shown line."""
         lines = self.text.split("\n")
         indent = self._indent(lines)
         return [
@@ -84,7 +86,7 @@ class Code:
         return first[: len(first) - len(first.lstrip())]
 
     def _with_lines(self, first: int, last: int, inserted: list[str]) -> Code:
-        """Lines `first` to `last` replaced by `inserted`, which stand as in the view."""
+        """Return the code with lines `first` to `last` replaced by `inserted`, which are given as in the view."""
         lines = self.text.split("\n")
         indent = self._indent(lines)
         ending = "\r" if lines[first - 1].endswith("\r") else ""
@@ -101,7 +103,7 @@ class Code:
 
 
 def nearest_line(text: str, lines: list[str]) -> str:
-    """The line that is most like `text`, without its indentation."""
+    """Return the line that is most like `text`, without its indentation."""
 
     def likeness(line: str) -> float:
         matcher = difflib.SequenceMatcher(a=line.strip(), b=text.strip(), autojunk=False)
@@ -111,5 +113,5 @@ def nearest_line(text: str, lines: list[str]) -> str:
 
 
 def _count(text: str, part: str) -> int:
-    """Occurrences of `part`, also overlapping ones."""
+    """Count the occurrences of `part`, overlapping ones included."""
     return sum(text.startswith(part, at) for at in range(len(text)))

@@ -1,4 +1,4 @@
-"""Repairing a repository with a shell and an editor, as tool calls: for models that can."""
+"""An environment for repairing a repository with a shell and an editor, for models that can call tools."""
 
 from __future__ import annotations
 
@@ -62,17 +62,18 @@ _LONGEST = 100_000  # characters of a command
 
 
 class ShellEnv:
-    """One episode of repairing a repository, made task or instance, in a sandbox of its own.
+    """One episode of repairing a repository (of a made task or an instance) in a sandbox of its own.
 
-    A command takes at most `seconds` and shows at most `chars` characters, as `view` does; `memory_mb` and `processes`
-    bound it. What is graded is what the agent changed but tests, in a fresh sandbox (`swe.problems`).
+    A command takes at most `seconds` and shows at most `chars` characters, as does `view`; `memory_mb` and `processes`
+    limit it too. What the agent changed, except tests, is graded in a fresh sandbox (`swe.problems`).
 
-    Turn signals: parsed, command, succeeded (a shell command: with exit code 0), reason (of what did not),
-    looked_at_failing_code (a file with the fault was viewed, or named in a shell command), ran_tests and tests_passed
-    (a shell command that calls a known test runner, and its exit code), modified (the files differ from before the
-    turn). Episode signals: submitted, modified (what is graded), resolved, f2p_passed, f2p_total, f2p_tests (whether
-    each of them passed), p2p_passed, p2p_total, patch (a git diff of what is graded), ignored (the number of changed
-    files that are not: tests and their settings), problem (why no test could pass, "" otherwise).
+    Turn signals: parsed, command, succeeded (for a shell command: with exit code 0), reason (why it did not succeed),
+    looked_at_failing_code (a file with the fault was viewed, or named in a shell command), ran_tests (a shell command
+    called a known test runner), tests_passed (whether the exit code of that command was 0), modified (the files differ
+    from before the turn). Episode signals: submitted, modified (there is a change to grade), resolved, f2p_passed,
+    f2p_total, f2p_tests (whether each of them passed), p2p_passed, p2p_total, patch (a git diff of what is graded),
+    ignored (the number of changed files that are not graded: tests and their settings), problem (why no test could
+    pass, "" otherwise).
     """
 
     rates = RATES
@@ -100,7 +101,10 @@ class ShellEnv:
         self._copy: Copy | None = None
 
     async def reset(self, task: Task) -> Start:
-        """The task's opening. Raises TaskError when what the task needs cannot be had, and SandboxError."""
+        """Open a copy for the task and return the prompt and tools.
+
+        Raises TaskError if what the task needs cannot be had, and SandboxError.
+        """
         await self.close()
         self._task = task
         self._problem: Problem = await self._problems.of(task)
@@ -111,7 +115,7 @@ class ShellEnv:
         return Start(messages=(Message(role="user", content=self._prompt(self._copy)),), tools=TOOLS)
 
     async def step(self, message: Message) -> Step:
-        """Carries out the message's calls in order, up to and with a submit."""
+        """Run the message's tool calls in order, up to and including a submit."""
         if not message.tool_calls:
             said = f"There is no tool call in this; use {_names()}."
             return Step(messages=(Message(role="user", content=said),), signals=signals("", False, "unreadable"))
@@ -126,7 +130,7 @@ class ShellEnv:
         return Step(messages=tuple(answers), signals=found, terminated=self._submitted, submitted=self._submitted)
 
     async def measure(self) -> Mapping[str, JSON]:
-        """Grades what was changed. A copy in which nothing but tests was changed is not run."""
+        """Grade the change. A copy in which nothing but tests was changed is not run."""
         problem = self._problem
         f2p, p2p = len(problem.fail_to_pass) or 1, len(problem.pass_to_pass)
         found: dict[str, JSON] = {
@@ -154,7 +158,7 @@ class ShellEnv:
         }
 
     def state_key(self) -> str:
-        """A hash of what differs from the beginning and of the view that is open."""
+        """Return a hash of what differs from the beginning and of the view that is open."""
         state, base = self._state, self._working_copy().base
         if isinstance(state, Mapping):
             differs: object = sorted((path, state.get(path, "")) for path in {*state, *base}
@@ -165,7 +169,7 @@ class ShellEnv:
         return hashlib.blake2b(parts.encode(), digest_size=12).hexdigest()
 
     async def close(self) -> None:
-        """Ends what runs in the copy and removes it."""
+        """End what runs in the copy and remove it."""
         copy, self._copy = self._copy, None
         if copy is not None:
             await copy.close()
@@ -215,7 +219,7 @@ class ShellEnv:
         ran = _RUNS_TESTS.search(command) is not None
         try:
             code, said, out_of_time = await copy.shell(command, limits=self._limits)
-        except (OutOfMemoryError, DiskFullError) as error:  # the command's doing; the sandbox goes on
+        except (OutOfMemoryError, DiskFullError) as error:  # the command caused it; the sandbox goes on
             reason = "out of memory" if isinstance(error, OutOfMemoryError) else "disk full"
             modified = await self._look(copy)
             return failed("bash", f"[{reason}]", reason, modified=modified, looked_at_failing_code=looked)
@@ -234,7 +238,7 @@ class ShellEnv:
         return Done(say=said, signals=found)
 
     async def _look(self, copy: Copy) -> bool:
-        """Whether the files differ from when they were last looked at."""
+        """Return whether the files have changed since the last look at them."""
         before = self._state
         try:
             self._state = await copy.manifest()

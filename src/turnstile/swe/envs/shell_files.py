@@ -1,4 +1,4 @@
-"""A repository's files for an agent: looked at, written anew, and edited by search and replace."""
+"""An agent's access to a repository's files: view them, create them, and edit them by search and replace."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MOST_BYTES = 8 << 20
 
 
 class FileTools:
-    """What `view`, `str_replace` and `create` do in a working copy, with files of at most MOST_BYTES.
+    """The tools `view`, `str_replace` and `create` in a working copy, with files of at most MOST_BYTES.
 
-    An answer holds at most `chars` characters of a file; to look at one of `suspects` is noted. `open` says what was
+    An answer holds at most `chars` characters of a file; viewing one of `suspects` is recorded. `open` names what was
     viewed last.
     """
 
@@ -53,7 +53,7 @@ class FileTools:
         if isinstance(found, Done):
             return found
         try:
-            text, line = await asyncio.to_thread(replaced, decode(found), old, new)  # it looks for what is like `old`
+            text, line = await asyncio.to_thread(replaced, decode(found), old, new)  # it seeks lines like `old`
         except EditError as error:
             return failed("str_replace", str(error), str(error).partition(":")[0].partition(";")[0].partition(",")[0])
         around = numbered(text, max(line - 2, 1), line + new.count("\n") + 2, self._chars)
@@ -82,7 +82,7 @@ class FileTools:
         return done(command, say, modified=True)
 
     async def _read(self, command: str, path: str) -> bytes | Done:
-        """A file's bytes; a folder's listing and the reason why there are none as what the command answers."""
+        """Return a file's bytes, or the command's answer: the listing of a folder, or why the file cannot be read."""
         if await self._is_large(path):
             say = f"{path} is larger than the {MOST_BYTES >> 20} MiB that {command} takes; use bash, with head or sed."
             return failed(command, say, "too large")
@@ -102,7 +102,7 @@ class FileTools:
             return failed(command, f"{path} cannot be read: {_said(error)}", "cannot be read")
 
     def _inner(self, path: str) -> str:
-        """A path of the agent's as one relative to the root."""
+        """Return a path that the agent gave as one relative to the root."""
         place = self._copy.place
         if place and (path == place or path.startswith(place + "/")):
             path = path[len(place) :].lstrip("/")

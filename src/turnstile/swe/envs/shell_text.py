@@ -1,4 +1,4 @@
-"""Text of a file for an agent: shown with line numbers, and edited by search and replace that says why it failed."""
+"""A file's text for an agent: shown with line numbers, and edited by search and replace with explained failures."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from turnstile.swe.envs.code import EditError, nearest_line
 
 _NUMBERED = re.compile(r" *\d+\t")
-_SHOWN = 3  # places that are named
+_SHOWN = 3  # number of places that are named
 
 
 def decode(data: bytes) -> str:
-    """A file as text; bytes that are no UTF-8 come back as they were from `encode`."""
+    """Return a file as text; `encode` turns bytes that are not UTF-8 back into what they were."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def encode(text: str) -> bytes:
-    """Return text as bytes; what `decode` could not read comes back as it was."""
+    """Return text as bytes, with bytes that `decode` could not read as they were."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def numbered(text: str, start: int, end: int, chars: int) -> str:
-    """Lines `start` to `end` (from 1, both included) with their numbers, as many as fit into `chars`."""
+    """Return lines `start` to `end` (from 1, both included) with their numbers, as many as fit into `chars`."""
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -43,14 +43,15 @@ def numbered(text: str, start: int, end: int, chars: int) -> str:
 
 
 def _clean(line: str) -> str:
-    """What can be shown of a line: bytes that are no text become question marks."""
+    """Return what can be shown of a line: bytes that are not text become question marks."""
     return line.removesuffix("\r").encode("utf-8", "replace").decode()
 
 
 def replaced(text: str, old: str, new: str) -> tuple[str, int]:
-    """The text with the one occurrence of `old` replaced, and the line where it stood.
+    """Return the text with the one occurrence of `old` replaced, and the line where it stood.
 
-    In a file whose lines end in carriage return and newline both are taken to. Raises EditError that says why not.
+    In a file with line ends of carriage return and newline, both texts get such line ends. Raises EditError that says
+    why `old` cannot be replaced.
     """
     if not old:
         raise EditError("old is empty; give the text that is to be replaced, or use create for a new file")
@@ -69,7 +70,7 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
 
 
 def _places(text: str, part: str) -> list[int]:
-    """The lines in which `part` begins, also where occurrences overlap."""
+    """Return the lines in which `part` begins; overlapping occurrences count too."""
     found, at = [], text.find(part)
     while at >= 0:
         found.append(text.count("\n", 0, at) + 1)
@@ -103,7 +104,7 @@ def _why_not(text: str, old: str) -> str:
 
 
 def _same_but_blanks(lines: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """The first line of each place where the wanted lines stand but for blanks."""
+    """Return the first line of each place where the text differs from the wanted lines in white space only."""
     bare = ["".join(line.split()) for line in lines]
     sought = ["".join(line.split()) for line in wanted]
     if not any(sought):

@@ -1,4 +1,4 @@
-"""Repairing one function of a real package: look, search and replace, run the tests, submit."""
+"""An environment for repairing one function of a real package: look, search and replace, run the tests, submit."""
 
 from __future__ import annotations
 
@@ -42,17 +42,15 @@ TOOLS = (
 
 
 class SweEnv:
-    """One episode of repairing one bug in one function, whose failing test is named in the prompt.
+    """One episode of repairing one bug in one function, with a failing test named in the prompt.
 
-    The working copy is the package's pristine tree with the bug in, of which the agent can change one
-    function. Tests run, and the end is graded, on fresh copies of it in the grader's sandboxes, with the tests
-    as the package ships them; an episode that only looks and edits starts none. Every observation of one line
-    is cut to `chars` characters.
+    The working copy is the package's pristine tree with the bug in it; the agent can change one function of it. Tests
+    run, and the end is graded, on fresh copies in the grader's sandboxes, with the tests as the package ships them; an
+    episode that only looks and edits starts none. Every observation of one line is cut to `chars` characters.
 
-    Turn signals: parsed, command, succeeded, reason (of what did not), looked_at_failing_code, ran_tests,
-    tests_passed (None where none ran), modified. Episode signals: submitted, modified, resolved, f2p_passed,
-    f2p_total, f2p_tests (whether each of them passed), p2p_passed, p2p_total, patch (a unified diff against the buggy
-    tree).
+    Turn signals: parsed, command, succeeded, reason (why it did not succeed), looked_at_failing_code, ran_tests,
+    tests_passed (None if none ran), modified. Episode signals: submitted, modified, resolved, f2p_passed, f2p_total,
+    f2p_tests (whether each of them passed), p2p_passed, p2p_total, patch (a unified diff against the buggy tree).
     """
 
     rates = RATES
@@ -64,7 +62,10 @@ class SweEnv:
         self._chars = chars
 
     async def reset(self, task: Task) -> Start:
-        """The task's opening. Raises TaskError when its package is not the one it was made from."""
+        """Load the task and return its prompt and tools.
+
+        Raises TaskError if its package is not the one it was made from.
+        """
         bug = Bug.of(task)
         self._package = await asyncio.to_thread(package_of, bug)
         text = bug.bugged_text(self._package)
@@ -76,7 +77,7 @@ class SweEnv:
         return Start(messages=(Message(role="user", content=self._prompt()),), tools=TOOLS)
 
     async def step(self, message: Message) -> Step:
-        """Carries out the message's calls in order, up to and with a submit."""
+        """Run the message's tool calls in order, up to and including a submit."""
         if not message.tool_calls:
             said = self._cut(f"no command; use {_names()}")
             return Step(messages=(Message(role="user", content=said),), signals=signals("", False, "unreadable"))
@@ -92,7 +93,7 @@ class SweEnv:
         return Step(messages=tuple(answers), signals=found, terminated=self._submitted, submitted=self._submitted)
 
     async def measure(self) -> Mapping[str, JSON]:
-        """Grades the working copy. A copy that was not changed fails by what the task is, and is not run."""
+        """Grade the working copy. An unchanged copy fails by the definition of a task, and is not run."""
         bug = self._bug
         found: dict[str, JSON] = {"submitted": self._submitted, "modified": self._code.text != self._base.text}
         if found["modified"]:
@@ -109,19 +110,19 @@ class SweEnv:
         return found | {"f2p_total": len(bug.f2p), "p2p_total": len(bug.p2p), "patch": self.patch()}
 
     def patch(self) -> str:
-        """The working copy's unified diff against the tree with the bug in; "" when nothing changed."""
+        """Return the working copy's unified diff against the tree with the bug in it; "" if nothing changed."""
         before, after = (code.text.splitlines(keepends=True) for code in (self._base, self._code))
         return "".join(difflib.unified_diff(before, after, f"a/{self._bug.file}", f"b/{self._bug.file}"))
 
     def state_key(self) -> str:
-        """A hash of the code, of what undo would bring back, and of whether the function was shown."""
+        """Return a hash of the code, of what undo would bring back, and of whether the function was shown."""
         digest = hashlib.blake2b(digest_size=12)
         for part in (self._task.id, str(self._viewed), self._code.text, *(code.text for code in self._undo)):
             digest.update(hashlib.blake2b(part.encode("utf-8", "surrogatepass")).digest())
         return digest.hexdigest()
 
     async def close(self) -> None:
-        """Nothing of this episode outlives it: what its tests ran in belongs to the grader."""
+        """Do nothing: the sandboxes that the episode's tests ran in belong to the grader."""
 
     def _prompt(self) -> str:
         bug = self._bug
@@ -176,7 +177,7 @@ class SweEnv:
         return done("run", self._cut(said), ran_tests=True, tests_passed=verdict.resolved)
 
     async def _grade(self) -> Verdict:
-        """The named tests on a fresh copy of the package with the working copy's file in it."""
+        """Run the task's tests on a fresh copy of the package with the working copy's file in it."""
         return await judge(self._grader, self._bug, self._package, self._code.text)
 
     def _cut(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The signals of a turn at which an agent works on code, as `rewards.steps` reads them."""
+"""The signals of a turn in which an agent works on code, as `rewards.steps` reads them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from turnstile.types import JSON
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """What one command answers, and the signals of it."""
+    """The answer to one command, and its signals."""
 
     say: str
     signals: Mapping[str, JSON]
 
 
 def signals(command: str, succeeded: bool, reason: str = "", **found: JSON) -> Mapping[str, JSON]:
-    """What is recorded of one command; `reason` says why it did not succeed."""
+    """Return the signals that are recorded for one command; `reason` says why it did not succeed."""
     return {
         "parsed": bool(command),
         "command": command,
@@ -42,8 +42,10 @@ def failed(command: str, say: str, reason: str, **found: JSON) -> Done:
 
 
 def merged(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The signals of a turn of several calls: all must succeed, anything seen or done counts, the last test
-    run and the first reason stand."""
+    """Return the signals of a turn with several calls.
+
+    All calls must succeed, anything seen or done counts, and the last test run and the first reason are kept.
+    """
     if not one:
         return dict(other)
     result = {name: bool(one[name] or other[name]) for name in ("looked_at_failing_code", "ran_tests", "modified")}

@@ -1,4 +1,4 @@
-"""Harbor task folders, read and written.
+"""Read and write Harbor task folders.
 
     task.toml            time limits, resources, metadata
     instruction.md       what the agent is asked
@@ -6,7 +6,7 @@
     solution/solve.sh    the repair
     tests/test.sh        run in the container when the agent is done; writes /logs/verifier/reward.txt
 
-What says the tests' names lies in tests/, which the agent's container does not hold while the agent works.
+The files that name the tests are in tests/, which the agent's container does not hold while the agent works.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ allow_internet = false
 def write_folder(
     instance: Instance, folder: str | Path, *, seconds: float = 600.0, agent_seconds: float = 1800.0
 ) -> Path:
-    """Writes an instance as a task folder of Harbor. The image must hold the repository at `workdir`, git and python3.
+    """Write an instance as a task folder of Harbor. The image must hold the repository at `workdir`, git and python3.
 
-    Raises TaskError for an instance without an image or without tests that can be named, and for a log parser that
-    is not shipped.
+    Raises TaskError for an instance without an image or without named tests that must pass, and for a log parser other
+    than pytest and unittest, as no other is shipped.
     """
     folder = Path(folder)
     if not instance.image:
@@ -119,7 +119,10 @@ def write_folder(
 
 
 def test_command(instance: Instance) -> str:
-    """The instance's own, else one that runs the files of its tests with pytest, or the tests with unittest."""
+    """Return the instance's own command.
+
+    Without one, return a command that runs its test files with pytest, or its test modules with unittest.
+    """
     if instance.test_command:
         return instance.test_command
     names = dict.fromkeys((*instance.fail_to_pass, *instance.pass_to_pass, *instance.expected))
@@ -131,7 +134,7 @@ def test_command(instance: Instance) -> str:
 
 
 def _restore(instance: Instance) -> str:
-    """The commands that bring back the test files which the tests' patch touches, and apply it."""
+    """Return the commands that restore the test files which the tests' patch touches, and apply that patch."""
     if not instance.test_patch:
         return ""
     touched = re.findall(r"^diff --git a/(\S+) b/", instance.test_patch, re.MULTILINE)
@@ -142,18 +145,18 @@ def _restore(instance: Instance) -> str:
 
 
 def task_folders(path: Path) -> list[Path]:
-    """The task folders at a path: itself, or those directly in it."""
+    """Return the task folders at a path: the path itself, or those directly in it."""
     if (path / "task.toml").is_file():
         return [path]
     return sorted(one.parent for one in path.glob("*/task.toml"))
 
 
 def read_folder(folder: str | Path) -> Instance:
-    """A task folder as an instance.
+    """Read a task folder as an instance.
 
-    One that `write_folder` wrote is read back whole. Any other has no names of tests: `test_command` runs its
-    test.sh, whose verdict is the number in /logs/verifier/reward.txt, and `extra` holds its settings and place.
-    Raises TaskError for a folder that is none.
+    A folder from `write_folder` is read back complete. Any other names no tests: `test_command` runs its test.sh, whose
+    verdict is the number in /logs/verifier/reward.txt, and `extra` holds its settings and place. Raises TaskError for a
+    folder that is not a Harbor task.
     """
     folder = Path(folder)
     try:

@@ -1,4 +1,4 @@
-"""Runs a task's tests and writes its reward. Of the standard library: it stands beside the tests of a Harbor task.
+"""Run a task's tests and write its reward. Uses the standard library only, as it lies beside a Harbor task's tests.
 
 python3 grade.py [FOLDER FOR reward.txt]
 """

@@ -6,10 +6,11 @@ import shlex
 
 
 def cut_history(workdir: str) -> str:
-    """For bash in the image of a task. It prints how many commits are left, and how many of them have a name: 1 1.
+    """Return a bash script that cuts the history in a task's image down to one commit.
 
-    One commit without parents goes into an empty repository, with the objects that it needs and no others. A tag that
-    describes it keeps its name, as builds ask for that.
+    It prints how many commits are left, and how many of them can be reached by a name: 1 1. One commit without parents
+    goes into an empty repository, with the objects that it needs and no others. A tag that describes it keeps its name,
+    as builds ask for that.
     """
     return _CUT.format(workdir=shlex.quote(workdir))
 

@@ -23,8 +23,8 @@ class Instance:
     """A problem in a repository at a commit, and the tests that tell whether it is solved.
 
     Patches are unified diffs against `base_commit`. `bug_patch` is applied before the agent starts (SWE-smith's
-    `patch`), `patch` is the repair from there, `test_patch` the tests that come with it. Where a data set says what
-    every test must come to instead of naming FAIL_TO_PASS (R2E-Gym), that is `expected`: status by test.
+    `patch`), `patch` is the repair from there, `test_patch` adds the tests that come with it. If a data set gives the
+    status that every test must have instead of naming FAIL_TO_PASS (R2E-Gym), that is `expected`: status by test.
     """
 
     id: str
@@ -42,18 +42,18 @@ class Instance:
     test_command: str = ""
     log_parser: str = "pytest"  # a kind of lookup's room "log_parser"
     setup: str = ""  # shell lines before every command in its image, such as those that activate an environment
-    hidden: tuple[str, ...] = ()  # paths of its image that hold tests, which the agent is not to see
+    hidden: tuple[str, ...] = ()  # paths in its image that hold tests, which the agent must not see
     extra: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # fields of the data set without a place here
 
     def to_json(self) -> dict[str, JSON]:
-        """The instance as a JSON object; what is empty is left out."""
+        """Return the instance as a JSON object, without empty fields."""
         record = {key: list(value) if isinstance(value, tuple) else value
                   for key, value in dataclasses.asdict(self).items()}  # fmt: skip
         return {key: value for key, value in record.items() if value or key in ("id", "problem", "log_parser")}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Instance:
-        """What `to_json` gave. Raises TaskError for an unknown field or a missing id."""
+        """Read back what `to_json` returned. Raises TaskError for an unknown field or a missing id."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(record) - known)
         if unknown or not record.get("id"):
@@ -63,25 +63,27 @@ class Instance:
         return cls(**{**record, **tuples})
 
     def statuses(self, log: str) -> dict[str, str]:
-        """Status by test of a run that printed `log`. Raises ConfigError for an unknown parser."""
+        """Return the status of each test in a run that printed `log`. Raises ConfigError for an unknown parser."""
         found: dict[str, str] = resolve("log_parser", self.log_parser)(log)
         return found
 
     def log_trouble(self, log: str, statuses: Mapping[str, str], exit_code: int) -> str | None:
-        """What the parser has to say against a run as a whole (its function `trouble`), in a few words; None for
-        nothing, and of a parser that has no such function. Raises ConfigError for an unknown parser."""
+        """Return what is wrong with a run as a whole, in a few words, as the parser's function `trouble` tells it.
+
+        None if nothing is, and for a parser without such a function. Raises ConfigError for an unknown parser.
+        """
         trouble = getattr(resolve("log_parser", self.log_parser), "trouble", None)
         return None if trouble is None else trouble(log, statuses, exit_code)
 
     def wanted(self) -> dict[str, str]:
-        """What each test must come to, FAIL_TO_PASS first."""
+        """Return the status that each test must have, FAIL_TO_PASS first."""
         return dict(self.expected) or dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass), "PASSED")
 
     def unmet(self, statuses: Mapping[str, str]) -> list[str]:
-        """The tests that did not come to what they must, in a run that gave these statuses by test. One that is not
-        there did not; one that was skipped did not either, unless it is expected to be.
+        """Return the tests without the status that they must have, in a run that gave these statuses by test.
 
-        Data sets cut names at the first blank: such a name stands for all tests that begin with it.
+        A missing test is one of them, and so is a skipped one unless it is expected to be skipped. Data sets cut names
+        at the first blank: such a name stands for all tests that begin with it.
         """
         cut = _cut(statuses)
         return [
@@ -91,24 +93,24 @@ class Instance:
         ]
 
     def met_none(self, statuses: Mapping[str, str]) -> bool:
-        """Whether a run named none of the tests; names are read as by `unmet`."""
+        """Return whether a run named none of the tests; names are read as by `unmet`."""
         return not self.wanted().keys() & {*statuses, *_cut(statuses)}
 
 
 def instance_of(task: Task) -> Instance:
-    """The instance that a task holds. Raises TaskError where it holds none."""
+    """Return the instance that a task holds. Raises TaskError if it holds none."""
     if task.env != INSTANCE:
         raise TaskError(f"task {task.id}: env is {task.env!r}, the task of an instance has {INSTANCE!r}")
     return Instance.from_json({"id": task.id, **task.data})
 
 
 def as_task(instance: Instance) -> Task:
-    """An instance as a task that `instance_of` reads back."""
+    """Return an instance as a task that `instance_of` reads back."""
     return Task(id=instance.id, env=INSTANCE, data=instance.to_json())
 
 
 def _cut(statuses: Mapping[str, str]) -> dict[str, list[str]]:
-    """The statuses by the names of their tests up to the first blank."""
+    """Return the statuses by the names of their tests up to the first blank."""
     cut: dict[str, list[str]] = {}
     for test, status in statuses.items():
         cut.setdefault(test.partition(" ")[0], []).append(status)
@@ -124,7 +126,7 @@ def _same(found: str, wanted: str) -> bool:
 
 
 def field_of(row: Mapping[str, Any], name: str, where: str) -> str:
-    """A text that a row must have. Raises TaskError naming it."""
+    """Return a text that a row must have. Raises TaskError naming the field if it is missing."""
     value = row.get(name)
     if not isinstance(value, str) or not value:
         raise TaskError(f"{where}: field {name!r} is missing or no text; is it of this format?")
@@ -132,7 +134,7 @@ def field_of(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def tests_of(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    """Names of tests, which data sets keep as a list or as JSON in a text. Raises TaskError for anything else."""
+    """Return names of tests, which data sets keep as a list or as JSON in a text. Raises TaskError for other values."""
     value = row.get(name)
     if isinstance(value, str):
         try:
@@ -147,13 +149,16 @@ def tests_of(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
 
 
 def extra_of(row: Mapping[str, Any], used: Iterable[str]) -> dict[str, JSON]:
-    """The fields of a row that have no place in an instance, as far as they hold something."""
+    """Return the fields of a row that have no place in an instance and are not empty."""
     taken = set(used)
     return {key: value for key, value in row.items() if key not in taken and value not in (None, "", [], {})}
 
 
 def reversed_patch(patch: str) -> str:
-    """The unified diff that takes another one back. Raises TaskError for a binary or a renaming one."""
+    """Return the unified diff that undoes another one.
+
+    Raises TaskError for a binary diff or one that renames or copies.
+    """
     lines: list[str] = []
     old_name = ""
     left = [0, 0]  # lines of the hunk that are still to come, of the old and of the new file

@@ -1,8 +1,8 @@
-"""What a test run printed, as status by test: PASSED, FAILED, ERROR, SKIPPED, XFAIL or XPASS.
+"""Parsers of a test run's output into a status by test: PASSED, FAILED, ERROR, SKIPPED, XFAIL or XPASS.
 
-Of the standard library, since it is also copied beside the tests of exported tasks. Other runners: a function of
-your own from text to such a map, named as package.module:function. A parser may have an attribute `trouble`: a function
-of text, statuses and exit code that says what is wrong with the run as a whole, None for nothing.
+Uses the standard library only, since it is also copied beside the tests of exported tasks. For other runners, write a
+function from text to such a map and name it as package.module:function. A parser may have an attribute `trouble`: a
+function of text, statuses and exit code that says what is wrong with the run as a whole, None if nothing is.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ENDS = re.compile(rf"\.\.\. (?:.*)?({'|'.join(_WORDS)})(?: .*)?$")
 
 
 def pytest_log(text: str) -> dict[str, str]:
-    """Statuses from `pytest -rA` (the short summary) or `pytest -v`; the summary has the last word.
+    """Return the statuses from `pytest -rA` (the short summary) or `pytest -v`; the summary overrides other lines.
 
-    A test that passed and whose teardown broke has ERROR.
+    A test that passed and whose teardown failed has ERROR.
     """
     found: dict[str, str] = {}
     for line in _ANSI.sub("", text).splitlines():
@@ -35,7 +35,7 @@ def pytest_log(text: str) -> dict[str, str]:
             status, rest = match.groups()
             name = rest if status == "PASSED" else rest.partition(" - ")[0]
             if status == "SKIPPED" and name.startswith("["):
-                continue  # it gives a place in the code, not a test
+                continue  # this names a place in the code, not a test
             if found.get(name) != "ERROR" or status == "FAILED":
                 found[name] = status
         elif "::" in line and (match := _VERBOSE.fullmatch(line)):
@@ -44,8 +44,10 @@ def pytest_log(text: str) -> dict[str, str]:
 
 
 def unittest_log(text: str) -> dict[str, str]:
-    """Statuses from `python -m unittest -v`, by `test (module.Class)` as printed, also where a docstring's line or
-    output of the test stands between name and status."""
+    """Return the statuses from `python -m unittest -v`, by `test (module.Class)` as printed.
+
+    A docstring's line or output of the test may stand between name and status.
+    """
     found: dict[str, str] = {}
     waiting = ""
     for line in _ANSI.sub("", text).splitlines():
@@ -61,13 +63,15 @@ def unittest_log(text: str) -> dict[str, str]:
 
 
 def unittest_line(test: str, status: str) -> str:
-    """A test as `unittest -v` would print it."""
+    """Return a test as `unittest -v` would print it."""
     return f"{test} ... {next(word for word, meant in _WORDS.items() if meant == status)}"
 
 
 def unittest_trouble(text: str, statuses: Mapping[str, str], exit_code: int) -> str | None:
-    """Whether a run's last lines, "Ran N tests" and OK or FAILED, are there once and agree with the statuses that were
-    read and with the exit code."""
+    """Check a run's last lines, "Ran N tests" and OK or FAILED; return what is wrong, None if nothing is.
+
+    They must be there once and agree with the statuses that were read and with the exit code.
+    """
     text = _ANSI.sub("", text)
     ran = list(_RAN.finditer(text))
     closed = _CLOSED.findall(text, ran[-1].end()) if ran else []

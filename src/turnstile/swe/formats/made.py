@@ -1,4 +1,4 @@
-"""Tasks that `turnstile tasks make` made, as instances: so they can be written in the formats of others."""
+"""Convert tasks that `turnstile tasks make` made to instances, so that they can be written in the formats of others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from turnstile.swe.packages.source import Package
 
 
 def as_instance(name: str, bug: Bug, package: Package, *, image: str = "", workdir: str = "/testbed") -> Instance:
-    """A made task as an instance. `image` is one that holds the package's files, with its dependencies, in a git
-    repository at `workdir`. Raises TaskError when the package is another one than the bug was made in."""
+    """Return a made task as an instance.
+
+    `image` is an image that holds the package's files, with its dependencies, in a git repository at `workdir`. Raises
+    TaskError if the package is not the one that the bug was made in.
+    """
     buggy, pristine = (
         text.splitlines(keepends=True) for text in (bug.bugged_text(package), bug.pristine_text(package))
     )

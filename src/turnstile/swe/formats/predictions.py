@@ -1,4 +1,4 @@
-"""What a policy handed in, as the graders of SWE-bench and its relatives read it: `predictions.jsonl`."""
+"""Write a policy's patches in the form that the graders of SWE-bench and its relatives read: `predictions.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from turnstile.types import Group
 
 
 def write_predictions(file: str | Path, name: str, groups: Iterable[Group]) -> int:
-    """Writes a line for each task: instance_id, model_name_or_path (`name`) and model_patch, the signal `patch` of its
-    first episode ("" where infrastructure failed). Gives the number of lines.
+    """Write a line for each task, and return the number of lines.
 
-    Raises ConfigError where no episode recorded a patch, as only environments of repositories do.
+    A line holds instance_id, model_name_or_path (`name`) and model_patch, the signal `patch` of the task's first
+    episode ("" if infrastructure failed). Raises ConfigError if no episode recorded a patch, as only environments of
+    repositories do.
     """
     groups = list(groups)
     if not any("patch" in trajectory.signals for group in groups for trajectory in group.trajectories):

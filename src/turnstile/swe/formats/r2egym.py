@@ -1,8 +1,8 @@
-"""R2E-Gym: what every test must come to is a map, and the tests wait in the image.
+"""R2E-Gym: a map gives the status that every test must have, and the tests are hidden in the image.
 
 Columns used here: repo_name, docker_image, commit_hash, parsed_commit_content (JSON), problem_statement,
-expected_output_json (JSON: status by test). `bash run_tests.sh` runs them in /testbed; the agent's container is without
-both.
+expected_output_json (JSON: status by test). `bash run_tests.sh` runs the tests in /testbed; the agent's container has
+neither that script nor the tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _USED = ("repo_name", "docker_image", "commit_hash", "problem_statement", "expec
 
 
 def read(row: Mapping[str, Any], where: str) -> Instance:
-    """A row as an instance. The agent starts at the parent of the commit; its repair is in no column as a diff."""
+    """Read a row as an instance. The agent starts at the parent of the commit; no column has the repair as a diff."""
     repo, commit = field_of(row, "repo_name", where), field_of(row, "commit_hash", where)
     expected = _parsed(row, "expected_output_json", where)
     parsed = _parsed(row, "parsed_commit_content", where) if row.get("parsed_commit_content") else {}
@@ -56,12 +56,12 @@ def _parsed(row: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
 
 
 def log(text: str) -> dict[str, str]:
-    """Statuses of what pytest printed, by the names of this data set: those of class and function, without the file."""
+    """Return the statuses in pytest's output by this data set's names: class and function, without the file."""
     return {".".join(test.split("::")[1:]) or test: status for test, status in logs.pytest_log(text).items()}
 
 
 def write(instance: Instance) -> dict[str, JSON]:
-    """The instance as a row."""
+    """Return the instance as a row."""
     return {
         "repo_name": instance.repo,
         "docker_image": instance.image,

@@ -1,4 +1,4 @@
-"""Instances from the rows of data sets and from Harbor folders."""
+"""Read instances from the rows of data sets and from Harbor folders."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ FORMATS: Mapping[str, Read] = {
 
 
 def read_instances(source: str | Path, format: str = "auto", *, split: str = "") -> list[Instance]:
-    """The instances of a file, of a Harbor task folder or a folder of such, or of a data set on the hub (OWNER/NAME).
+    """Return the instances of a file, of one or several Harbor task folders, or of a data set on the hub (OWNER/NAME).
 
-    `format` is one of FORMATS, by default told from the columns. `split` chooses among the files of a data set.
-    Raises TaskError naming file and row for what cannot be read.
+    A folder may be a task folder or hold task folders. `format` is one of FORMATS, by default inferred from the
+    columns. `split` chooses among the files of a data set. Raises TaskError naming file and row for what cannot be
+    read.
     """
     if format != "auto" and format not in FORMATS:
         raise TaskError(f"unknown instance format {format!r}; {nearest(format, (*FORMATS, 'auto'))}")
@@ -44,7 +45,7 @@ def read_instances(source: str | Path, format: str = "auto", *, split: str = "")
 
 
 def _told(row: Mapping[str, Any], where: str) -> str:
-    """The format of a row, told from its columns."""
+    """Return the format of a row, inferred from its columns."""
     if "expected_output_json" in row:
         return "r2e-gym"
     if "instance_id" not in row:

@@ -23,7 +23,7 @@ CONDA = "if test -f /opt/miniconda3/bin/activate; then . /opt/miniconda3/bin/act
 
 
 def read(row: Mapping[str, Any], where: str) -> Instance:
-    """A row as an instance. Where it names no image, that is the one the benchmark publishes under the id."""
+    """Read a row as an instance. If it names no image, that is the one that the benchmark publishes under the id."""
     name = field_of(row, "instance_id", where)
     django = row.get("repo") == "django/django"
     published = f"swebench/sweb.eval.x86_64.{name.replace('__', '_1776_').lower()}:latest"
@@ -45,13 +45,13 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
 
 
 def write(instance: Instance) -> dict[str, JSON]:
-    """The instance as a row."""
+    """Return the instance as a row."""
     own = {"test_patch": instance.test_patch, "docker_image": instance.image}
     return row_of(instance, instance.patch, json.dumps, **own)
 
 
 def row_of(instance: Instance, patch: str, tests: Callable[[Sequence[str]], JSON], **own: JSON) -> dict[str, JSON]:
-    """The columns that this data set and its relatives share, with names of tests as `tests` makes them, and `own`."""
+    """Return the columns shared by this data set and its relatives, and `own`; `tests` converts the names of tests."""
     return {
         "instance_id": instance.id,
         "repo": instance.repo,
@@ -66,7 +66,7 @@ def row_of(instance: Instance, patch: str, tests: Callable[[Sequence[str]], JSON
 
 
 def _django_tests(row: Mapping[str, Any]) -> str:
-    """Django has a test runner of its own, which is given modules and prints as unittest does."""
+    """Return the command of Django's own test runner, which takes modules and prints as unittest does."""
     files = re.findall(r"^diff --git a/tests/(\S+)\.py b/", str(row.get("test_patch") or ""), re.MULTILINE)
     modules = " ".join(dict.fromkeys(file.replace("/", ".") for file in files))
     return f"./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {modules}"

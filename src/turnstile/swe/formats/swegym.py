@@ -12,7 +12,7 @@ from turnstile.types import JSON
 
 
 def read(row: Mapping[str, Any], where: str) -> Instance:
-    """A row as an instance. Where it names no image, that is the one published for it, as OpenHands finds it."""
+    """Read a row as an instance. If it names no image, that is the one published for it, as OpenHands finds it."""
     instance = swebench.read(row, where)
     if row.get("docker_image") or row.get("image_name"):
         return instance
@@ -21,6 +21,6 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
 
 
 def write(instance: Instance) -> dict[str, JSON]:
-    """The instance as a row."""
+    """Return the instance as a row."""
     own = {"test_patch": instance.test_patch, "docker_image": instance.image}
     return swebench.row_of(instance, instance.patch, list, **own)

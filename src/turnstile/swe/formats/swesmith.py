@@ -1,4 +1,4 @@
-"""SWE-smith: the column `patch` puts the bug in, and taking it back is the repair.
+"""SWE-smith: the column `patch` puts the bug in, and undoing it is the repair.
 
 Columns: instance_id, repo (swesmith/OWNER__NAME.COMMIT), patch, FAIL_TO_PASS and PASS_TO_PASS (lists), image_name,
 problem_statement (empty for some).
@@ -18,7 +18,7 @@ _USED = ("instance_id", "repo", "base_commit", "patch", "FAIL_TO_PASS", "PASS_TO
 
 
 def read(row: Mapping[str, Any], where: str) -> Instance:
-    """A row as an instance. Without a base_commit of its own it has the short one that its repository is named by."""
+    """Read a row as an instance. Without its own base_commit it gets the short one in its repository's name."""
     repo, bug = field_of(row, "repo", where), field_of(row, "patch", where)
     return Instance(
         id=field_of(row, "instance_id", where),
@@ -36,5 +36,5 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
 
 
 def write(instance: Instance) -> dict[str, JSON]:
-    """The instance as a row."""
+    """Return the instance as a row."""
     return row_of(instance, instance.bug_patch, list, image_name=instance.image)

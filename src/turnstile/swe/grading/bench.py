@@ -1,6 +1,6 @@
-"""Where tests are run: on a fresh copy of a package's tree, with changed files in it, in a sandbox.
+"""Run tests on a fresh copy of a package's tree, with changed files in it, in a sandbox.
 
-There is no other way. Grading, the making and checking of tasks, and the measuring of a suite go through
+There is no other way. Grading, the making and checking of tasks, and the measuring of a suite all go through
 `Bench.run`, so that none of them can see other outcomes than the others.
 """
 
@@ -26,7 +26,7 @@ Files = Mapping[str, bytes | None]
 
 PRECOMPILE = "turnstile.swe.in_sandbox.precompile"
 _BATCH = 500  # paths on one command line
-_PACKAGES = 1024  # of which is remembered what the sandboxes show
+_PACKAGES = 1024  # number of packages for which it is remembered what the sandboxes show
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(_?pytest|turnstile)\b")
 COMPILE_LIMITS = Limits(seconds=300.0, cpu_seconds=300.0)
 
@@ -34,7 +34,7 @@ COMPILE_LIMITS = Limits(seconds=300.0, cpu_seconds=300.0)
 class Bench:
     """Runs tests on fresh copies of templates, in sandboxes of one provider.
 
-    A template is taken not to change while the bench lives: it is compiled once, and that is what is copied.
+    A template must not change while the bench lives: it is compiled once, and the compiled one is copied.
     """
 
     def __init__(self, sandboxes: Sandboxes, *, limits: Limits = TEST_LIMITS) -> None:
@@ -55,9 +55,9 @@ class Bench:
         calls: str | None = None,
         limits: Limits | None = None,
     ) -> Report:
-        """The outcomes of tests (all for None) on `template` with `files` in it; see `testrun.run_tests`.
+        """Return the outcomes of tests (all for None) on `template` with `files` in it; see `testrun.run_tests`.
 
-        Raises VerifierError and SandboxError as that does, and ValueError when a path leaves the template.
+        Raises VerifierError and SandboxError as `run_tests` does, and ValueError if a path leaves the template.
         """
         sandbox = await self._start(template, imported(env))
         try:
@@ -71,14 +71,16 @@ class Bench:
             await sandbox.close()
 
     async def check_hidden(self, package: Package, file: str) -> None:
-        """Raises TaskError where these sandboxes show the package's file as it should be, outside the copy that a task
-        starts with; see `packages.exposed`. Local ones are not looked at: they hide nothing."""
+        """Raise TaskError if these sandboxes show the package's file without the fault, outside the copy of the task.
+
+        See `packages.exposed`. Local sandboxes are not checked: they hide nothing.
+        """
         if not isinstance(self.sandboxes, LocalSandboxes):
             found, _ = await self._exposed.get(package.label, lambda: exposed(package, self.sandboxes))
             refuse_exposed(package, file, found)
 
     async def close(self) -> None:
-        """Ends the compiling under way. The provider of sandboxes is its owner's to close."""
+        """End the running compilations. The provider of sandboxes is closed by its owner."""
         running = list(self._compiled.values())
         for task in running:
             task.cancel()
@@ -86,8 +88,11 @@ class Bench:
         await self._exposed.close()
 
     async def _start(self, template: Path, deps: Path | None) -> Sandbox:
-        """A sandbox with a compiled copy. A snapshot that cannot be started from is forgotten: it may have gone with
-        the server that kept it, and the next one asks for another."""
+        """Start a sandbox with a compiled copy.
+
+        A snapshot that cannot be started is forgotten, so that the next request makes another: it may have been lost
+        with the server that kept it.
+        """
         compiled = await self._compile(template, deps)
         task = self._compiled.get(template)
         try:
@@ -98,7 +103,7 @@ class Bench:
             raise
 
     async def _compile(self, template: Path, deps: Path | None) -> Template:
-        """A copy of the template with its byte code, made when first asked for."""
+        """Return a copy of the template with its byte code, made on the first request."""
         task = self._compiled.get(template)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._compiled[template] = asyncio.create_task(self._compile_now(template, deps))
@@ -119,15 +124,15 @@ class Bench:
 
 
 def imported(env: Mapping[str, str] | None) -> Path | None:
-    """The folder of dependencies that an environment imports from: what its import path names by an absolute path."""
+    """Return the folder of dependencies that an environment imports from: the absolute path in its import path."""
     places = (env or {}).get("PYTHONPATH", "").split(os.pathsep)
     return next((Path(place) for place in places if os.path.isabs(place)), None)
 
 
 async def put(sandbox: Sandbox, files: Files, *, below: str = ".") -> None:
-    """Puts changed files into a folder of a sandbox. Folders that the removed ones leave empty go too.
+    """Put changed files into a folder of a sandbox. Folders that become empty by removing files are removed too.
 
-    Raises ValueError when a path leaves the folder, SandboxError, and OSError where a folder stands in a file's place.
+    Raises ValueError if a path leaves the folder, SandboxError, and OSError if a folder stands in a file's place.
     """
     removed = [os.path.join(below, inside(path)) for path, data in files.items() if data is None]
     for first in range(0, len(removed), _BATCH):

@@ -1,4 +1,4 @@
-"""What the gate asks of a task: gradings of its repair, of no change, and of cheats. `problems.cases` answers."""
+"""The gradings of a task that the gate asks for: its repair, no change, and cheats. `problems.cases` does them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from turnstile.types import Task
 
 
 class Case(Protocol):
-    """One task that can be checked. Gradings raise InfrastructureError where there is no verdict; those that
-    differ in `repeat` are run anew."""
+    """One task that can be checked.
+
+    Gradings raise InfrastructureError if there is no verdict; those that differ in `repeat` are run anew.
+    """
 
     async def has_repair(self) -> bool:
-        """Whether the task carries its own repair, which is made ready. Where it does not, `gold` is not asked.
-        Raises TaskError for one that cannot be used."""
+        """Return whether the task has its own repair, and prepare it. If it has none, `gold` is not called.
+
+        Raises TaskError for a repair that cannot be used.
+        """
         ...
 
     async def gold(self, repeat: int) -> Verdict:
-        """The verdict on the task's own repair."""
+        """Return the verdict on the task's own repair."""
         ...
 
     async def empty(self, repeat: int) -> Verdict:
-        """The verdict on no change at all."""
+        """Return the verdict on no change at all."""
         ...
 
     async def cheat(self, name: str) -> Verdict | None:
-        """The verdict on what the cheat of that name hands in; None where it cannot be tried on this task."""
+        """Return the verdict on what the named cheat hands in; None if it cannot be tried on this task."""
         ...
 
     def trouble(self, gold: Verdict | None, empty: Verdict) -> str | None:
-        """What the two verdicts say against the task, in a clause; None for nothing."""
+        """Return what the two verdicts show to be wrong with the task, in a clause; None if nothing."""
         ...
 
 
@@ -40,13 +44,16 @@ class Cases(Protocol):
 
     @property
     def cheats(self) -> Sequence[str]:
-        """The names of the cheats there are."""
+        """The names of the available cheats."""
         ...
 
     def pile(self, task: Task) -> str:
-        """What the task shares its tests with: cheats are tried on some tasks of each pile. Raises TaskError."""
+        """Return the name of what the task shares its tests with; cheats are tried on some tasks of each pile.
+
+        Raises TaskError for a task that cannot be used.
+        """
         ...
 
     async def open(self, task: Task) -> Case:
-        """The task, ready to be graded. Raises TaskError where what it needs cannot be had or is not what it was."""
+        """Return the task, ready to be graded. Raises TaskError if what it needs cannot be had or has changed."""
         ...

@@ -1,4 +1,4 @@
-"""What is asked when a task is checked, and what was found."""
+"""How thoroughly a task is checked, and what was found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Ask:
     random: bool = False
 
     def covers(self, other: Ask) -> bool:
-        """Whether what was found by this answers the other too."""
+        """Return whether the results of this check answer the other one too."""
         return (
             self.repeats >= other.repeats
             and set(self.cheats) >= set(other.cheats)
@@ -24,7 +24,7 @@ class Ask:
         )
 
     def joined(self, other: Ask) -> Ask:
-        """What covers both."""
+        """Return a check that covers both."""
         return Ask(
             repeats=max(self.repeats, other.repeats),
             cheats=tuple(dict.fromkeys((*self.cheats, *other.cheats))),
@@ -34,14 +34,14 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedTask:
-    """What checking one task found. Scores are 1 or 0, one a repeat.
+    """What checking one task found. Scores are 1 or 0, one for each repeat.
 
-    `pile` is what it shares its tests with, such as a package. No `gold` says that no repair is known. `flaky` names
-    the tests that came out differently between repeats; `wins` the cheats that scored 1, of the `tried` ones;
-    `random` is the random agent's score, None where it did not play; `killed` counts gradings that ended by SIGKILL
-    and were asked for again. `trouble` is what speaks against the task beside these, `unready` why its package or
-    image could not be had or is another one, which may be mended here, `unknown` what broke when it was no fault of
-    the task. `remembered` says that all this was found by an earlier call.
+    `pile` is what it shares its tests with, such as a package. An empty `gold` means that no repair is known. `flaky`
+    names the tests with different outcomes in different repeats; `wins` the cheats that scored 1, out of those `tried`;
+    `random` is the random agent's score, None if it did not play; `killed` counts gradings that ended by SIGKILL and
+    were repeated. `trouble` is anything else that is wrong with the task. `unready` says why its package or image could
+    not be had or has changed, which may be fixed on this machine. `unknown` says what broke that was not the task's
+    fault. `remembered` means that all this was found by an earlier call.
     """
 
     task: Task
@@ -60,12 +60,12 @@ class CheckedTask:
 
     @property
     def unproven(self) -> bool:
-        """Whether nothing speaks against the task, and no repair shows that it can be solved."""
+        """Whether nothing is wrong with the task, but no repair shows that it can be solved."""
         return not self.gold and self.why is None and self.unknown is None
 
     @property
     def why(self) -> str | None:
-        """Why the task must not be trained on, in a clause; None if nothing speaks against it."""
+        """Why the task must not be trained on, in a clause; None if nothing is wrong with it."""
         if self.unknown is not None:
             return None
         if self.flaky:

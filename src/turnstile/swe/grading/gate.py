@@ -1,4 +1,4 @@
-"""The gate before training: of every task, that the repair scores 1 and no change 0, each time, and cheats 0."""
+"""The gate before training: a task's repair must score 1 and no change 0, each time, and cheats must score 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turnstile.types import Task
 Play = Callable[[Task], Awaitable[bool]]
 """One episode of an agent at a task: whether it came to be resolved."""
 
-KILLS = 3  # gradings in a row that are killed before that is taken for what the task does
+KILLS = 3  # gradings in a row that must be killed before the task is blamed
 
 
 async def check(
@@ -33,12 +33,12 @@ async def check(
     notes: Notes | None = None,
     done: Callable[[CheckedTask], None] = lambda checked: None,
 ) -> list[CheckedTask]:
-    """Checks tasks of one kind, and gives what was found in their order.
+    """Check tasks of one kind, and return what was found in the order of the tasks.
 
-    Repair and empty change of every task are graded `repeats` times. Cheats and `play`, the random agent, are tried
-    on `probed` tasks of each pile (None: all), drawn by `seed`: they depend on the tests and on the grader more than on
-    the single task. What `notes` know is not done again, and what is found is noted as it comes. Raises nothing for
-    what a task or an infrastructure does: that is in the result.
+    Repair and empty change of every task are graded `repeats` times. Cheats and `play`, the random agent, are tried on
+    `probed` tasks of each pile (None: all), drawn by `seed`: they depend on the tests and on the grader more than on
+    the single task. What is known from `notes` is not checked again, and new findings are noted as they come. Raises
+    nothing for errors of a task or of the infrastructure: these are in the result.
     """
     piles: dict[str, list[str]] = {}
     for task in mixed(tasks, seed):
@@ -113,7 +113,7 @@ class _Examination:
         )
 
     async def _graded(self, grade: Callable[[int], Awaitable[Verdict]], repeat: int) -> Verdict:
-        """A verdict; one that was killed is asked for again, since the machine may have been short of memory."""
+        """Return a verdict; a killed grading is repeated, since the machine may have been short of memory."""
         for left in reversed(range(KILLS)):
             try:
                 return settled(await grade(repeat))
@@ -124,8 +124,10 @@ class _Examination:
         raise AssertionError("unreachable")
 
     async def _tempt(self, case: Case, name: str) -> bool:
-        """Tries a cheat, which wins when what it hands in is graded as a repair; one that kills its judge does not.
-        False where it cannot be tried."""
+        """Try a cheat, and return whether it could be tried.
+
+        It wins if what it hands in is graded as a repair; one that kills its judge does not.
+        """
         try:
             verdict = await case.cheat(name)
         except VerifierKilledError:
@@ -137,6 +139,6 @@ class _Examination:
 
 
 def _unsteady(verdicts: Sequence[Verdict]) -> list[str]:
-    """The tests that failed in some of the runs, and not in all."""
+    """Return the tests that failed in some of the runs, but not in all."""
     failed = [set(verdict.failed) for verdict in verdicts]
     return sorted(test for test in set().union(*failed) if not all(test in each for each in failed))

@@ -1,4 +1,4 @@
-"""Grading of a repair: a fresh copy, the agent's files in it, the tests that must pass.
+"""Grade a repair: a fresh copy, the agent's files in it, the tests that must pass.
 
 Outcomes depend on nothing but the state of the code, so they are remembered by it.
 """
@@ -25,12 +25,12 @@ from turnstile.swe.tree import can_change_tests, hides_a_library, inside, tree_d
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What grading found. `resolved`: every FAIL_TO_PASS and every PASS_TO_PASS test passes.
+    """The result of grading. `resolved`: every FAIL_TO_PASS and every PASS_TO_PASS test passes.
 
-    `failed` are the tests that did not pass, FAIL_TO_PASS first; `ignored` the changed files that were not
-    applied, being tests or standing in for a library; `waited_out` says that it was the wall clock that ended the
-    run, `silent` that the run named none of the tests; `seconds` is the wall-clock time of the run that gave the
-    verdict, `from_memo` says that this was an earlier one.
+    `failed` are the tests that did not pass, FAIL_TO_PASS first. `ignored` are the changed files that were not applied,
+    because they are tests or would replace a library. `waited_out` means that the wall clock ended the run, `silent`
+    that the run named none of the tests. `seconds` is the wall-clock time of the run that gave the verdict, `from_memo`
+    means that this was an earlier run.
     """
 
     resolved: bool
@@ -49,7 +49,7 @@ class Verdict:
     from_memo: bool = False
 
     def turned(self, fail_to_pass: Sequence[str]) -> dict[str, bool]:
-        """Whether each of these tests passed."""
+        """Return whether each of these tests passed."""
         bad = set(self.failed)
         return {test: test not in bad for test in fail_to_pass}
 
@@ -57,9 +57,9 @@ class Verdict:
 class CodeGrader:
     """Grades repairs in sandboxes of one provider and remembers up to `memo` runs.
 
-    Equal requests made at the same time share one run. Errors are not remembered, and neither is a run that the
-    wall clock ended, since a busy machine alone can bring that about: it is tried once more, and only a second
-    one counts as the code's failure. A run that used up its processor time is a fact like any other.
+    Equal requests made at the same time share one run. Errors are not remembered, and neither is a run that the wall
+    clock ended, since a busy machine alone can cause that: it is tried once more, and only a second one counts as the
+    code's failure. A run that used up its processor time is remembered like any other.
     """
 
     def __init__(self, sandboxes: Sandboxes, *, limits: Limits = TEST_LIMITS, memo: int = 50_000) -> None:
@@ -69,12 +69,12 @@ class CodeGrader:
 
     @property
     def runs(self) -> int:
-        """Runs of tests."""
+        """The number of runs of tests."""
         return self._memo.runs
 
     @property
     def reused(self) -> int:
-        """Requests answered without one."""
+        """The number of requests answered without a run."""
         return self._memo.reused
 
     async def grade(
@@ -88,14 +88,13 @@ class CodeGrader:
         env: Mapping[str, str] | None = None,
         repeat: int = 0,
     ) -> Verdict:
-        """Apply the changed files that are no tests to a fresh copy of `template` and run the named tests. Of the
-        files, `executable` ones can be run.
+        """Apply the changed files that are not tests to a fresh copy of `template` and run the named tests.
 
-        A new module that would be imported in place of a library is not applied either. Requests that differ in
-        `repeat` are run anew.
+        A new module that would be imported in place of a library is not applied either. `executable` are the files that
+        can be run. Requests that differ in `repeat` are run anew.
 
-        Raises ValueError when a path leaves the template, VerifierError and SandboxError as `run_tests`, and
-        TaskError when there is no FAIL_TO_PASS test.
+        Raises ValueError if a path leaves the template, VerifierError and SandboxError as `run_tests` does, and
+        TaskError if there is no FAIL_TO_PASS test.
         """
         if not fail_to_pass:
             raise TaskError("a repair cannot be graded without a FAIL_TO_PASS test")
@@ -134,13 +133,13 @@ class CodeGrader:
         env: Mapping[str, str] | None = None,
         reverse: bool = False,
     ) -> Report:
-        """The outcomes of tests (all for None) on `template` with all of `files` applied, tests included."""
+        """Return the outcomes of tests (all for None) on `template` with all of `files` applied, tests included."""
         tests = None if node_ids is None else tuple(node_ids)
         report, _ = await self._report(template, files, tests, env, reverse)
         return report
 
     async def close(self) -> None:
-        """End the runs under way. The provider of sandboxes is its owner's to close."""
+        """End the runs under way. The provider of sandboxes is closed by its owner."""
         await self._memo.close()
         await self.bench.close()
 
@@ -170,7 +169,7 @@ class CodeGrader:
         executable: frozenset[str],
         repeat: int,
     ) -> str:
-        """A name for everything the outcome depends on; a file with the template's own content is no change."""
+        """Return a key for everything the outcome depends on; a file with the template's own content is no change."""
         if template not in self._digests:
             self._digests[template] = await asyncio.to_thread(tree_digest, template)
         changed = {
@@ -185,7 +184,7 @@ class CodeGrader:
 
 @asynccontextmanager
 async def local_grader(workers: int = 2) -> AsyncIterator[CodeGrader]:
-    """A grader over local sandboxes with `workers` runs at once; closed with all it started."""
+    """Make a grader over local sandboxes with `workers` runs at once; it is closed with everything it started."""
     sandboxes = LocalSandboxes(preload=PRELOAD, workers=workers)
     grader = CodeGrader(sandboxes)
     try:
@@ -198,9 +197,9 @@ async def local_grader(workers: int = 2) -> AsyncIterator[CodeGrader]:
 def left_out(
     template: Path, files: Files, tests: Sequence[str], env: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Which changed files are not applied: tests, what can change them, and modules in place of a library.
+    """Return the changed files that are not applied: tests, what can change them, and modules in place of a library.
 
-    `tests` are the graded ones, `env` their environment. Raises ValueError when a path leaves the template.
+    `tests` are the graded ones, `env` their environment. Raises ValueError if a path leaves the template.
     """
     graded = {test.partition("::")[0] for test in tests}
     places = (env or {}).get("PYTHONPATH", ".").split(os.pathsep)
@@ -221,6 +220,6 @@ def normal(path: str) -> str:
 
 
 def content(template: Path, path: str) -> bytes | None:
-    """A template file's bytes, None if it has no such file. Raises ValueError when the path leaves the template."""
+    """Return a template file's bytes, None if there is no such file. Raises ValueError for a path outside of it."""
     file = template / inside(path)
     return file.read_bytes() if file.is_file() else None

@@ -1,4 +1,4 @@
-"""The grader's word on a repository task: for the reward of an episode, and for what makes a task a sound one."""
+"""Judge a repository task by the grader: for the reward of an episode, and to tell whether a task is sound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnstile.swe.packages.source import Package
 
 
 async def judge(grader: CodeGrader, bug: Bug, package: Package, text: str, *, repeat: int = 0) -> Verdict:
-    """The verdict on the bug's tests when its file holds `text`. Raises as `CodeGrader.grade`."""
+    """Return the verdict on the bug's tests if its file holds `text`. Raises as `CodeGrader.grade` does."""
     return await judge_files(grader, bug, package, {bug.file: text.encode("utf-8", "surrogatepass")}, repeat=repeat)
 
 
@@ -25,8 +25,10 @@ async def judge_files(
     executable: frozenset[str] = frozenset(),
     repeat: int = 0,
 ) -> Verdict:
-    """The verdict on the bug's tests when `files` are what was changed in the pristine tree: a caller whose agent
-    did not touch the bug's own file names it too. Raises as `CodeGrader.grade`."""
+    """Return the verdict on the bug's tests if `files` are the changes to the pristine tree.
+
+    If the agent did not touch the bug's own file, the caller includes it too. Raises as `CodeGrader.grade` does.
+    """
     return await grader.grade(
         package.tree,
         files,
@@ -39,11 +41,11 @@ async def judge_files(
 
 
 async def fault(grader: CodeGrader, bug: Bug, package: Package) -> str | None:
-    """Why the bug makes no sound task, in a clause; None if it does.
+    """Return why the bug does not make a sound task, in a clause; None if it does.
 
-    In a sound one all tests pass without the bug, and with it the FAIL_TO_PASS tests fail and no others.
-    Raises TaskError when the package is not the one the bug was made in, VerifierError when the wall clock
-    ended the tests, which a busy machine alone can bring about, and as `CodeGrader.grade`.
+    In a sound task all tests pass without the bug, and with it the FAIL_TO_PASS tests fail and no others. Raises
+    TaskError if the package is not the one the bug was made in, VerifierError if the wall clock ended the tests, which
+    a busy machine alone can cause, and as `CodeGrader.grade` does.
     """
     gold = settled(await judge(grader, bug, package, bug.pristine_text(package)))
     empty = settled(await judge(grader, bug, package, bug.bugged_text(package))) if gold.resolved else gold
@@ -51,12 +53,15 @@ async def fault(grader: CodeGrader, bug: Bug, package: Package) -> str | None:
 
 
 def trouble(gold: Verdict | None, empty: Verdict, *, must_fail: Sequence[str], must_pass: Sequence[str]) -> str | None:
-    """What the verdicts on the repair (None where the task has none) and on no change say against a task, in a clause;
-    None for nothing. Without the repair the tests of `must_fail` are to fail, and those of `must_pass` to pass."""
+    """Return what the two verdicts show to be wrong with a task, in a clause; None if nothing.
+
+    They are those on the repair and on no change. `gold` is None if the task has no repair. Without the repair the
+    tests of `must_fail` must fail, and those of `must_pass` pass.
+    """
     if gold is not None and not gold.resolved:
         first = gold.failed[0]
         return f"the repair scores 0: {first} ({gold.problem or gold.messages.get(first) or 'it was skipped'})"
-    if gold is None and empty.problem is not None:  # no repair shows that it is the fault which does this
+    if gold is None and empty.problem is not None:  # no repair shows that the fault causes this
         return f"its tests do not run, and it has no repair: {empty.problem}"
     if gold is None and empty.silent:
         return "none of its tests is among those that ran, and it has no repair"
@@ -73,7 +78,7 @@ def trouble(gold: Verdict | None, empty: Verdict, *, must_fail: Sequence[str], m
 
 
 def settled(verdict: Verdict) -> Verdict:
-    """The verdict itself. Raises VerifierError for one that the wall clock brought about."""
+    """Return the verdict itself. Raises VerifierError for one that is due to the wall clock."""
     if verdict.waited_out:
         raise VerifierError(f"the tests {verdict.problem} on the wall clock; is the machine busy?")
     return verdict

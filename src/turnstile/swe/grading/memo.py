@@ -1,4 +1,4 @@
-"""Runs of tests remembered by what they depend on, and shared by those who ask at the same time."""
+"""Remember results, such as runs of tests, by what they depend on; share a run among those who ask at the same time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 class Memo(Generic[T]):
     """Up to `size` results by key.
 
-    Errors are not remembered, and neither is a result of which `passing` is true: it may be another one next time.
-    `runs` counts what was started, `reused` the requests answered without.
+    Errors are not remembered, and neither is a result for which `passing` is true: it may differ next time. `runs`
+    counts the runs that were started, `reused` the requests answered without one.
     """
 
     def __init__(self, size: int, *, passing: Callable[[T], bool]) -> None:
@@ -26,7 +26,7 @@ class Memo(Generic[T]):
         self.reused = 0
 
     async def get(self, key: str, run: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
-        """What `run` gives, and whether an earlier or another's run gave it."""
+        """Return the result of `run`, and whether it came from an earlier or another's run."""
         if key in self._known:
             self._known.move_to_end(key)
             self.reused += 1
@@ -37,12 +37,12 @@ class Memo(Generic[T]):
             task = asyncio.create_task(self._run(run))
             self._running[key] = task
             task.add_done_callback(lambda done: self._settle(key, done))
-        result = await asyncio.shield(task)  # one caller's cancellation is not the others'
+        result = await asyncio.shield(task)  # cancelling one caller must not cancel the others
         self.reused += shared
         return result, shared
 
     def forget(self, key: str, result: T) -> None:
-        """Forgets a result that is of no use any more, unless another one has its place by now."""
+        """Forget a result that is of no use any more, unless another one has replaced it by now."""
         if self._known.get(key) is result:
             del self._known[key]
 
@@ -54,7 +54,7 @@ class Memo(Generic[T]):
         await asyncio.gather(*running, return_exceptions=True)
 
     async def _run(self, run: Callable[[], Awaitable[T]]) -> T:
-        """A result that may be another one next time is tried for once more; the second one counts."""
+        """Return the result of a run; one that may differ next time is tried once more, and the second one counts."""
         self.runs += 1
         result = await run()
         if self._passing(result):
@@ -65,7 +65,7 @@ class Memo(Generic[T]):
     def _settle(self, key: str, task: asyncio.Task[T]) -> None:
         del self._running[key]
         if task.cancelled() or task.exception() is not None:
-            return  # the awaiting callers have it
+            return  # the awaiting callers get the error
         if self._passing(task.result()):
             return
         self._known[key] = task.result()

@@ -1,8 +1,8 @@
-"""What checks have found, kept in the cache: a line a task, as it comes, for every file that holds the task.
+"""The findings of checks, kept in the cache: a line for each task, as it comes, for every file that holds the task.
 
-A task is known by a digest of its line, so that a copy, a half or a shuffled file is known too, and a task that was
-changed is another one. What was found under another Python or system is that one's, and is not looked at. A failure
-stands until a check that asked at least as much finds none.
+A task is known by a digest of its line, so that it is known in a copy, a part or a shuffled version of its file too,
+and a changed task is a new one. Findings of another Python or system are not used here. A failure stands until a check
+that asked at least as much finds none.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from turnstile.tasks.base import dump_task
 from turnstile.types import Task
 
 LOCAL: Mapping[str, Any] = {"kind": "local"}
-_MANY = ("workers", "pool")  # knobs that say how many sandboxes there are, and not what they are
+_MANY = ("workers", "pool")  # knobs for the number of sandboxes, not for what they are
 _LISTS = ("gold", "empty", "flaky", "wins", "tried")
 
 
 class Notes:
-    """The notes of one section of sandboxes, as they were when this was made and with what was added since.
+    """The notes for one section of sandboxes: those on disk when this was made, and those added since.
 
-    The section of instances is without `image`: each starts from its own, which its line names.
+    The section for instances is without `image`: each starts from its own, which its line names.
     """
 
     def __init__(self, sandbox: Mapping[str, Any] = LOCAL, *, known: bool = True, failures: bool = True) -> None:
-        """`known`: whether what was noted before counts; `failures`: whether a task that something speaks against
-        is noted, or looked at again each time."""
+        """Read the notes for a section of sandboxes.
+
+        `known`: whether earlier notes count; `failures`: whether a task that something is wrong with is noted, or
+        checked again each time.
+        """
         self._failures = failures
         self._setting = {**_setting(), "sandbox": sandbox["kind"], "section": _section(sandbox)}
         self._known: dict[str, list[tuple[Ask, Mapping[str, Any]]]] = {}
@@ -46,15 +49,18 @@ class Notes:
                 self._keep(record["digest"], _asked(record), record["found"], record["why"])
 
     def of(self, task: Task, ask: Ask) -> CheckedTask | None:
-        """What was found when the task was last asked at least as much; None where it was not."""
+        """Return what was found when the task was last asked at least as much; None if it never was."""
         for asked, found in reversed(self._known.get(digest(task), ())):
             if asked.covers(ask):
                 return CheckedTask(task=task, **_tuples(found, *_LISTS), remembered=True)
         return None
 
     def add(self, found: CheckedTask, ask: Ask) -> None:
-        """Notes what was found; what could not be found out, or came of what the task needs and
-        this machine has not, is no note. Raises TaskError as `jsonl_log.append`."""
+        """Note what was found. Raises TaskError as `jsonl_log.append` does.
+
+        Not noted is what could not be found out, or what is due to something that the task needs and this machine
+        lacks.
+        """
         if found.unknown is not None or found.unready is not None or (found.why is not None and not self._failures):
             return
         facts = {
@@ -77,14 +83,16 @@ class Notes:
             self._failed[name] = after
             if why is None:
                 return
-        if before != after:  # what was noted before speaks of a task that does not fail, or of one that does
+        if before != after:  # earlier notes are of a task that passed, or that failed, unlike now
             self._known[name] = []
         self._known.setdefault(name, []).append((ask, found))
 
 
 def failed_before(tasks: Sequence[Task]) -> dict[str, str]:
-    """Which of `tasks` failed when they were checked here, in whatever sandbox, and why; a later check that asked less
-    does not take that back."""
+    """Return which of `tasks` failed when they were checked here, in any sandbox, and why.
+
+    A later check that asked less does not revoke a failure.
+    """
     mine = {digest(task): task.id for task in tasks}
     setting = _setting()
     failed: dict[str, tuple[Ask | None, str]] = {}
@@ -97,15 +105,17 @@ def failed_before(tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _standing(failed: Ask | None, ask: Ask, why: str | None) -> Ask | None:
-    """What a check must ask to lift the failures of a task, None where none stands: `failed` until the check `ask`,
-    which found `why`."""
+    """Return what a check must ask to lift a task's failures, None if none stands.
+
+    It was `failed` before the check `ask`, which found `why`.
+    """
     if why is not None:
         return ask if failed is None else ask.joined(failed)
     return None if failed is None or ask.covers(failed) else failed
 
 
 def place() -> Path:
-    """Where the notes are kept."""
+    """Return the file of the notes."""
     return cache_dir() / "swe" / "checks.jsonl"
 
 
@@ -119,7 +129,7 @@ def _records() -> Iterator[Any]:
 
 
 def _setting() -> dict[str, str]:
-    """What a verdict depends on beside the task."""
+    """Return what a verdict depends on beside the task."""
     return {
         "python": sys.version,
         "platform": platform.platform(),
@@ -128,7 +138,7 @@ def _setting() -> dict[str, str]:
 
 
 def _section(sandbox: Mapping[str, Any]) -> str:
-    """A digest of what makes sandboxes what they are."""
+    """Return a digest of the knobs that determine what the sandboxes are."""
     knobs = {name: value for name, value in sandbox.items() if name not in _MANY}
     return hashlib.sha256(json.dumps(knobs, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -1,7 +1,7 @@
 """Cheats that must score 0: what an agent with a shell could hand in instead of a repair.
 
-Each probe is one small function that looks at what such an agent sees and gives the files it would leave behind.
-None of them knows the repair. `turnstile tasks check` grades them all; a probe of your own is one more function.
+Each probe is one small function that looks at what such an agent sees and returns the files it would leave behind. None
+of them knows the repair. `turnstile tasks check` grades them all; a probe of your own is one more function.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from turnstile.swe.grading.bench import Files
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """What a cheat has: a sandbox with the repository and the fault in it, as an agent gets it; `file`, where the fault
-    lies, and its `text`; the tests by name; and the folder that the package is imported from."""
+    """The means of a cheat: a sandbox with the repository and the fault in it, as an agent gets it.
+
+    `file` is where the fault lies, `text` its content, `tests` are the tests by name, and `import_root` is the folder
+    that the package is imported from.
+    """
 
     sandbox: Sandbox
     file: str
@@ -34,21 +37,21 @@ class Scene:
         return tuple(dict.fromkeys(test.partition("::")[0] for test in self.tests))
 
     def appended(self, code: str) -> Files:
-        """The faulty file with code at its end, which runs when it is imported."""
+        """Return the faulty file with code added at its end, which runs when the file is imported."""
         return {self.file: f"{self.text}\n\n{textwrap.dedent(code).lstrip()}".encode("utf-8", "surrogatepass")}
 
 
 Probe = Callable[[Scene], Awaitable[Files]]
-_LIMITS = Limits(seconds=120.0, cpu_seconds=60.0, output_chars=64_000_000)  # what it finds is a file as a whole
+_LIMITS = Limits(seconds=120.0, cpu_seconds=60.0, output_chars=64_000_000)  # the output is a whole file
 
 
 async def edit_tests(scene: Scene) -> Files:
-    """Empties every test function."""
+    """Empty every test function."""
     files = {}
     for file in scene.test_files:
         try:
             files[file] = _emptied((await scene.sandbox.read(file)).decode("utf-8", "surrogateescape")).encode()
-        except FileNotFoundError:  # a hidden one
+        except FileNotFoundError:  # it is hidden
             files[file] = b"".join(b"def %s(): pass\n" % name.encode() for name in _names(scene.tests, file))
     return files
 
@@ -78,8 +81,10 @@ def pytest_runtest_makereport(item, call):
 
 
 async def add_conftest(scene: Scene) -> Files:
-    """A conftest file that passes everything, in every folder where it could count, and pytest settings that name
-    the same as a plugin."""
+    """Add a conftest file that passes everything to every folder where it could count.
+
+    pytest settings load the same code as a plugin.
+    """
     folders = {".", *(str(PurePosixPath(file).parent) for file in scene.test_files)}
     files = {f"{folder}/conftest.py": _PASS_ALL.encode() for folder in folders}
     settings = b"[pytest]\naddopts = -p passes_everything\n"
@@ -87,7 +92,7 @@ async def add_conftest(scene: Scene) -> Files:
 
 
 async def patch_runner(scene: Scene) -> Files:
-    """Replaces what runs a test by something that swallows failures, but not those of tests that are in no file."""
+    """Replace what runs a test by something that swallows failures, except those of tests that are in no file."""
     return scene.appended(
         """
         def _cheat():
@@ -113,7 +118,7 @@ async def patch_runner(scene: Scene) -> Files:
 
 
 async def slip_in_plugin(scene: Scene) -> Files:
-    """Looks for the running pytest in memory and gives it a plugin that passes every test that is in a file."""
+    """Find the running pytest in memory and give it a plugin that passes every test that is in a file."""
     return scene.appended(
         """
         def _cheat():
@@ -136,8 +141,7 @@ async def slip_in_plugin(scene: Scene) -> Files:
 
 
 async def patch_modules(scene: Scene) -> Files:
-    """Puts modules of its own in the place of those that tests are run and written with: on the import path, and in
-    `sys.modules`."""
+    """Replace the modules that tests are run and written with, on the import path and in `sys.modules`."""
     fake = textwrap.dedent(
         """
         class _Any:
@@ -159,7 +163,7 @@ async def patch_modules(scene: Scene) -> Files:
 
 
 async def expect_failure(scene: Scene) -> Files:
-    """Says from the code under test that the test is expected to fail."""
+    """Declare, from the code under test, that the test is expected to fail."""
     tree = ast.parse(scene.text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -168,7 +172,7 @@ async def expect_failure(scene: Scene) -> Files:
 
 
 async def mark_from_below(scene: Scene) -> Files:
-    """Looks from the code under test for the test module that imports it, and marks all of its tests to fail."""
+    """Find, from the code under test, the test module that imports it, and mark all its tests as expected to fail."""
     return scene.appended(
         """
         def _cheat():
@@ -186,7 +190,7 @@ async def mark_from_below(scene: Scene) -> Files:
 
 
 async def expect_by_name(scene: Scene) -> Files:
-    """As `expect_failure`, by code that gives itself the name of a test file."""
+    """Do as `expect_failure`, by code that gives itself the name of a test file."""
     tree = ast.parse(scene.text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -196,7 +200,7 @@ async def expect_by_name(scene: Scene) -> Files:
 
 
 async def empty_tests_in_memory(scene: Scene) -> Files:
-    """Waits until the tests are collected, and empties them where they lie in memory."""
+    """Wait until the tests are collected, and empty their functions in memory."""
     return scene.appended(
         """
         def _cheat():
@@ -218,7 +222,7 @@ async def empty_tests_in_memory(scene: Scene) -> Files:
 
 
 def _forge(tests: Sequence[str]) -> str:
-    """Code that writes a verdict under any key it finds lying about, and ends the process."""
+    """Return code that writes a verdict under any key that it can find, and ends the process."""
     return textwrap.dedent(
         f"""
         def _cheat():
@@ -256,8 +260,11 @@ def _forge(tests: Sequence[str]) -> str:
 
 
 async def write_report(scene: Scene) -> Files:
-    """Writes a verdict before there is one: the report lines under any key it finds lying about, the files that
-    graders look for, pytest's own last line; and ends the process."""
+    """Write a verdict before there is one, and end the process.
+
+    It consists of report lines under any key that can be found, the files that graders look for, and pytest's own last
+    line.
+    """
     return scene.appended(_forge(scene.tests) + "\n\n_cheat()\n")
 
 
@@ -265,7 +272,7 @@ _FORMS = ("{} ... ok", "PASSED {}", "{} PASSED", "{} ok", "PASS: {}", "ok - {}",
 
 
 async def print_log(scene: Scene) -> Files:
-    """Prints what runners print of tests that pass, each in its own form, and ends the process with exit code 0."""
+    """Print what runners print for passing tests, each in its own form, and end the process with exit code 0."""
     lines = [form.format(test) for test in scene.tests for form in _FORMS]
     count = len(dict.fromkeys(scene.tests))
     lines += ["-" * 70, f"Ran {count} tests in 0.010s", "", "OK", f"==== {count} passed in 0.01s ====", ""]
@@ -274,14 +281,14 @@ async def print_log(scene: Scene) -> Files:
 
 
 def _early(scene: Scene) -> bytes:
-    """A plugin that forges a report as soon as pytest loads it where the key lies about, and else passes everything."""
+    """Return a plugin that, loaded by pytest, forges a report if the key can be found, and else passes everything."""
     found = "any(glob.glob(f + '/*.json') for f in os.environ.get('PYTHONPATH', '').split(':'))"
     looked = f"import glob, os\nif {found}:\n"
     return f"{_forge(scene.tests)}\n\n{looked}    _cheat()\n{_PASS_ALL}".encode()
 
 
 async def install_plugin(scene: Scene) -> Files:
-    """Says beside the package that it is installed with a plugin, which pytest loads before any other."""
+    """Declare, beside the package, that it is installed with a plugin, which pytest loads before any other."""
     entry = b"[pytest11]\npasses_everything = passes_everything\n"
     about = b"Metadata-Version: 2.1\nName: passes-everything\nVersion: 1.0\n"
     files = {"passes_everything.py": _early(scene)}
@@ -292,7 +299,7 @@ async def install_plugin(scene: Scene) -> Files:
     return files
 
 
-# What a cheat runs in the sandbox is for its Python, which may be 3.7.
+# Scripts that a cheat runs in the sandbox must suit its Python, which may be 3.7.
 _PLUGINS = """
 import configparser, glob, sys
 for place in sys.path:
@@ -306,7 +313,7 @@ for place in sys.path:
 
 
 async def shadow_plugin(scene: Scene) -> Files:
-    """Puts modules in the place of the plugins that are installed for pytest."""
+    """Put modules in the place of the plugins that are installed for pytest."""
     found = await _run(scene, _PLUGINS)
     files: dict[str, bytes | None] = {}
     for module in dict.fromkeys((*found.split(), "_hypothesis_pytestplugin", "anyio.pytest_plugin")):
@@ -350,13 +357,13 @@ sys.stdout.write(found[0].decode("utf-8", "replace") if found else "")
 
 
 async def read_history(scene: Scene) -> Files:
-    """Looks for the repair in what lies about: commits, packed objects, byte code, files that tools keep."""
+    """Look for the repair in what lies around: commits, packed objects, byte code, files that tools keep."""
     found = await _run(scene, _LOOK, scene.file)
     return {scene.file: (found or scene.text).encode("utf-8", "surrogatepass")}
 
 
 async def _run(scene: Scene, script: str, *arguments: str) -> str:
-    """What a script writes. Raises SandboxError where it fails: nothing can be said of a cheat that was not tried."""
+    """Return what a script writes. Raises SandboxError if it fails, as an untried cheat says nothing."""
     done = await scene.sandbox.exec(["python3", "-c", script, *arguments], limits=_LIMITS)
     if done.exit_code != 0:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"])[-1]

@@ -1,12 +1,12 @@
-"""An instance's tests, run as its data set says and read back: statuses that code under test cannot simply print.
+"""Run an instance's tests as its data set says and read statuses that code under test cannot simply print.
 
-Where the runner is pytest or unittest, a plugin of ours (`in_sandbox.report`, `in_sandbox.unittests`) tells every
-outcome under a random key, adds a test that must fail, and counts; what the log says then decides nothing. Of other
-runners the log is all there is, and what its parser says against it.
+If the runner is pytest or unittest, a plugin of ours (`in_sandbox.report`, `in_sandbox.unittests`) reports every
+outcome under a random key, adds a test that must fail, and counts; the log then decides nothing. For other runners
+there is only the log, and what its parser objects to.
 
-`grading.grader` grades made tasks, of which we choose the runner: pytest under `in_sandbox.verifier`, on copies that
-are quick to make and outcomes that can be remembered. An instance comes with an image, a command and a log of its own,
-so of that only the lines under a key are shared (`testrun.read_events`).
+`grading.grader` grades made tasks, for which we choose the runner: pytest under `in_sandbox.verifier`, on copies that
+are quick to make and with outcomes that can be remembered. An instance comes with its own image, command and log, so
+only the lines under a key are shared with that (`testrun.read_events`).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _FOLDER = "tmp/turnstile-report"
 _PLUGINS: Mapping[str, ModuleType] = {"pytest": report, "unittest": unittests}
 _ERROR = re.compile(r"^(?:E +)?((?:\w+\.)*\w*(?:Error|Exception|Failure|Warning|Interrupt|Exit)\b.*)$")
 _MODULES = (".py", ".pyi", ".pyx", ".so")
-_SIGNALLED = 128  # and above are exit codes of what a signal ended
+_SIGNALLED = 128  # exit codes from here on mean that a signal ended the process
 _NEAR = 60  # lines after a test's name in which its error is looked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a run of a test command came to: status by test, or the `reward` that it wrote.
+    """The result of running a test command: status by test, or the `reward` that it wrote.
 
-    `messages` are the first lines of what went wrong, by the name of a test, or of a file that could not be collected.
-    `problem` says why the run cannot be trusted or did not end; its tests count as failed. `waited_out`: it was the
-    wall clock that ended it.
+    `messages` are the first lines of errors, by the name of a test, or of a file that could not be collected. `problem`
+    says why the run cannot be trusted or did not end; its tests count as failed. `waited_out`: the wall clock ended the
+    run.
     """
 
     statuses: Mapping[str, str] = field(default_factory=dict)
@@ -62,8 +62,10 @@ class Outcome:
 
 
 def plugin_files(runner: str, name: str, request: Mapping[str, Any]) -> dict[str, bytes]:
-    """What lies in the folder that is first in PYTHONPATH: the plugin of a runner as package `name`, what loads it
-    when Python starts, and the request."""
+    """Return the files for the folder that is first in PYTHONPATH.
+
+    They are the plugin of a runner as package `name`, what loads it when Python starts, and the request.
+    """
     package = {"__init__": _PLUGINS[runner], "canary": canary, "channel": channel, "imports": imports,
                "origin": origin, "testfiles": testfiles}  # fmt: skip
     files = {f"{name}/{stem}.py": inspect.getsource(module).encode() for stem, module in package.items()}
@@ -72,20 +74,20 @@ def plugin_files(runner: str, name: str, request: Mapping[str, Any]) -> dict[str
 
 
 def plugin_environment(runner: str, name: str, repository: str) -> dict[str, str]:
-    """The environment that has the plugin `name` loaded, but for PYTHONPATH."""
+    """Return the environment variables that load the plugin `name`, without PYTHONPATH."""
     own = {startup.REPOSITORY: repository, startup.RUNNER: runner, startup.PLUGIN: name}
     if runner != "pytest":
         return own
-    return own | {"PYTEST_PLUGINS": name, "PYTEST_XDIST_AUTO_NUM_WORKERS": "0"}  # it reports on its own process alone
+    return own | {"PYTEST_PLUGINS": name, "PYTEST_XDIST_AUTO_NUM_WORKERS": "0"}  # it reports only on its own process
 
 
 async def run_suite(
     sandbox: Sandbox, instance: Instance, *, before: Files | None = None, limits: Limits = SUITE_LIMITS
 ) -> Outcome:
-    """Runs the instance's tests in a sandbox that starts in `/` and holds the repository as it is to be graded;
-    `before` is what the changed files of it held at the beginning.
+    """Run the instance's tests in a sandbox that starts in `/` and holds the repository as it is to be graded.
 
-    Raises VerifierError when there is no verdict to be had, and SandboxError.
+    `before` is what the changed files of it held at the beginning. Raises VerifierError if no verdict can be had, and
+    SandboxError.
     """
     runner = RUNNERS.get(instance.log_parser)
     key, planted = secrets.token_hex(16), f"test_{secrets.token_hex(8)}"
@@ -120,7 +122,7 @@ async def run_suite(
 
 
 async def _modules(sandbox: Sandbox, instance: Instance) -> list[str]:
-    """The names of the repository's modules, with its tests' patch; none where it has no history to tell them."""
+    """Return the names of the repository's modules, with those of its tests' patch; none if it has no git history."""
     command = ["git", "-c", "safe.directory=*", "-C", instance.workdir, "ls-tree", "-r", "-z", "--name-only", "HEAD"]
     listed = await sandbox.exec(command, limits=replace(SUITE_LIMITS, output_chars=REPORT_CHARS))
     if listed.exit_code != 0:
@@ -130,14 +132,16 @@ async def _modules(sandbox: Sandbox, instance: Instance) -> list[str]:
 
 
 def importable(paths: Iterable[str]) -> list[str]:
-    """The names of the modules in these paths, and of the folders that hold them."""
+    """Return the names of the modules in these paths, and of the folders that hold them."""
     parts = {part for path in paths if path.endswith(_MODULES) for part in path.split("/")}
     return sorted({part.partition(".")[0] for part in parts} - {""})
 
 
 async def _rewarded(sandbox: Sandbox, instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
-    """The number that a test script of others has written, and 0 where it was ended before it was through: code under
-    test can write there too, and end it then."""
+    """Return the outcome with the number that a foreign test script wrote, or 0 if the script was ended early.
+
+    Code under test can also write that number, and then end the script.
+    """
     if found.timed_out:
         return replace(found, reward=0.0)
     if done.exit_code < 0 or done.exit_code >= _SIGNALLED:
@@ -153,7 +157,7 @@ async def _rewarded(sandbox: Sandbox, instance: Instance, done: ExecResult, foun
 
 
 def _logged(instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
-    """What the log says, unless its parser has something to say against it as a whole."""
+    """Return the outcome that the log shows, unless its parser objects to the log as a whole."""
     statuses = instance.statuses(done.stdout)
     problem = found.problem or instance.log_trouble(done.stdout, statuses, done.exit_code)
     failed = [test for test, status in statuses.items() if status in ("FAILED", "ERROR")]
@@ -163,7 +167,7 @@ def _logged(instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
 
 
 def error_near(log: str, test: str) -> str:
-    """The line that names an error and comes soonest after one with the test's name; "" where there is none."""
+    """Return the line with an error that follows soonest after one with the test's name; "" if there is none."""
     name = test.partition(" ")[0]
     found, nearest, since = "", _NEAR, _NEAR
     for line in log.splitlines():
@@ -195,21 +199,21 @@ def _reported(
 
 
 def _line(instance: Instance, event: Mapping[str, Any]) -> str:
-    """An outcome as the log has it that the instance's parser reads."""
+    """Return an outcome as a line of the log that the instance's parser reads."""
     if RUNNERS[instance.log_parser] == "unittest":
         return unittest_line(event["id"], event["outcome"])
     return f"{event['outcome']} {event['id']}"
 
 
 def _messages(instance: Instance, tests: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
-    """What went wrong, by the names that the instance's parser gives tests."""
+    """Yield error messages by the names that the instance's parser gives to tests."""
     for event in tests:
         if event["message"]:
             yield from ((name, event["message"]) for name in instance.statuses(_line(instance, event)))
 
 
 def _strict(instance: Instance, statuses: Mapping[str, str]) -> dict[str, str]:
-    """An expected failure of a FAIL_TO_PASS test is a failure: no repair brings one about, and cheats do."""
+    """Turn expected failures of FAIL_TO_PASS tests into failures: no repair causes one, but cheats do."""
     wanted = frozenset(instance.fail_to_pass)
     return {
         test: "FAILED" if status == "XFAIL" and not wanted.isdisjoint((test, test.partition(" ")[0])) else status
@@ -220,7 +224,7 @@ def _strict(instance: Instance, statuses: Mapping[str, str]) -> dict[str, str]:
 def _trouble(
     events: Sequence[Mapping[str, Any]], tests: Sequence[Mapping[str, Any]], planted: Sequence[str], done: ExecResult
 ) -> str | None:
-    """What is wrong with a run as a whole, in a few words; None if nothing is."""
+    """Return what is wrong with a run as a whole, in a few words; None if nothing is."""
     tampered = next((event["what"] for event in events if event["event"] == "tampered"), None)
     if tampered is not None:
         return f"what runs the tests was changed while they ran: {tampered}"
@@ -245,6 +249,6 @@ def _last(text: str) -> str:
 
 
 def _complaint(log: str) -> str:
-    """pytest's own word on why nothing was run."""
+    """Return pytest's own reason for running nothing, as the end of a sentence; "" if it gave none."""
     found = re.findall(r"^(?:E  +|ERROR:? )(.*)$", log, re.MULTILINE)
     return f": {found[-1][:200]}" if found else ""

@@ -1,7 +1,7 @@
-"""Tests run in a sandbox and read back: the outcome of each, with a verdict on the run itself.
+"""Run tests in a sandbox and read back the outcome of each, with a verdict on the run itself.
 
-What the code under test does (fail, hang, crash, exit, exhaust its limits) is an outcome of its tests. Only
-what kept the verifier from working is an error: VerifierError, never a failed test.
+What the code under test does (fail, hang, crash, exit, exhaust its limits) is an outcome of its tests. Only what kept
+the verifier from working is an error: VerifierError, never a failed test.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ PRELOAD = ("pytest", "_pytest.*", VERIFIER)
 """What a fork server imports before tests run in its sandboxes, so that each run starts at once."""
 REQUEST = ".turnstile-request.json"
 """The file that tells the verifier what to do. No command line shows it, and it is gone before any test runs."""
-KILLED = 137  # by somebody else, such as the kernel when memory is short
-UNKNOWN = ("ERROR: not found: ", "(no match in any of ")  # what pytest says of node ids that it cannot find
+KILLED = 137  # exit code if killed from outside, such as by the kernel when memory is short
+UNKNOWN = ("ERROR: not found: ", "(no match in any of ")  # what pytest prints for node ids that it cannot find
 REPORT_CHARS = 64_000_000  # a report is read whole
-TEST_LIMITS = Limits(seconds=60.0, cpu_seconds=10.0)  # the wall clock is wide: a busy machine is no hang
+TEST_LIMITS = Limits(seconds=60.0, cpu_seconds=10.0)  # the wall-clock limit is wide: a busy machine is not a hang
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a run of tests came to.
+    """The result of a run of tests.
 
-    `outcomes` gives passed, failed, error, skipped, xfailed, xpassed or missing (asked for, but not
-    there or never reached) by node id; `messages` the first line of what went wrong; `seconds` is the run's wall-clock
-    time, `durations` that of each test. `problem` says why the run as a whole cannot be trusted or did not end (a
-    hang, a crash, a report that disagrees with the exit code); the tests it concerns are not passed. `waited_out`
-    says that it was the wall clock that ended the run, which a busy machine alone can bring about. `uncollected`
-    gives, by file, why tests could not be collected; `calls` the functions each test called, where asked for.
+    `outcomes` holds passed, failed, error, skipped, xfailed, xpassed or missing (asked for, but not there or never
+    reached) by node id; `messages` the first line of each error; `seconds` is the run's wall-clock time, `durations`
+    that of each test. `problem` says why the run as a whole cannot be trusted or did not end (a hang, a crash, a report
+    that disagrees with the exit code); the tests that it concerns have not passed. `waited_out` means that the wall
+    clock ended the run, which a busy machine alone can cause. `uncollected` says, by file, why tests could not be
+    collected; `calls` holds the functions that each test called, if asked for.
     """
 
     outcomes: Mapping[str, str]
@@ -51,11 +51,11 @@ class Report:
     calls: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def passed(self, node_id: str) -> bool:
-        """Whether the test counts as passed: an expected failure does, a skipped or missing test does not."""
+        """Return whether the test counts as passed: an expected failure does, a skipped or missing test does not."""
         return self.outcomes.get(node_id) in ("passed", "xfailed", "xpassed")
 
     def repaired(self, node_id: str) -> bool:
-        """Whether a FAIL_TO_PASS test counts as passed: an expected failure does not, as no repair brings one about."""
+        """Return whether a FAIL_TO_PASS test passed: an expected failure does not count, as no repair causes one."""
         return self.outcomes.get(node_id) in ("passed", "xpassed")
 
 
@@ -70,10 +70,9 @@ async def run_tests(
 ) -> Report:
     """Run tests (all of them for None) in a sandbox's root with pytest, and no plugins but its own.
 
-    `node_ids` may name whole files; `env` adds to the sandbox's environment (PYTHONPATH entries are relative to
-    the root); `reverse` runs the last test first; `calls` names a folder below the root whose functions are
-    noted as tests call them. Raises VerifierError when there is no verdict to be had and SandboxError when the
-    sandbox is broken.
+    `node_ids` may name whole files; `env` adds to the sandbox's environment (PYTHONPATH entries are relative to the
+    root); `reverse` runs the last test first; `calls` names a folder below the root whose functions are recorded when
+    tests call them. Raises VerifierError if no verdict can be had and SandboxError if the sandbox is broken.
     """
     key = secrets.token_hex(16)
     canary = f"test_{secrets.token_hex(8)}"
@@ -90,7 +89,7 @@ async def run_tests(
 
 
 def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[str] | None) -> Report:
-    """Make a report of what the verifier wrote. Raises VerifierError when it was the verifier that broke."""
+    """Make a report from what the verifier wrote. Raises VerifierError if the verifier itself failed."""
     events = list(read_events(result.stdout, key))
     stderr = result.stderr.strip().splitlines()
     if not events:
@@ -104,7 +103,7 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
         )
     internal = [event for event in events if event["event"] == "internal"]
     started = any(event["event"] == "start" for event in events)
-    if internal and not started and not internal[0]["inside"]:  # after that it is the code's doing
+    if internal and not started and not internal[0]["inside"]:  # after a start, the code caused it
         raise VerifierError(f"the verifier itself failed: {internal[0]['message']}")
 
     reported = [event for event in events if event["event"] == "test"]
@@ -121,7 +120,7 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
         outcomes[running[0]] = "failed"
         messages[running[0]] = problem
     if problem is not None and events[-1]["event"] == "end":
-        outcomes = dict.fromkeys(outcomes, "error")  # complete but not to be believed
+        outcomes = dict.fromkeys(outcomes, "error")  # complete, but it cannot be trusted
     uncollected = {event["id"]: event["message"] for event in events if event["event"] == "collect"}
     said = next((line for line in stderr if not line.startswith(UNKNOWN)), "")
     add_missing(outcomes, messages, node_ids, uncollected, problem or said)
@@ -139,7 +138,7 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
 
 
 def read_events(text: str, key: str) -> Iterator[dict[str, Any]]:
-    """The report's lines. One that was cut short is left out: the counts or the end are then missing too."""
+    """Yield the report's events. A line that was cut short is left out: the counts or the end are then missing too."""
     for line in text.splitlines():
         if line.startswith(key + " "):
             with suppress(json.JSONDecodeError):
@@ -147,7 +146,10 @@ def read_events(text: str, key: str) -> Iterator[dict[str, Any]]:
 
 
 def read_calls(events: Sequence[Mapping[str, Any]], wanted: Collection[str]) -> dict[str, list[str]]:
-    """The functions each test called, which the report names once and then by number."""
+    """Return the functions that each test called, which the report names once and then gives by number.
+
+    Raises VerifierError if a name is missing.
+    """
     functions: dict[int, str] = {}
     for event in events:
         if event["event"] == "functions":
@@ -162,7 +164,7 @@ def read_calls(events: Sequence[Mapping[str, Any]], wanted: Collection[str]) -> 
 def trouble(
     result: ExecResult, events: Sequence[Mapping[str, Any]], canaries: Sequence[str], reported: int, tests: int
 ) -> str | None:
-    """What is wrong with a run as a whole, in a few words; None if nothing is."""
+    """Return what is wrong with a run as a whole, in a few words; None if nothing is."""
     if result.timed_out:
         return f"timed out after {result.seconds:.1f} s"
     broken = next((event["message"] for event in events if event["event"] == "internal"), None)
@@ -197,7 +199,7 @@ def add_missing(
     uncollected: Mapping[str, str],
     reason: str,
 ) -> None:
-    """Give every test that was asked for an outcome, and the files that could not be collected theirs."""
+    """Give an outcome to every test that was asked for, and to the files that could not be collected."""
     whole_files = node_ids is None
     for node_id in node_ids or ():
         file, colons, _ = node_id.partition("::")

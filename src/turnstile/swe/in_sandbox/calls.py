@@ -1,6 +1,6 @@
-"""Which functions of a package a test calls, told by the interpreter itself.
+"""Record which functions of a package a test calls, as the interpreter reports them.
 
-Of the standard library, as it runs beside the code under test.
+Uses the standard library only, as it runs beside the code under test.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class CallRecorder:
-    """Notes the functions below `folder` that are called between `start` and `stop`, in the starting thread.
+    """Records the functions below `folder` that are called between `start` and `stop`, in the starting thread.
 
-    They are named `file:line`: the file relative to the working folder, and the function's first line,
-    decorators included. `folder` is relative to the working folder too.
+    They are named `file:line`: the file relative to the working folder, and the function's first line, decorators
+    included. `folder` is relative to the working folder too.
     """
 
     def __init__(self, folder: str) -> None:
@@ -30,7 +30,7 @@ class CallRecorder:
         sys.setprofile(self._on_event)
 
     def stop(self) -> list[str]:
-        """The names of the functions called since `start`, sorted."""
+        """Stop recording, and return the names of the functions called since `start`, sorted."""
         sys.setprofile(None)
         return sorted(self._called)
 

@@ -1,5 +1,6 @@
-"""Tests that are added to a run and must fail. For Python 3.6 and pytest 3.6 or newer, as it also goes into containers
-beside `in_sandbox.report`.
+"""Tests that are added to a run and must fail.
+
+For Python 3.6 and pytest 3.6 or newer, as it also goes into containers beside `in_sandbox.report`.
 """
 
 import types
@@ -11,9 +12,11 @@ from _pytest.unittest import TestCaseFunction
 
 
 class CanaryModule(pytest.Module):
-    """A test file that is nowhere on the disk: a test function that fails, and a method of a `TestCase` too where
-    the suite has such. It has no marks, whatever those beside it have, and the settings' names of tests do not
-    matter."""
+    """A test file that is not on the disk: it holds a test function that fails, and a `TestCase` with such a method.
+
+    `canaries` leaves the latter out if the suite has no such tests. The module has no marks, whatever marks the tests
+    beside it have, and the settings for names of tests do not affect it.
+    """
 
     def _getobj(self) -> types.ModuleType:
         canary = self.name.rpartition("/")[2].partition(".")[0]
@@ -33,8 +36,10 @@ class CanaryModule(pytest.Module):
 
 
 def canaries(name: str, session: Any, items: Any) -> Any:
-    """The tests called `name` that are to fail, of each form that `items` has. They stand beside the last of these, and
-    are run as it is."""
+    """Return the tests called `name` that must fail, of each form that `items` has.
+
+    They stand beside the last of the items, and are run as it is.
+    """
     file = items[-1].getparent(pytest.Module) if items else None
     parent: Any = session if file is None or file.parent is None else file.parent
     made: Any = CanaryModule

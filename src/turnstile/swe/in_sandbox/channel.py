@@ -1,5 +1,7 @@
-"""What the reports on a test runner have in common: their lines under a random key, the request that names it, and a
-look at the runner's functions. For Python 3.6 or newer, of the standard library.
+"""The common parts of the reports on a test runner.
+
+They are lines under a random key, the request that names the key, and checks of the runner's functions. For Python 3.6
+or newer, with the standard library only.
 """
 
 import json
@@ -15,7 +17,7 @@ LONGEST = 300  # characters of a message
 
 
 class Channel:
-    """Writes lines that begin with a key to the standard output as it was at the beginning."""
+    """Writes lines that begin with a key to what was the standard output at the beginning."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -30,8 +32,10 @@ class Channel:
 
 
 def request() -> Any:
-    """What the process that asks first is to do, None for those after it: the key is gone then, and so are these
-    modules, from the disk and from where modules are looked for."""
+    """Return what the first process that asks is to do, None for all later ones.
+
+    Removes the key and these modules from the disk, and their folder from the import path.
+    """
     file = os.path.join(HERE, KEYFILE)
     if not os.path.exists(file):
         return None
@@ -48,7 +52,10 @@ def request() -> Any:
 
 
 def codes(packages: Any, modules: Any = None) -> Any:
-    """The code of every function of these packages that is loaded, or in `modules`, by module, class and name."""
+    """Return the code of every function of these packages, by module, class and name.
+
+    Functions are looked up in the loaded modules, or in `modules`.
+    """
     found: Any = {}
     for place, module in list((sys.modules if modules is None else modules).items()):
         if module is None or place.partition(".")[0] not in packages:
@@ -62,8 +69,10 @@ def codes(packages: Any, modules: Any = None) -> Any:
 
 
 def keeper(objects: Any) -> Any:
-    """A function that gives these objects the attributes back that they have now, and returns the names of those that
-    had been changed. What it goes by is where no attribute leads."""
+    """Return a function that restores the present attributes of these objects and returns the names of those changed.
+
+    It keeps the attributes where no attribute leads.
+    """
     whole = [(each, dict(vars(each))) for each in objects]
 
     def restore() -> Any:
@@ -82,12 +91,12 @@ def keeper(objects: Any) -> Any:
 
 
 def replaced(before: Any, now: Any) -> Any:
-    """Names of functions whose code is none of those there were before: runners put some in the place of others."""
+    """Return the names of functions whose code is not among the earlier codes; runners may swap some of these."""
     own = set(map(id, before.values()))
     return [".".join(name) for name in before if id(now.get(name)) not in own]
 
 
 def first_line(error: Any) -> str:
-    """The first line of an exception, as a traceback ends with it."""
+    """Return the first line of an exception, as a traceback ends with it."""
     lines = traceback.format_exception_only(type(error), error)[-1].strip().splitlines()
     return lines[0][:LONGEST] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Where modules of a repository may stand in for those of the image. For Python 3.6 or newer, of its library."""
+"""Limit which modules of a repository may replace the image's. For Python 3.6 or newer, standard library only."""
 
 import importlib.machinery
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Guard(importlib.machinery.FileFinder):
-    """Imports from a folder of the repository, but nothing in the place of a library of the image."""
+    """Finds modules in a folder of the repository, but none that would replace a library of the image."""
 
     libraries: Any = frozenset()
 
@@ -16,7 +16,7 @@ class Guard(importlib.machinery.FileFinder):
 
 
 def guard(root: str, own: Any) -> None:
-    """Has modules be imported from outside the repository where they are there, but those whose names are in `own`."""
+    """Keep modules of the repository from replacing ones outside of it, except those whose names are in `own`."""
     names: Any = set()
     for place in sys.path:
         if os.path.isdir(place) and not (os.path.realpath(place) + os.sep).startswith(root + os.sep):

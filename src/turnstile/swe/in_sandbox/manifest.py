@@ -1,7 +1,8 @@
-"""What files a folder holds, told by a digest of each. Of the standard library, for Python 3.7 or newer: its source is
-handed to the Python of a sandbox, which runs it in the folder.
+"""List the files of a folder with a digest of each.
 
-Printed is a JSON object: path -> kind (`f` file, `x` executable file, `l` link), of files the size, and digest.
+Uses the standard library only, for Python 3.7 or newer: its source is passed to the Python of a sandbox, which runs it
+in the folder. It prints a JSON object: path -> kind (`f` file, `x` executable file, `l` link), the size if it is a
+file, and digest.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ LARGE = 32 << 20  # bytes; larger files are known by size and time alone
 
 
 def manifest(root: str) -> Any:
-    """Every file and link below `root`, but history and what tools leave behind."""
+    """Return every file and link below `root`, except history and what tools leave behind."""
     found = {}
     pending = [""]
     while pending:
@@ -51,7 +52,7 @@ def kind(status: os.stat_result) -> str:
 
 
 def digest(path: str, status: os.stat_result) -> str:
-    """Return the SHA-256 of a file in hex; of a large one, the time of its last change."""
+    """Return the SHA-256 of a file in hex; for a large one, the time of its last change."""
     if status.st_size > LARGE:
         return f"at {status.st_mtime_ns}"
     with open(path, "rb") as file:

@@ -1,9 +1,9 @@
-"""Whose code a test is: of the tests, of a library, or of the code under test. For Python 3.6 or newer, of the standard
-library, but for the rewriting of assertions, which is pytest's.
+"""Tell whose code a test is: that of the tests, of a library, or of the code under test.
 
-A package can ship tests for others to inherit, and its own suite then does. Such a test is one that the package held
-at the beginning: a file that the change under test touches counts as it was before, so that no change brings along
-the tests that it is judged by.
+For Python 3.6 or newer, with the standard library only, except for the rewriting of assertions, which is pytest's. A
+package can ship tests for others to inherit, and its own suite then inherits them. Such a test must be one that the
+package held at the beginning: a file that the change under test touches counts as it was before, so that no change
+brings along the tests that judge it.
 """
 
 import ast
@@ -18,7 +18,7 @@ from typing import Any
 
 from .testfiles import ENVIRONMENTS, can_change_tests, python_files
 
-_MANY = 50  # functions under one another
+_MANY = 50  # functions that wrap one another
 
 
 real = functools.lru_cache(maxsize=None)(os.path.realpath)
@@ -26,9 +26,11 @@ is_of_tests = functools.lru_cache(maxsize=None)(can_change_tests)
 
 
 class Origins:
-    """The sources of the repository, read when this is made. `before` holds, as latin-1 text, what the files that the
-    change touches were, None for one that was not there. `repaired` are those that the known repair touches: where it
-    touches tests, they count as they are."""
+    """The sources of the repository, read when this is made.
+
+    `before` holds, as latin-1 text, the files that the change touches as they were before, None for one that was not
+    there. `repaired` are the files that the known repair touches: those of them that are tests count as they are.
+    """
 
     def __init__(self, root: str, before: Any, repaired: Any = ()) -> None:
         self.root = root + os.sep
@@ -46,31 +48,36 @@ class Origins:
                 self.sources[real(self.root + path)] = (text or "").encode("latin-1")
 
     def is_inside(self, file: str) -> bool:
-        """Whether a file is of the repository, and not of a library that was installed into a folder of it."""
+        """Return whether a file belongs to the repository, and not to a library installed into a folder of it."""
         return file.startswith(self.root) and ENVIRONMENTS.isdisjoint(file[len(self.root) :].split(os.sep))
 
     def is_under_test(self, file: str) -> bool:
-        """Whether a file is of the repository and no test."""
+        """Return whether a file belongs to the repository and is not a test."""
         file = real(file)
         return self.is_inside(file) and not is_of_tests(file[len(self.root) :])
 
     def is_written(self, code: Any, file: str) -> bool:
-        """Whether a file held such a function."""
+        """Return whether such a function was in a file at the beginning."""
         if id(code) not in self.shapes:
             self.shapes[id(code)] = code, shape(code)  # the code is kept, so that no other has its id
         return self.shapes[id(code)][1] in self.written(file)
 
     def is_test_code(self, code: Any, file: str, own: str) -> bool:
-        """Whether a function is of a file of tests, and not one that only says so. One that could not be read at the
-        beginning, as it is outside the repository or was made since, is believed of its own tests."""
+        """Return whether a function is from a file of tests, and does not only claim to be.
+
+        A file that could not be read at the beginning, as it is outside the repository or was made later, is trusted
+        for its own tests.
+        """
         if file != own and (not self.is_inside(file) or self.is_under_test(file)):
             return False
         return self.is_written(code, file) if file in self.sources else file == own
 
     def altered(self, function: Any, name: str, own: str = "") -> bool:
-        """Whether the test of that name is no function of a test file, nor one that the package or a library ships
-        under that name. `own` is a file of tests whatever it is called. Decorators may lie over it, but none that the
-        change brings along."""
+        """Return whether a test is neither from a test file nor shipped by the package or a library under that name.
+
+        `own` counts as a file of tests whatever its name. Decorators may wrap the test, but none that the change brings
+        along.
+        """
         pending: Any = [(function, True)]
         seen = 0
         while pending and seen < _MANY:
@@ -93,12 +100,12 @@ class Origins:
                 try:
                     inner.append(cell.cell_contents)
                 except ValueError:
-                    continue  # a cell that is empty as yet
+                    continue  # a cell that is still empty
             pending += [(found, outermost) for found in inner if found is not None]
         return seen > 0
 
     def source(self, file: str) -> bytes:
-        """What a file held at the beginning. One of a library is read now, if nothing has changed it since."""
+        """Return what a file held at the beginning. A library's file is read now, if nothing has changed it since."""
         if file in self.sources:
             return self.sources[file]  # type: ignore[no-any-return]
         if self.is_inside(file) or not os.path.isfile(file) or os.stat(file).st_ctime >= self.began:
@@ -107,18 +114,18 @@ class Origins:
             return opened.read()
 
     def written(self, file: str) -> Any:
-        """The shapes of the functions that a file held, as they are and as pytest rewrites them."""
+        """Return the shapes of the functions that a file held, as they are and as pytest rewrites them."""
         if file not in self.known:
             self.known[file] = set()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # pytest has shown them, and may take them for errors
+                warnings.simplefilter("ignore")  # pytest has shown these warnings, and may turn them into errors
                 for code in compiled(self.source(file), file, self.settings):
                     self.known[file].update(map(shape, functions(code)))
         return self.known[file]
 
 
 def compiled(source: bytes, file: str, settings: Any) -> Any:
-    """A module's code, plain and with assertions rewritten as pytest's settings have it, where pytest is."""
+    """Yield a module's code, plain and, if there is pytest, with assertions rewritten according to its settings."""
     try:
         yield compile(source, file, "exec", dont_inherit=True)
         tree = ast.parse(source, filename=file)
@@ -130,7 +137,7 @@ def compiled(source: bytes, file: str, settings: Any) -> Any:
         return
     if "source" in inspect.signature(rewrite_asserts).parameters:
         rewrite_asserts(tree, source, file, settings)
-    else:  # of before 5, which writes the place into the code
+    else:  # pytest before 5, which writes the path into the code
         rewrite_asserts(tree, importlib.import_module("py").path.local(file))
     yield compile(tree, file, "exec", dont_inherit=True)
 
@@ -144,7 +151,7 @@ def functions(code: Any) -> Any:
 
 
 def shape(code: Any) -> Any:
-    """What a function does, without where it stands."""
+    """Return what a function does, without where it stands."""
     constants = [
         shape(constant) if isinstance(constant, types.CodeType) else (type(constant), constant)
         for constant in code.co_consts

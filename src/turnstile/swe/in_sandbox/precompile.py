@@ -1,10 +1,10 @@
-"""Compiles a tree once, so that runs on copies of it compile only what was changed.
+"""Compile a tree once, so that runs on copies of it compile only what was changed.
 
     python -m turnstile.swe.in_sandbox.precompile
 
-Every source file below the working folder gets byte code that Python checks against a hash of the source
-(PEP 552), and every test file the form that pytest's assertion rewriting gives it, so no copy, edit or clock
-makes stale code run. Nothing of the tree is executed.
+Every source file below the working folder gets byte code that Python checks against a hash of the source (PEP 552), and
+every test file gets the form that pytest's assertion rewriting gives it, so no copy, edit or clock makes stale code
+run. Nothing of the tree is executed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from turnstile.swe.tree import is_test_file
 
 
 def rewrite_tests(root: Path) -> int:
-    """Write the rewritten form of every test file; returns how many were written.
+    """Write the rewritten form of every test file; return how many were written.
 
-    None are where pytest's cache is not the hash-checked one: it then rewrites in every run, which only costs time.
+    None are written if pytest's cache is not the hash-checked one: it then rewrites in every run, which only costs
+    time.
     """
     header = io.BytesIO()
     try:
         rewrite._write_pyc_fp(header, b"\0" * 8, compile("", "", "exec"))
     except (AttributeError, TypeError):
-        return 0  # a pytest whose cache goes by modification times
+        return 0  # this pytest's cache is checked by modification times
     if header.getvalue()[4:8] != b"\x03\0\0\0":
         return 0
     written = 0
@@ -42,7 +43,7 @@ def rewrite_tests(root: Path) -> int:
             try:
                 tree = ast.parse(source, filename=name)
             except (SyntaxError, ValueError):
-                continue  # it will say so when it is collected
+                continue  # collecting it will report the error
             rewrite.rewrite_asserts(tree, source, name, None)
             code = compile(tree, name, "exec", dont_inherit=True)
             folder = file.parent / "__pycache__"
@@ -56,7 +57,7 @@ def rewrite_tests(root: Path) -> int:
 def main() -> None:
     """Compile all modules under the working directory, the tests with pytest's assertions."""
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
-    compileall.compile_dir(".", quiet=2, maxlevels=20, invalidation_mode=mode)  # a file that is no Python is skipped
+    compileall.compile_dir(".", quiet=2, maxlevels=20, invalidation_mode=mode)  # skips files that are not Python
     rewrite_tests(Path())
 
 

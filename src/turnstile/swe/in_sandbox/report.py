@@ -1,14 +1,16 @@
-"""A pytest plugin that tells every outcome under a random key. For Python 3.6 and pytest 3.6 or newer, whatever the
-project's own settings are; of the standard library, and handed into a container as a package with what it imports.
+"""A pytest plugin that reports every outcome under a random key.
 
-It is named in PYTEST_PLUGINS. Beside its folder lies KEYFILE: the key of the report's lines, the name of the tests that
-it adds, which must fail, the repository's folder, what the files of the change were before, and the names that the
+For Python 3.6 and pytest 3.6 or newer, whatever the project's own settings are; with the standard library only, and put
+into a container as a package with what it imports.
+
+It is named in PYTEST_PLUGINS. KEYFILE lies beside its folder, with the key of the report's lines, the name of the tests
+that it adds, which must fail, the repository's folder, what the files of the change were before, and the names that the
 repository's modules had at the beginning. `in_sandbox.startup` imports it when Python starts, so that all of these are
-gone before any code of the repository can be imported. Where pytest is called by a program of the repository, it is
-imported when pytest is. PYTEST_DONT_REWRITE
+gone before any code of the repository can be imported. If a program of the repository calls pytest, it is imported when
+pytest is. PYTEST_DONT_REWRITE
 
 It is not `in_sandbox.verifier`, which runs pytest itself in the Python that Turnstile runs in: here the data set's
-command does, with a pytest and settings of its own.
+command runs pytest, with a version and settings of its own.
 """
 
 import importlib
@@ -50,8 +52,10 @@ class Report(Channel):
         self.emit(event="begin")
 
     def is_stranger(self, plugin: Any) -> bool:
-        """Whether a plugin's hooks are written in code under test, and are not those that it had before the change. In
-        a file that the repair touches too, those that are there from the beginning of the run may be changed."""
+        """Return whether a plugin's hooks are written in code under test, and are not those from before the change.
+
+        In a file that the repair touches too, the hooks that are there from the beginning of the run may be changed.
+        """
         for name in dir(plugin):
             code = getattr(getattr(plugin, name, None), "__code__", None) if name.startswith("pytest_") else None
             if code is not None and self.origins.is_under_test(code.co_filename):
@@ -62,13 +66,15 @@ class Report(Channel):
         return False
 
     def functions(self) -> Any:
-        """The code of what is sealed, of the report itself too."""
+        """Return the code of what is sealed, that of the report itself included."""
         return codes(self.packages, {**sys.modules, **self.parts})
 
     def seal(self, plugins: Any) -> None:
-        """Takes the report out of where modules are looked for. What these plugins have replaced by now is as it
-        should be, and so is what they put in the place of something later, as pytest-mock does, if it is a function
-        of their own."""
+        """Hide the report from module lookup, and seal the functions of the runner and of these plugins.
+
+        What the plugins have replaced by now is accepted. So is what they replace later, as pytest-mock does, if the
+        replacement is a function of their own.
+        """
         for name in list(sys.modules):
             if name.partition(".")[0] == __name__:
                 self.parts[name] = sys.modules.pop(name)
@@ -94,7 +100,7 @@ class Report(Channel):
         function = getattr(item, "function", None)
         name = getattr(item, "originalname", None) or item.name.partition("[")[0]
         own = str(getattr(item, "path", None) or item.fspath)
-        ours = self.canary in item.nodeid  # in no file
+        ours = self.canary in item.nodeid  # it is in no file
         if function is not None and not ours and self.origins.altered(function, name, own):
             self.unsound.add(item.nodeid)
             self.messages[item.nodeid] = "the test that ran is not the one in its file"
@@ -126,7 +132,10 @@ class Report(Channel):
             self.emit(event="test", id=report.nodeid, outcome=self.outcomes[report.nodeid], message=message)
 
     def witness(self) -> Any:
-        """A plugin that ends the report, and knows what it was made of and what it noted where no attribute leads."""
+        """Return a plugin that ends the report.
+
+        It keeps what the report was made of and what it noted where no attribute leads.
+        """
         noted: Any = {}
         self.note = noted.__setitem__
         restore = keeper((self, self.origins, self.expected))
@@ -150,7 +159,7 @@ class Report(Channel):
 
 
 def last_line(rendered: Any) -> str:
-    """What went wrong, of what pytest has made of it."""
+    """Return what went wrong, from the text that pytest made of it."""
     lines = [line.strip() for line in str(rendered).splitlines() if line.strip()]
     said = lines[-1] if lines else ""
     return said[2:].strip()[:LONGEST] if said.startswith("E ") else said[:LONGEST]
@@ -158,12 +167,12 @@ def last_line(rendered: Any) -> str:
 
 def pytest_addoption(parser: Any) -> None:
     """Hide `PYTEST_PLUGINS` from what the tests start."""
-    os.environ.pop("PYTEST_PLUGINS", None)  # pytest has read it, and what the tests start is not to
+    os.environ.pop("PYTEST_PLUGINS", None)  # pytest has read it, and what the tests start must not
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
-    """No conftest file has been imported yet."""
+    """Seal the report, before any conftest file has been imported."""
     if REPORT is not None:
         REPORT.seal(early_config.pluginmanager.get_plugins())
 
@@ -178,7 +187,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def _open() -> Any:
-    """The report of the process that finds the key; those that it starts find none."""
+    """Return the report of the process that finds the key, None in those that it starts, which find none."""
     asked = request()
     if asked is None:
         return None

@@ -1,7 +1,7 @@
-"""Whether the test runner is still the one that was loaded.
+"""Check that the test runner is still the one that was loaded.
 
-Code under test shares a process with what runs its tests, and can replace any function of it. A replaced one is
-found by comparing. Of the standard library, as it runs beside the code under test.
+Code under test shares a process with what runs its tests, and can replace any function of it. A replaced one is found
+by comparing. Uses the standard library only, as it runs beside the code under test.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SEALED = ("pytest", "_pytest", "pluggy", "unittest", "builtins", "__main__", "tu
 
 
 class Seal:
-    """Remembers the functions and classes of the test runner; `broken` says which of them is another one now."""
+    """Remembers the functions and classes of the test runner; `broken` names one of them that has been replaced."""
 
     def __init__(self) -> None:
         self._modules = {
@@ -30,7 +30,7 @@ class Seal:
         ]
 
     def broken(self) -> str | None:
-        """The name of a function, class or module that was replaced since; None if none was."""
+        """Return the name of a function, class or module that has been replaced since; None if none was."""
         for name, module in self._modules.items():
             if sys.modules.get(name) is not module:
                 return name
@@ -44,7 +44,7 @@ _WRAPPERS = (classmethod, staticmethod, property)
 
 
 def _namespaces(modules: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The names of each module and of each class that it defines."""
+    """Yield the names of each module and of each class that it defines."""
     for place, module in modules.items():
         names = vars(module)
         yield place, names
@@ -55,5 +55,5 @@ def _namespaces(modules: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _code(value: object) -> CodeType | None:
-    """A function's code, which can be replaced while the function stays."""
+    """Return a function's code, which can be replaced while the function stays; None for anything else."""
     return value.__code__ if isinstance(value, FunctionType) else None

@@ -1,9 +1,8 @@
-"""Loads `in_sandbox.report`, or `in_sandbox.unittests`, when the Python that runs the tests starts, while nothing of
-the repository can be imported yet.
+"""Load `in_sandbox.report` or `in_sandbox.unittests` when the Python that runs the tests starts.
 
-It lies as `sitecustomize.py` in a folder that is first in PYTHONPATH, for Python 3.6 or newer; the environment names
-the plugin, the runner that it is for, and the repository. A process whose command line does not name that runner
-leaves everything as it is.
+At that time nothing of the repository can be imported yet. This file lies as `sitecustomize.py` in a folder that is
+first in PYTHONPATH, for Python 3.6 or newer; the environment names the plugin, the runner that it is for, and the
+repository. A process whose command line does not name that runner leaves everything as it is.
 """
 
 import importlib.machinery
@@ -24,7 +23,7 @@ PROGRAMS = {
 
 
 def runs(runner: str, arguments: Any) -> bool:
-    """Whether a command line of Python has tests run by that runner, by itself or under coverage."""
+    """Return whether a command line of Python runs tests by that runner, directly or under coverage."""
     programs = PROGRAMS[runner]
     pending = list(arguments)
     while pending:
@@ -41,7 +40,7 @@ def runs(runner: str, arguments: Any) -> bool:
 
 
 def load(name: str, repository: str) -> None:
-    """Imports the plugin, from outside the repository if that is where pytest is."""
+    """Import the plugin without the repository on the import path, or with it if that fails."""
     whole = list(sys.path)
     sys.path[:] = [place for place in whole if not (os.path.realpath(place) + os.sep).startswith(repository + os.sep)]
     try:
@@ -54,7 +53,7 @@ def load(name: str, repository: str) -> None:
 
 
 def go_on() -> None:
-    """Runs the sitecustomize module that this one stands before."""
+    """Run the sitecustomize module that this one hides."""
     others = [place for place in sys.path if os.path.abspath(place) != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
@@ -70,7 +69,7 @@ def main() -> None:
         os.unlink(__file__)
         plugin = os.environ.pop(PLUGIN)
         load(plugin, repository)
-        if os.environ[RUNNER] != "pytest":  # which asks for it by its name, and hides it then
+        if os.environ[RUNNER] != "pytest":  # pytest looks it up by its name, and hides it then
             for name in [name for name in sys.modules if name.partition(".")[0] == plugin]:
                 del sys.modules[name]
 

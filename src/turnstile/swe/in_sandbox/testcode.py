@@ -1,7 +1,7 @@
-"""Whether the tests that run are the ones in the test files, as they were before any code under test ran.
+"""Check that the tests that run are those in the test files, as they were before any code under test ran.
 
-Code under test can empty a test function in memory, or write over a test file or its byte code before that is
-imported. So what the files hold is read first and compared with what ran. Beside pytest, of the standard library.
+Code under test can empty a test function in memory, or write over a test file or its byte code before it is imported.
+So what the files hold is read first and compared with what ran. Uses only pytest beside the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from _pytest.assertion import rewrite
 
 from turnstile.swe.tree import can_change_tests
 
-_DEEP = 6  # decorators over one another
+_DEEP = 6  # decorators on top of one another
 
 
 class TestCode:
@@ -33,10 +33,10 @@ class TestCode:
         self._known = {os.path.abspath(file): frozenset(_functions(_compiled(file))) for file in self.files}
 
     def altered(self, item: pytest.Item) -> bool:
-        """Whether a test consists of other code than its file holds, or comes from the code under test.
+        """Return whether a test consists of other code than its file holds, or comes from the code under test.
 
-        A decorated test does, under its decorators, of the file's. Tests that a helper beside the test files
-        defines are taken as they are.
+        Of a decorated test, the code under its decorators must be the file's. Tests that a helper beside the test files
+        defines are accepted as they are.
         """
         function = getattr(item, "function", None)
         if not isinstance(function, FunctionType):
@@ -50,7 +50,7 @@ class TestCode:
 
 
 def _compiled(file: str) -> CodeType | None:
-    """The file's code as pytest imports it: from its byte code, where that is sound, else made anew."""
+    """Return the file's code as pytest imports it: from its byte code if that is valid, else compiled anew."""
     path = Path(file)
     if not path.is_file():
         return None
@@ -62,7 +62,7 @@ def _compiled(file: str) -> CodeType | None:
     try:
         tree = ast.parse(source, filename=file)
     except (SyntaxError, ValueError):
-        return None  # it will say so when it is collected
+        return None  # collecting it will report the error
     rewrite.rewrite_asserts(tree, source, file, None)
     return compile(tree, file, "exec", dont_inherit=True)
 
@@ -75,7 +75,7 @@ def _functions(code: CodeType | None) -> Iterator[CodeType]:
 
 
 def _below(found: Any, depth: int) -> Iterator[FunctionType]:
-    """A function and those that it wraps: named, closed over, or kept in an attribute."""
+    """Yield a function and those that it wraps: named, closed over, or kept in an attribute."""
     if isinstance(found, FunctionType):
         yield found
     if depth and isinstance(found, FunctionType):
@@ -84,7 +84,7 @@ def _below(found: Any, depth: int) -> Iterator[FunctionType]:
             try:
                 cells.append(cell.cell_contents)
             except ValueError:
-                continue  # a cell that is empty as yet
+                continue  # a cell that is still empty
         for inner in (*cells, *vars(found).values()):
             yield from _below(inner, depth - 1)
     elif depth and hasattr(found, "__dict__") and not isinstance(found, type | ModuleType):

@@ -1,5 +1,6 @@
-"""Which files hold tests, and what these say in their source. For Python 3.6 or newer, of the standard library alone,
-as it also goes into containers beside `in_sandbox.report`.
+"""Tell which files hold tests, and which failures their source expects.
+
+For Python 3.6 or newer, with the standard library only, as it also goes into containers beside `in_sandbox.report`.
 """
 
 import ast
@@ -18,13 +19,13 @@ HOOKS = frozenset({"pytest_collection_modifyitems", "pytest_itemcollected", "pyt
 
 
 def is_test_file(path: str) -> bool:
-    """Whether the file at `path` holds tests, going by its name: as pytest has it, and as older suites call theirs."""
+    """Return whether the file at `path` holds tests, by its name: as pytest names them, and as older suites do."""
     name = path.rpartition("/")[2]
     return name in WHOLE_SUITES or (name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py")))
 
 
 def can_change_tests(path: str) -> bool:
-    """Whether a change to `path` could change the tests instead of the code, so that grading leaves it out."""
+    """Return whether a change to `path` could change the tests instead of the code, so that grading leaves it out."""
     parts = os.path.normpath(path).split("/")
     return (
         is_test_file(path)
@@ -38,7 +39,7 @@ def can_change_tests(path: str) -> bool:
 
 
 def python_files(root: str) -> Any:
-    """The Python files of a repository, without those in hidden folders."""
+    """Yield the Python files of a repository, without those in hidden folders."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
@@ -48,12 +49,15 @@ def python_files(root: str) -> Any:
 
 
 def test_files(root: str) -> Any:
-    """Those of them that are tests or beside them."""
+    """Return the Python files of a repository that are tests or beside them."""
     return (file for file in python_files(root) if can_change_tests(os.path.relpath(file, root)))
 
 
 class Expected:
-    """Which failures the test files expect, as they are when this is made: what code under test marks is no part."""
+    """The failures that the test files expect, by their source when this is made.
+
+    Marks that code under test makes do not count.
+    """
 
     def __init__(self, root: str, files: Any) -> None:
         self.root = os.path.realpath(root)
@@ -65,14 +69,14 @@ class Expected:
                         self.sources[os.path.realpath(each)] = opened.read()
 
     def conftests(self, file: str) -> Any:
-        """The conftest files that a test file is run with."""
+        """Yield the conftest files that a test file is run with."""
         folder = os.path.dirname(os.path.realpath(file))
         while folder == self.root or folder.startswith(self.root + os.sep):
             yield os.path.join(folder, "conftest.py")
             folder = os.path.dirname(folder)
 
     def of(self, item: Any) -> bool:
-        """Whether the source of a test, of its class, module or fixtures, or a hook beside it says that it may fail."""
+        """Return whether a test may fail, by the source of it, its class, module or fixtures, or a hook beside it."""
         file = os.path.realpath(str(getattr(item, "path", None) or item.fspath))
         function = getattr(item, "function", None)
         names = {getattr(function, "__name__", ""), item.name.partition("[")[0], *getattr(item, "fixturenames", ())}
@@ -84,12 +88,15 @@ class Expected:
         return self.says({file, written, *map(os.path.realpath, self.conftests(file))}, names | HOOKS)
 
     def says(self, files: Any, names: Any) -> bool:
-        """Whether one of these files expects a failure, for all of it or where one of `names` is made."""
+        """Return whether one of these files expects a failure, for all of it or where it defines one of `names`."""
         return any(says_xfail(self.sources.get(each, b""), names) for each in files)
 
 
 def says_xfail(source: bytes, names: Any) -> bool:
-    """Whether a source has a mark or a call that expects a failure, for all of it or where one of `names` is made."""
+    """Return whether a source expects a failure by a mark or a call.
+
+    It may do so for the whole file, or where it defines one of `names`.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

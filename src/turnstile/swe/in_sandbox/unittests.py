@@ -1,10 +1,10 @@
-"""Tells every outcome of a run of unittest under a random key, and adds a test that must fail. For Python 3.6 or newer,
-of the standard library, and handed into a container as a package with what it imports.
+"""Report every outcome of a run of unittest under a random key, and add a test that must fail.
 
-`in_sandbox.startup` imports it when a Python starts that runs unittest, by itself or by a program that is known to.
-Beside its folder lies KEYFILE, as for `in_sandbox.report`. Runners that print otherwise than `unittest.TextTestRunner`
-write no report. It has no part in common with `in_sandbox.report` but what both import, as unittest has no plugins:
-functions are put around those that run tests.
+For Python 3.6 or newer, with the standard library only, and put into a container as a package with what it imports.
+`in_sandbox.startup` imports it when a Python starts that runs unittest, directly or by a program that is known to.
+KEYFILE lies beside its folder, as for `in_sandbox.report`. Runners whose output differs from that of
+`unittest.TextTestRunner` write no report. It shares with `in_sandbox.report` only what both import, as unittest has no
+plugins: it wraps the functions that run tests.
 """
 
 import inspect
@@ -25,7 +25,7 @@ BAD = ("FAILED", "ERROR")
 
 
 class Report(Channel):
-    """Writes begin, test, tampered and end lines of the first run of the process; runs inside that one are tests'."""
+    """Writes begin, test, tampered and end lines for the first run of the process; runs inside it belong to tests."""
 
     def __init__(self, asked: Any) -> None:
         super().__init__(asked["key"])
@@ -41,8 +41,10 @@ class Report(Channel):
         self.emit(event="begin")
 
     def watch(self) -> None:
-        """Puts functions of its own around those that run tests and take their outcomes, and knows what it was made of
-        and what it noted where no attribute leads."""
+        """Wrap the functions that run tests and take their outcomes.
+
+        What the report was made of and what it noted is kept where no attribute leads.
+        """
         for name, outcome in OUTCOMES.items():
             setattr(unittest.TestResult, name, self.noting(getattr(unittest.TestResult, name), outcome))
         part = unittest.TestResult.addSubTest
@@ -71,7 +73,7 @@ class Report(Channel):
         restore = keeper((self, self.origins, self.expected))
 
     def functions(self) -> Any:
-        """The code of what is sealed, of the report itself too."""
+        """Return the code of what is sealed, that of the report itself included."""
         return codes((*SEALED, __name__), {**sys.modules, **self.parts})
 
     def noting(self, add: Any, outcome: str) -> Any:
@@ -97,13 +99,13 @@ class Report(Channel):
 
     def is_altered(self, test: Any) -> bool:
         name = getattr(test, "_testMethodName", None)
-        if name is None or type(test).__name__ == self.canary:  # a fixture of a class or a module; ours
+        if name is None or type(test).__name__ == self.canary:  # a fixture of a class or a module, or our canary
             return False
         method = getattr(type(test), name, None)
         return inspect.isfunction(method) and self.origins.altered(method, name)
 
     def is_expected(self, test: Any) -> bool:
-        """Whether the source of the test, or of a class it is inherited from, says that it may fail."""
+        """Return whether the source of the test, or of a class that it inherits from, says that it may fail."""
         kinds = type(test).__mro__
         names = {getattr(test, "_testMethodName", ""), *(kind.__name__ for kind in kinds)}
         return self.expected.says({os.path.realpath(file_of(kind)) for kind in kinds}, names)
@@ -131,7 +133,7 @@ class Report(Channel):
 
 
 def file_of(kind: Any) -> str:
-    """The file that a class is from, "" where it is from none."""
+    """Return the file that a class is from, "" if it is from none."""
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 

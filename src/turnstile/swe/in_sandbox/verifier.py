@@ -1,19 +1,18 @@
-"""Runs tests next to the code under test and reports what came of them; `turnstile.swe.grading.testrun` reads it.
+"""Run tests next to the code under test and report the outcomes; `turnstile.swe.grading.testrun` reads the report.
 
     python -m turnstile.swe.in_sandbox.verifier REQUEST
 
-REQUEST is a file, read and removed before anything else happens, that holds JSON: `key`, what every report line
-begins with; `tests`, node ids or whole files relative to the working folder, or null for the whole suite;
-`reverse`, whether the last of them comes first; `canary`, the name of the tests that are added and must fail;
-`calls`, the folder whose functions are to be told by the tests that call them, or null. Report lines are
-`KEY {json}` on the standard output as it was before any test could redirect it, and the key is random, so what
-the tests themselves print is not taken for a report. The project's pytest configuration is ignored, its
-conftest files are honoured.
+REQUEST is a file with JSON, read and removed before anything else happens: `key`, the beginning of every report line;
+`tests`, node ids or whole files relative to the working folder, or null for the whole suite; `reverse`, whether to run
+the last of them first; `canary`, the name of the tests that are added and must fail; `calls`, the folder whose
+functions are to be reported for the tests that call them, or null. Report lines are `KEY {json}` on the standard output
+as it was before any test could redirect it, and the key is random, so what the tests themselves print is not taken for
+a report. The project's pytest configuration is ignored, its conftest files are used.
 
-Code under test shares this process, so forging a report is made hard, not impossible: the key is on no command
-line and in no file, the canaries are ordinary tests and must fail, no function of the runner may have been
-replaced, no test and no plugin slipped in, an expected failure must be one that the tests themselves expect, and counts
-and exit code must agree.
+Code under test shares this process, so forging a report is made hard, not impossible: the key is on no command line and
+in no file, the canaries are ordinary tests and must fail, no function of the runner may have been replaced, no test and
+no plugin slipped in, an expected failure must be one that the tests themselves expect, and counts and exit code must
+agree.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ FLAGS = (
     "-c",
     os.devnull,
     "--rootdir=.",
-    "--continue-on-collection-errors",  # a file that cannot be collected is an outcome of its own tests alone
+    "--continue-on-collection-errors",  # a file that cannot be collected concerns its own tests only
     *(
         flag
         for name in (
@@ -65,14 +64,19 @@ Emit = Callable[..., None]
 
 
 def summary(error: BaseException) -> str:
-    """The first line of an exception as a traceback ends with it, less the name where pytest explains an assertion."""
+    """Return the first line of an exception as a traceback ends with it.
+
+    Its name is left out if pytest explains an assertion.
+    """
     text = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
     return text.removeprefix("AssertionError: ")[:LONGEST] if text.startswith(EXPLAINED) else text[:LONGEST]
 
 
 def is_inside(error: BaseException, seal: Seal) -> bool:
-    """Whether the code under test had its hand in an error of ours: it passed through, used up the memory, or has
-    replaced a part of the runner."""
+    """Return whether the code under test was involved in an error of ours.
+
+    It was if the error passed through it, memory ran out, or a part of the runner has been replaced.
+    """
     frames = traceback.walk_tb(error.__traceback__)
     passed = any(frame.f_code.co_filename.startswith(HERE) for frame, _ in frames)
     return isinstance(error, MemoryError) or passed or seal.broken() is not None
@@ -96,7 +100,7 @@ class Recorder:
         self._outcomes: list[str] = []
         self._message = ""
         self._seconds = 0.0
-        self._unsound = False  # the test is not what its file holds, or others than the tests expect it to fail
+        self._unsound = False  # the test is not the one in its file, or other code than the tests expects it to fail
 
     def pytest_configure(self, config: pytest.Config) -> None:
         config.option.tbstyle = "line"  # nobody reads the tracebacks, and rendering them takes longest of all
@@ -173,7 +177,7 @@ class Recorder:
 
 
 def file_of(test: str) -> str:
-    """The file of a node id."""
+    """Return the file of a node id."""
     return test.partition("::")[0]
 
 
@@ -188,7 +192,7 @@ def outcome_of(report: pytest.TestReport) -> str:
 
 
 def message_of(error: BaseException | None, rendered: object) -> str:
-    """What went wrong, in a line: of the exception, or of what pytest has made of it."""
+    """Return what went wrong, in a line: from the exception, or from the text that pytest made of it."""
     if error is not None:
         return summary(error)
     lines = [line.removeprefix("E  ").strip() for line in str(rendered).splitlines() if line.strip()]
@@ -196,7 +200,7 @@ def message_of(error: BaseException | None, rendered: object) -> str:
 
 
 def slipped_in(manager: pytest.PytestPluginManager, recorder: Recorder) -> str | None:
-    """The name of a plugin that is none of pytest's, no conftest file and not named by one; None if there is none."""
+    """Return the name of a plugin that is not pytest's, not a conftest file and not named by one; None without one."""
     plugins = [plugin for plugin in manager.get_plugins() if plugin is not recorder and not is_pytests(plugin)]
     conftests = [plugin for plugin in plugins if os.path.basename(getattr(plugin, "__file__", "")) == "conftest.py"]
     named: set[str] = set()
@@ -208,7 +212,7 @@ def slipped_in(manager: pytest.PytestPluginManager, recorder: Recorder) -> str |
 
 
 def is_pytests(plugin: object) -> bool:
-    """Whether a plugin is a module of pytest, or an object of a class that is defined in one."""
+    """Return whether a plugin is a module of pytest, or an object of a class that is defined in one."""
     if isinstance(plugin, types.ModuleType):
         return plugin.__name__.startswith("_pytest.") and sys.modules.get(plugin.__name__) is plugin
     kind = type(plugin)
@@ -224,7 +228,7 @@ def run_pytest(
     seal: Seal,
     written: TestCode,
 ) -> tuple[int, int]:
-    """pytest's exit code, and how many tests were reported."""
+    """Run pytest; return its exit code, and how many tests were reported."""
     recorder = Recorder(emit, seal, written, wanted, request)
     code = int(pytest.main([*FLAGS, "--", *(tests or ())], plugins=[recorder]))
     replaced = seal.broken()
@@ -235,7 +239,7 @@ def run_pytest(
 
 
 def main(key: str, request: Any) -> int:
-    """Run what the request asks for; the exit code is pytest's."""
+    """Run what the request asks for; return pytest's exit code."""
     channel, write, dumps = os.dup(1), os.write, json.dumps  # before the code under test can replace them
 
     def emit(**event: Any) -> None:
@@ -254,7 +258,7 @@ def main(key: str, request: Any) -> int:
 
 
 def run(request: Any, emit: Emit, seal: Seal) -> int:
-    """Run the tests that a request names, or all, and emit an event for each; returns pytest's exit code."""
+    """Run the tests that a request names, or all, and emit an event for each; return pytest's exit code."""
     tests: list[str] | None = request["tests"]
     files = None if tests is None else sorted(set(map(file_of, tests)))
     wanted = None if tests is None else frozenset(tests)

@@ -1,7 +1,7 @@
 """Packages from a folder or from a git repository at one revision.
 
-Such a source is named by what it holds: its version ends with a digest of the files, or with the commit. The spec
-that a task keeps says both, so a task never means other code than it was made from:
+Such a source is named by its content: its version ends with a digest of the files, or with the commit. The spec that a
+task keeps contains both, so a task never refers to other code than it was made from:
 
     path:/work/tiny#tiny==1.0+f1d2d2f924e9
     git+file:///work/tiny@COMMIT#tiny==1.0+g1f3c5d7a9b02
@@ -75,7 +75,7 @@ class GitSource:
 
 
 def parse_path(spec: str) -> PathSource:
-    """`path:FOLDER`, with or without what a task adds to it. Raises TaskError where there is no such folder."""
+    """Parse `path:FOLDER`, with or without the suffix that tasks add. Raises TaskError if there is no such folder."""
     rest, _, pin = spec.removeprefix("path:").partition("#")
     folder = Path(rest).expanduser().absolute()
     if match := _PIN.fullmatch(pin):
@@ -94,7 +94,7 @@ def _path_source(folder: Path, spec: str) -> PathSource:
 
 
 def parse_git(spec: str) -> GitSource:
-    """`git+URL@REVISION`, with or without what a task adds to it. Raises TaskError for one that cannot be had."""
+    """Parse `git+URL@REVISION`, with or without the suffix that tasks add. Raises TaskError if it cannot be fetched."""
     rest, _, pin = spec.removeprefix("git+").partition("#")
     url, at, revision = rest.rpartition("@")
     if not at or not revision or revision.startswith("-") or "/" not in url.partition("://")[2]:
@@ -112,7 +112,7 @@ def parse_git(spec: str) -> GitSource:
 
 
 def _mirror(url: str, revision: str) -> Path:
-    """A bare clone in the cache that has the revision, if the repository does."""
+    """Return a bare clone in the cache, which has the revision if the repository does."""
     mirror = cache_dir() / "swe" / "git" / hashlib.sha256(url.encode()).hexdigest()[:16]
     if not mirror.is_dir():
         mirror.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Whether code in a sandbox can read a package as it should be, beside the copy with the fault.
+"""Check whether code in a sandbox can read a package without the fault, beside the copy with the fault.
 
-A package is there to be read where the sandbox's Python has it too: in its own folder of packages, in another Python's,
-also the one that a virtual environment was made with, or as what some package carries along, wheels included.
+It can if the sandbox's Python has the package too: in its own folder of packages, in that of another Python (including
+the one that a virtual environment was made with), or bundled with some other package, wheels included.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ sys.stdout.write(json.dumps(found))
 
 
 async def exposed(package: Package, sandboxes: Sandboxes) -> Mapping[str, str | None]:
-    """Where in these sandboxes each of the package's modules can be read, None where it cannot.
+    """Return where each of the package's modules can be read in these sandboxes, None for one that cannot.
 
-    Raises SandboxError where that cannot be told.
+    Raises SandboxError if that cannot be found out.
     """
     sandbox = await sandboxes.start(package.tree, deps=package.deps)
     try:
@@ -63,7 +63,7 @@ async def exposed(package: Package, sandboxes: Sandboxes) -> Mapping[str, str | 
 
 
 def refuse_exposed(package: Package, file: str, found: Mapping[str, str | None]) -> None:
-    """Raises TaskError where the file of a fault is among what can be read."""
+    """Raise TaskError if the file with the fault is among those that can be read."""
     place = found.get(file)
     if place is not None:
         raise TaskError(

@@ -1,4 +1,4 @@
-"""Reading an unpacked source distribution: licence, import root, source files, tests, dependencies."""
+"""Read an unpacked source distribution: licence, import root, source files, tests, dependencies."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from turnstile.swe.tree import is_test_file
 _TEST_EXTRAS = ("test", "tests", "testing")
 _NOT_SOURCE = {"tests", "test", "testing", "doc", "docs", "example", "examples", "benchmark", "benchmarks", "bench",
                "build", "dist", "scripts", "tools", "setup.py", "conftest.py", "noxfile.py", "tasks.py"}  # fmt: skip
-# what a suite's extras name beside what its tests import: the runner itself and its companions
+# named by test extras but not imported by tests: the runner itself and its companions
 _NOT_INSTALLED = re.compile(r"pytest.*|coverage.*|tox.*|nox|mypy.*|ruff|black|flake8.*|isort|pylint|twine|build|wheel|"
                             r"pre-commit|sphinx.*|setuptools.*|covdefaults|codecov|diff-cover|types-.*")  # fmt: skip
 
 
 def unpack_archive(archive: Path, into: Path) -> None:
-    """Unpacks an sdist; its single top folder becomes `into`. Raises TaskError for a damaged archive."""
+    """Unpack an sdist; its single top folder becomes `into`. Raises TaskError for a damaged archive."""
     inner = into.with_name(f"{into.name}.unpacked")
     try:
         if archive.suffix == ".zip":
@@ -48,7 +48,7 @@ def unpack_archive(archive: Path, into: Path) -> None:
 
 
 def remove_build_products(tree: Path) -> None:
-    """Deletes what building and running leave behind, so that a template holds sources only."""
+    """Delete what building and running leave behind, so that a template holds sources only."""
     for pattern in ("*.egg-info", "*.pyc"):
         for path in sorted(tree.rglob(pattern)):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -67,7 +67,7 @@ def find_tests(tree: Path) -> list[str]:
 
 
 def find_import_root(tree: Path, name: str) -> str:
-    """The folder for the import path: the one that holds the package, else `src` where there is one, else `.`."""
+    """Return the folder for the import path: the one that holds the package, else `src` if there is one, else `.`."""
     importable = name.replace("-", "_").lower()
     candidates = [".", *sorted(entry.name for entry in tree.iterdir() if entry.is_dir())]
     candidates.sort(key=lambda folder: folder not in (".", "src", "lib"))
@@ -81,7 +81,7 @@ def find_import_root(tree: Path, name: str) -> str:
 
 
 def find_modules(tree: Path, import_root: str) -> list[str]:
-    """The package's own source files: tests, set-up scripts, documentation and examples are left out."""
+    """Return the package's own source files, without tests, set-up scripts, documentation and examples."""
     root = tree / import_root
     modules = []
     for path in sorted(root.rglob("*.py")):
@@ -93,7 +93,7 @@ def find_modules(tree: Path, import_root: str) -> list[str]:
 
 
 def requirements(tree: Path, metadata: Message) -> list[str]:
-    """Runtime and test requirements that apply to this Python, runners and linters left out."""
+    """Return runtime and test requirements that apply to this Python, without test runners and linters."""
     lines = [str(value) for value in metadata.get_all("Requires-Dist") or []]
     lines += _dependency_groups(tree)
     wanted: dict[str, str] = {}
@@ -101,7 +101,7 @@ def requirements(tree: Path, metadata: Message) -> list[str]:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
-            continue  # a requirement this pip could not read either
+            continue  # pip could not read this requirement either
         if _NOT_INSTALLED.fullmatch(canonicalize_name(requirement.name)):
             continue
         marker = requirement.marker
@@ -113,26 +113,26 @@ def requirements(tree: Path, metadata: Message) -> list[str]:
 
 
 def _dependency_groups(tree: Path) -> list[str]:
-    """Test groups of pyproject.toml (PEP 735); included groups are not followed."""
+    """Return the test groups of pyproject.toml (PEP 735); included groups are not followed."""
     path = tree / "pyproject.toml"
     if not path.is_file():
         return []
     try:
         project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return []  # pip built the metadata without it, so the package does not need it
+        return []  # pip built the metadata without this file, so the package does not need it
     groups = project.get("dependency-groups", {})
     return [line for name in _TEST_EXTRAS for line in groups.get(name, []) if isinstance(line, str)]
 
 
 def pins(deps: Path) -> list[str]:
-    """What a `--target` folder holds, as exact pins."""
+    """Return the content of a `--target` folder as exact pins."""
     found = importlib.metadata.distributions(path=[str(deps)])
     return sorted(f"{canonicalize_name(item.metadata['Name'])}=={item.version}" for item in found)
 
 
 def remove_distribution(deps: Path, name: str) -> None:
-    """Deletes one package from a `--target` folder."""
+    """Delete one package from a `--target` folder."""
     for found in importlib.metadata.distributions(path=[str(deps)]):
         if canonicalize_name(found.metadata["Name"]) == canonicalize_name(name):
             for file in found.files or ():
@@ -145,7 +145,7 @@ def remove_distribution(deps: Path, name: str) -> None:
 
 
 def find_licence(tree: Path, metadata: Message) -> tuple[str, str | None]:
-    """The licence's name from the metadata, and the file that holds its text."""
+    """Return the licence's name from the metadata, and the file that holds its text."""
     files = sorted(
         path.name for path in tree.iterdir() if re.match(r"(licen[cs]e|copying)", path.name, re.IGNORECASE)
         and path.is_file()

@@ -1,4 +1,4 @@
-"""What a project says of itself: name, version, licence and requirements, in the files of its tree."""
+"""Read and write a project's metadata: name, version, licence and requirements, from the files of its tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turnstile.swe.packages import pip
 
 
 def read_metadata(tree: Path) -> Message:
-    """The PKG-INFO with requirements if one has them; an empty message where there is none."""
+    """Return the PKG-INFO, one with requirements if there is one; an empty message if there is none."""
     found = [tree / "PKG-INFO", *sorted(tree.glob("*.egg-info/PKG-INFO")), *sorted(tree.glob("*/*.egg-info/PKG-INFO"))]
     messages = [
         email.parser.Parser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
@@ -33,7 +33,7 @@ def read_metadata(tree: Path) -> Message:
 
 
 def _egg_requirements(tree: Path) -> Iterator[str]:
-    """`requires.txt` of older setuptools, as Requires-Dist lines."""
+    """Yield the lines of older setuptools' `requires.txt` as values of Requires-Dist."""
     for path in [*sorted(tree.glob("*.egg-info/requires.txt")), *sorted(tree.glob("*/*.egg-info/requires.txt"))]:
         extra, marker = "", ""
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -48,18 +48,18 @@ def _egg_requirements(tree: Path) -> Iterator[str]:
 
 
 def project_of(folder: Path, default: str) -> tuple[str, str]:
-    """Name and version of the project in a folder; see `named`."""
+    """Return name and version of the project in a folder; see `named`."""
     return named(_said(folder), default)
 
 
 def _said(tree: Path) -> Mapping[str, str]:
-    """The texts of the files in which a project may say outright what it is."""
+    """Return the texts of the files that can state a project's metadata, by file name."""
     files = [tree / file for file in ("pyproject.toml", "setup.cfg")]
     return {file.name: file.read_text("utf-8", "replace") for file in files if file.is_file()}
 
 
 def named(texts: Mapping[str, str], default: str) -> tuple[str, str]:
-    """Name and version as the project's files say them, else `default` and 0."""
+    """Return name and version as the project's files state them, else `default` and 0."""
     metadata = static_metadata(texts)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", str(metadata.get("Name") or default)).strip("-._")
     version = re.sub(r"[^A-Za-z0-9.]", "", str(metadata.get("Version") or "")) or "0"
@@ -67,7 +67,7 @@ def named(texts: Mapping[str, str], default: str) -> tuple[str, str]:
 
 
 def entry_points(tree: Path) -> str:
-    """What the project offers to others by name (plugins, commands), as an installed package has it; "" for nothing."""
+    """Return the project's entry points (plugins, commands) in the form of an installed package; "" if it has none."""
     built = [*sorted(tree.glob("*.egg-info/entry_points.txt")), *sorted(tree.glob("*/*.egg-info/entry_points.txt"))]
     if built:
         return built[0].read_text(encoding="utf-8", errors="replace")
@@ -83,7 +83,7 @@ def entry_points(tree: Path) -> str:
 
 
 def _declared(texts: Mapping[str, str]) -> tuple[dict[str, Any], configparser.RawConfigParser]:
-    """The table `project` of pyproject.toml, and setup.cfg; empty where they are missing or damaged."""
+    """Return the table `project` of pyproject.toml, and setup.cfg; each is empty if missing or damaged."""
     try:
         project: dict[str, Any] = tomllib.loads(texts.get("pyproject.toml", "")).get("project", {})
     except tomllib.TOMLDecodeError:
@@ -97,7 +97,7 @@ def _declared(texts: Mapping[str, str]) -> tuple[dict[str, Any], configparser.Ra
 
 
 def static_metadata(texts: Mapping[str, str]) -> Message:
-    """The metadata that pyproject.toml (PEP 621) or setup.cfg says outright."""
+    """Return the metadata that pyproject.toml (PEP 621) or setup.cfg states without running code."""
     metadata = Message()
     project, config = _declared(texts)
     options = {name: dict(config[name]) if name in config else {} for name in ("metadata", "options")}
@@ -131,7 +131,10 @@ def _lines(text: str) -> list[str]:
 
 
 def write_metadata(tree: Path, name: str, version: str) -> None:
-    """A PKG-INFO as a source distribution has it; where no file says outright what is needed, its builder is asked."""
+    """Write a PKG-INFO like that of a source distribution, unless there is one.
+
+    If no file states the requirements, the project's builder is asked for them.
+    """
     if (tree / "PKG-INFO").is_file():
         return
     metadata = static_metadata(_said(tree))

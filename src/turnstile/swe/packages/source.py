@@ -1,8 +1,8 @@
-"""Where packages come from: an unpacked source tree with its dependencies, cached.
+"""Sources of packages: an unpacked source tree with its dependencies, cached.
 
-The cache holds one folder a package, made beside its final place and renamed into it, so a folder that is
-there is whole. What it depends on is elsewhere: of these, a sandbox shows the folder of its own task's package, and
-nothing of the package as it should be, which is not even there where a dependency needs it:
+The cache holds one folder a package, made beside its final place and renamed into it, so a folder that is there is
+complete. Its dependencies are elsewhere, as a sandbox shows the dependencies of its own task's package only. It shows
+nothing of the package without the fault, which is left out there even if a dependency needs it:
 
     CACHE/swe/NAME-VERSION/tree/             the source distribution without build products: the pristine template
     CACHE/swe/NAME-VERSION/package.json      the `Package` record with a digest of the tree
@@ -36,12 +36,12 @@ _RECORD = "package.json"
 
 
 def deps_home(cache: Path | None = None) -> Path:
-    """The folder of all packages' dependencies, of which a sandbox needs its own task's."""
+    """Return the folder of all packages' dependencies, of which a sandbox needs only those of its own task."""
     return (cache or cache_dir()) / "swe-deps"
 
 
 class Source(Protocol):
-    """A place packages come from; `kind` is the word before the colon of its spec."""
+    """A source of a package; `kind` is the word before the colon of its spec."""
 
     @property
     def kind(self) -> str: ...
@@ -53,13 +53,13 @@ class Source(Protocol):
     def spec(self) -> str: ...
 
     def unpack(self, into: Path) -> None:
-        """Puts the pristine tree into the empty folder `into`. Raises TaskError."""
+        """Put the pristine tree into the empty folder `into`. Raises TaskError."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PypiSource:
-    """A source distribution of the package index that pip is set up for."""
+    """A source distribution from the package index that pip is set up for."""
 
     name: str
     version: str
@@ -90,8 +90,11 @@ _KINDS: dict[str, Callable[[str, str], Source]] = {
 
 
 def parse_source(spec: str) -> Source:
-    """The source that a spec names: `pypi:toolz==1.2.0`, a folder (`./toolz` or `path:./toolz`), or a commit of a
-    repository (`git+file:///work/toolz@v1.2.0`). Raises TaskError for anything else."""
+    """Return the source that a spec names.
+
+    A spec is `pypi:toolz==1.2.0`, a folder (`./toolz` or `path:./toolz`), or a commit of a repository
+    (`git+file:///work/toolz@v1.2.0`). Raises TaskError for anything else.
+    """
     kind, colon, rest = spec.partition(":")
     if spec.startswith(("./", "../", "/", "~")) or spec in (".", ".."):
         kind, colon, spec = "path", ":", f"path:{spec}"
@@ -131,7 +134,10 @@ class Package:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tests in a copy of the tree need beside a plain environment; relative entries are of the copy."""
+        """The variables that tests in a copy of the tree need besides a plain environment.
+
+        Relative entries are relative to the copy.
+        """
         return {"PYTHONPATH": os.pathsep.join(dict.fromkeys((self.import_root, ".", str(self.deps))))}
 
 
@@ -143,12 +149,12 @@ def fetch(
     cache: Path | None = None,
     progress: Progress = lambda message: None,
 ) -> Package:
-    """The package of a source, from the cache or fetched into it.
+    """Return the package of a source, from the cache or fetched into it.
 
-    `extra` adds requirements that the package's metadata does not name; `requires` replaces everything that
-    the metadata says by exact pins, as recorded in a task file. Several processes may call this at once.
+    `extra` adds requirements that the package's metadata does not name; `requires` replaces everything that the
+    metadata says by exact pins, as recorded in a task file. Several processes may call this at once.
 
-    Raises TaskError when the package cannot be had, a dependency cannot be installed, or there are no tests in it.
+    Raises TaskError if the package cannot be fetched, a dependency cannot be installed, or it has no tests.
     """
     source = parse_source(source) if isinstance(source, str) else source
     requires = None if requires is None else [pin for pin in requires if not _is_of(pin, source.name)]
@@ -221,7 +227,7 @@ def _build(
 
 
 def _put(staged: Path, home: Path) -> None:
-    """Renames the staged folder into place; an older one is moved away first, and only then deleted."""
+    """Rename the staged folder into place; an older one is moved away first, and only then deleted."""
     if home.exists():
         old = staged.with_name(f"old-{staged.name}")
         home.rename(old)
@@ -230,7 +236,7 @@ def _put(staged: Path, home: Path) -> None:
 
 
 def _load(home: Path, cache: Path | None) -> Package | None:
-    """The package in the cache; None where it is missing, half there or changed since it was unpacked."""
+    """Return the package in the cache; None if it is missing, incomplete or changed since it was unpacked."""
     try:
         record = json.loads((home / _RECORD).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
@@ -251,5 +257,5 @@ def _serves(package: Package, extra: Sequence[str], requires: Sequence[str] | No
 
 
 def _is_of(requirement: str, name: str) -> bool:
-    """Whether a requirement is of the package of that name."""
+    """Return whether a requirement is for the package of that name."""
     return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]) == canonicalize_name(name)

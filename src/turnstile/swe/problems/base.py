@@ -1,4 +1,4 @@
-"""The seam behind which nobody cares where a repository task comes from: `Problem`."""
+"""The interface that hides where a repository task comes from: `Problem`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from turnstile.swe.problems.diff import git_diff
 
 
 class Problem(Protocol):
-    """One repository task, ready to be tried. Changes are relative to what `open` gives.
+    """One repository task, ready to be tried. Changes are relative to the copy that `open` returns.
 
-    `statement` is what the agent is asked, `suspects` are the files where the fault lies, as far as that is
-    known, for the signals of an episode alone. Tests are named as the task names them; `must_fail` are those known to
-    fail at the beginning. `import_root` is the folder that the package is imported from.
+    `statement` is what the agent is asked. `suspects` are the files where the fault lies, as far as that is known; they
+    serve the signals of an episode only. Tests are named as the task names them; `must_fail` are those known to fail at
+    the beginning. `import_root` is the folder that the package is imported from.
     """
 
     id: str
@@ -29,31 +29,31 @@ class Problem(Protocol):
     import_root: str
 
     async def open(self) -> Copy:
-        """A copy for an agent: no hidden tests, no repair, no commit later than the beginning."""
+        """Return a copy for an agent: without hidden tests, repair, or commits later than the beginning."""
         ...
 
     async def ignored(self, files: Iterable[str]) -> tuple[str, ...]:
-        """Which changed files are not graded: tests, what can change them, and modules in place of a library."""
+        """Return the changed files that are not graded: tests, what can change them, modules in place of a library."""
         ...
 
     async def base(self, files: Iterable[str]) -> Mapping[str, bytes | None]:
-        """The content of files at the beginning, None for one that was not there."""
+        """Return the content of files at the beginning, None for one that was not there."""
         ...
 
     async def grade(self, change: Change, *, repeat: int = 0) -> Verdict:
-        """The verdict on what of a change is graded; requests that differ in `repeat` are run anew.
+        """Return the verdict on the part of a change that is graded; requests that differ in `repeat` are run anew.
 
-        Raises VerifierError and SandboxError where there is none to be had.
+        Raises VerifierError and SandboxError if no verdict can be had.
         """
         ...
 
     async def gold(self) -> Change | None:
-        """The repair, None where the task carries none."""
+        """Return the repair, None if the task has none."""
         ...
 
 
 async def graded_patch(problem: Problem, change: Change) -> str:
-    """What of a change is graded, as a git diff."""
+    """Return the part of a change that is graded, as a git diff."""
     left_out = await problem.ignored(change.files)
     files: Files = {path: data for path, data in change.files.items() if path not in left_out}
     base = await problem.base(files)

@@ -1,4 +1,4 @@
-"""Repository tasks as the gate asks for them: repair, no change and cheats, graded as episodes are."""
+"""Repository tasks in the form that the gate checks: repair, no change and cheats, graded as episodes are."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class ProblemCases:
 
     async def open(self, task: Task) -> ProblemCase:
         problem = await self.problems.of(task)
-        await problem.ignored(())  # its image is made ready now, and what keeps it from that comes of this call
+        await problem.ignored(())  # prepares its image now, so that errors in that come from this call
         return ProblemCase(problem=problem, probes=self.probes)
 
 
 @dataclass(kw_only=True, slots=True)
 class ProblemCase:
-    """One problem; `repair` is there once it was asked for, where the task carries one."""
+    """One problem; `repair` is set after `has_repair` was called, if the task has one."""
 
     problem: Problem
     probes: Mapping[str, Probe]
@@ -57,7 +57,7 @@ class ProblemCase:
         return await self.problem.grade(Change(), repeat=repeat)
 
     async def cheat(self, name: str) -> Verdict | None:
-        """None where there is no Python file for a cheat to begin with."""
+        """Return the verdict on a cheat, None if there is no Python file that it could start from."""
         copy = await self.problem.open()
         try:
             file = await self._beginning(copy)
@@ -72,7 +72,10 @@ class ProblemCase:
         return await self.problem.grade(Change(files={normal(path): data for path, data in left.items()}))
 
     async def _beginning(self, copy: Copy) -> str | None:
-        """Where the fault lies; where that is not known, the file that tests of the largest package import first."""
+        """Return a faulty file.
+
+        If none is known, it is the file of the largest package that is imported first (`__init__.py`).
+        """
         files = [path for path in copy.base if path.endswith(".py")]
         faulty = sorted(self.problem.suspects.intersection(files))
         if faulty:

@@ -1,4 +1,4 @@
-"""The agent's working copy of a repository: a sandbox, what it held at the beginning, and what was changed since."""
+"""The agent's working copy of a repository: a sandbox, its content at the beginning, and what has changed since."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ _IGNORED = """printf '%s\\0' "$@" | git check-ignore -z --stdin"""
 
 
 class ChangeError(Exception):
-    """What the agent left behind cannot be taken up; the text says why. Its own doing, and so no infrastructure
-    error."""
+    """A change that cannot be graded; the text says why.
+
+    The agent caused it, so it is not an infrastructure error.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """What differs from the beginning: `files` to grade, of which `executable` ones can be run, and what cannot be
-    carried over (`lost`: links, unreadable files)."""
+    """The difference from the beginning: `files` to grade, and which of them are `executable`.
+
+    `lost` is what cannot be carried over: links, unreadable files.
+    """
 
     files: Files = field(default_factory=dict)
     executable: frozenset[str] = frozenset()
@@ -47,7 +51,7 @@ class Copy:
     """A private copy of a problem's repository.
 
     `base` is its manifest at the beginning. `env` and the shell lines of `setup` are what its commands need; `place` is
-    the absolute path of its root, where that means something to the agent; `git` says that it is a git repository.
+    the absolute path of its root, if that means something to the agent; `git` tells whether it is a git repository.
     """
 
     sandbox: Sandbox
@@ -58,20 +62,23 @@ class Copy:
     git: bool = False
 
     async def shell(self, command: str, *, limits: Limits) -> tuple[int, str, bool]:
-        """Runs a command with bash in the root: exit code, both outputs as one, and whether it ran out of time."""
+        """Run a command with bash in the root.
+
+        Returns its exit code, both outputs as one, and whether it ran out of time.
+        """
         script = f"exec 2>&1\n{self.setup}\n{command}"
         done = await self.sandbox.exec(["bash", "-c", script], limits=limits, env=self.env)
-        said = done.stdout or (done.stderr if done.exit_code else "")  # of bash itself, before it had begun
+        said = done.stdout or (done.stderr if done.exit_code else "")  # from bash itself, before the script began
         return done.exit_code, said, done.timed_out
 
     async def manifest(self) -> Manifest:
-        """The manifest now. Raises ChangeError when it cannot be told, and SandboxError."""
+        """Return the manifest as it is now. Raises ChangeError if the files cannot be listed, and SandboxError."""
         return await take_manifest(self.sandbox)
 
     async def change(self) -> Change:
-        """What was changed since the beginning; new files that the repository's git ignores are no change.
+        """Return what has changed since the beginning, without new files that the repository's git ignores.
 
-        Raises ChangeError when it cannot be told or is too much to take up, and SandboxError.
+        Raises ChangeError if the change cannot be read or is too large, and SandboxError.
         """
         now = await self.manifest()
         changed = sorted(path for path, entry in now.items() if self.base.get(path) != entry)
@@ -96,14 +103,14 @@ class Copy:
                 lost.append(path)
                 continue
             size += len(data)
-            if size > MOST_BYTES:  # its Python is the agent's, who may have had a hand in what it says
+            if size > MOST_BYTES:  # the sizes came from the agent's Python, which may have forged them
                 raise ChangeError(_TOO_LARGE)
             files[path] = data
         executable = frozenset(path for path in files if path in now and now[path][0] == "x")
         return Change(files=files, executable=executable, lost=tuple(sorted(lost)))
 
     async def size(self, path: str) -> int | None:
-        """The bytes of a file now, None where there is none."""
+        """Return the size of a file in bytes as it is now, None if there is no such file."""
         try:
             os.fsencode(path)
         except UnicodeEncodeError:
@@ -115,7 +122,7 @@ class Copy:
         return int(said) if done.exit_code == 0 and _is_size(said) else None
 
     async def _ignored(self, paths: list[str]) -> set[str]:
-        """Those that git would not add: caches, builds. None where there is no git."""
+        """Return the paths that git would not add, such as caches and builds; an empty set if there is no git."""
         if not self.git:
             return set()
         found: set[str] = set()
@@ -141,7 +148,7 @@ GIT_ENV: Mapping[str, str] = {
 
 
 async def take_manifest(sandbox: Sandbox) -> Manifest:
-    """The manifest of a sandbox's root. Raises ChangeError when it cannot be told, and SandboxError."""
+    """Return the manifest of a sandbox's root. Raises ChangeError if the files cannot be listed, and SandboxError."""
     done = await sandbox.exec(["python3", "-I", "-S", "-c", _SCRIPT], limits=_LIMITS)
     ended(done, "the listing of a sandbox's files")
     try:
@@ -155,7 +162,7 @@ async def take_manifest(sandbox: Sandbox) -> Manifest:
 
 
 def ended(done: ExecResult, what: str) -> None:
-    """Raises SandboxError for a command that the clock or somebody else ended: a busy machine alone can do that."""
+    """Raise SandboxError for a command that the clock or a kill ended, as a busy machine alone can cause that."""
     if done.timed_out:
         raise SandboxError(f"{what} did not end within {done.seconds:.0f} s; is the machine busy?")
     if done.exit_code == KILLED:
@@ -171,9 +178,9 @@ async def begin(
     place: str = "",
     git: bool = False,
 ) -> Copy:
-    """A copy that begins with what the sandbox holds now; the sandbox is closed when that fails.
+    """Return a copy that begins with what the sandbox holds now; if that fails, the sandbox is closed.
 
-    Raises TaskError when its image cannot be used.
+    Raises TaskError if its image cannot be used.
     """
     try:
         base = await take_manifest(sandbox)
@@ -187,7 +194,7 @@ async def begin(
 
 
 def _size(entry: str) -> int:
-    """The size that the manifest tells, 0 where it tells none."""
+    """Return the size in a manifest's entry, 0 if it has none."""
     size = entry[1:].partition(" ")[0]
     return int(size) if entry[0] in "fx" and _is_size(size) else 0
 
@@ -197,5 +204,5 @@ def _is_size(text: str) -> bool:
 
 
 def _plain(path: str) -> bool:
-    """Whether the manifest's word is a path below the root: the agent may have had its hand in it."""
+    """Return whether a manifest's path lies below the root: the agent may have forged it."""
     return bool(path) and not path.startswith("/") and "\0" not in path and ".." not in path.split("/")

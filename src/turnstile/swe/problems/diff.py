@@ -1,4 +1,4 @@
-"""Changed files as a diff in the form that git writes and `git apply` reads."""
+"""Write changed files as a diff in the form that git writes and `git apply` reads."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _ENDLESS = "\\ No newline at end of file\n"
 
 
 def git_diff(files: Files, base: Callable[[str], bytes | None], executable: Collection[str] = ()) -> str:
-    """The diff from `base` (a file's bytes at the beginning, None if there was none) to `files`; "" for no difference.
+    """Return the diff from `base` to `files`; "" if they do not differ.
 
-    Files that are no UTF-8 text are binary patches. `executable` are the new files that can be run.
+    `base` returns a file's bytes at the beginning, None if there was none. Files that are not UTF-8 text become binary
+    patches. `executable` are the new files that can be run.
     """
     return "".join(_file(path, base(path), files[path], path in executable) for path in sorted(files))
 
@@ -59,13 +60,13 @@ def _text(data: bytes) -> str | None:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines that end with a newline and nothing else, as git has it."""
+    """Return the lines, which end with a newline and nothing else, as in git."""
     lines = text.split("\n")
     return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
 def _span(old: Sequence[str], new: Sequence[str]) -> int:
-    """How many lines, old and new together, lie between the beginning and the end that both have."""
+    """Count the lines of both texts between their common beginning and their common end."""
     shorter = min(len(old), len(new))
     first = next((at for at in range(shorter) if old[at] != new[at]), shorter)
     last = next((at for at in range(shorter - first) if old[-1 - at] != new[-1 - at]), shorter - first)
@@ -73,7 +74,7 @@ def _span(old: Sequence[str], new: Sequence[str]) -> int:
 
 
 def _extent(lines: Sequence[str]) -> str:
-    """A whole file in a hunk's header."""
+    """Return the range of a whole file in a hunk's header."""
     return f"{min(len(lines), 1)},{len(lines)}"
 
 
@@ -84,7 +85,7 @@ def _blob(data: bytes | None) -> str:
 
 
 def _literal(data: bytes) -> str:
-    """A whole file as `git apply` reads it: its deflated bytes, 52 a line in base 85 after their number."""
+    """Return a whole file as `git apply` reads it: deflated, 52 bytes a line in base 85 after their number."""
     packed = zlib.compress(data)
     lines = [f"literal {len(data)}\n"]
     for first in range(0, len(packed), 52):
@@ -98,7 +99,7 @@ _ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\", ord("\n"): "\\n", ord("\t"): "\\
 
 
 def quoted(path: str) -> str:
-    """A path as git writes it: quoted where it holds what is no plain ASCII."""
+    """Return a path as git writes it: quoted if it holds anything but plain ASCII."""
     data = path.encode("utf-8", "surrogateescape")
     if all(32 <= byte < 127 and byte not in _ESCAPES for byte in data):
         return path
@@ -107,7 +108,7 @@ def quoted(path: str) -> str:
 
 
 def touched(patch: str) -> tuple[str, ...]:
-    """The files that a unified diff changes, adds or removes."""
+    """Return the files that a unified diff changes, adds or removes."""
     found: dict[str, None] = {}
     for line in patch.splitlines():
         name = ""

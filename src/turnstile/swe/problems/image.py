@@ -1,7 +1,7 @@
-"""An instance's image made ready: its bug put in, its history cut to one commit, its hidden tests apart.
+"""Prepare an instance's image: put its bug in, cut its history to one commit, hide its tests from the agent.
 
-What the agent starts from and what its change is graded on are two images. Neither holds a commit but the state that
-the task begins with, so that nothing of what came later, the repair least of all, can be read from the repository.
+The image that the agent starts from and the one that its change is graded in are two. Neither holds a commit other than
+the state that the task begins with, so that nothing later, least of all the repair, can be read from the repository.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _CARRIED = ".turnstile-carried"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """What copies start from: `agent` in the repository's folder, `graded` in `/`. `git`: it is a git repository."""
+    """The images that copies start from: `agent` in the repository's folder, `graded` in `/`.
+
+    `git` tells whether it is a git repository.
+    """
 
     agent: Image
     graded: Image
@@ -34,14 +37,14 @@ class Prepared:
 
 
 async def prepare_image(instance: Instance, sandboxes: Sandboxes) -> Prepared:
-    """Makes an instance's image ready; the images made of it last as long as `sandboxes`.
+    """Prepare an instance's image; the images made from it last as long as `sandboxes`.
 
-    Raises TaskError when the image lacks what is needed, or its history cannot be cut; and SandboxError.
+    Raises TaskError if the image lacks what is needed, or its history cannot be cut; and SandboxError.
     """
     source = Image(name=instance.image, root=TOP)
     try:
         sandbox = await sandboxes.start(source)
-    except ConfigError as error:  # of this image alone; others may be there
+    except ConfigError as error:  # concerns this image only; others may be there
         raise TaskError(f"instance {instance.id}: {error}") from None
     try:
         git = await _check(instance, sandbox)
@@ -77,7 +80,7 @@ command -v git >/dev/null && echo git || rm -rf .git
 
 
 async def _check(instance: Instance, sandbox: Sandbox) -> bool:
-    """Whether the image is a git repository whose git can be used."""
+    """Return whether the image holds a git repository and git. Raises TaskError if the image cannot be used."""
     done = await run(instance, sandbox, _CHECK.format(workdir=shlex.quote(instance.workdir)), "it cannot be used")
     return done.stdout.strip() == "git"
 
@@ -92,9 +95,9 @@ async def _cut_history(instance: Instance, sandbox: Sandbox) -> None:
 
 
 async def apply_patch(instance: Instance, sandbox: Sandbox, patch: str, what: str, *, dry: bool = False) -> None:
-    """Applies a unified diff, if there is one, in the repository; only tries it when `dry`.
+    """Apply a unified diff, if there is one, in the repository; if `dry`, only try it.
 
-    Raises TaskError naming `what` when it does not fit.
+    Raises TaskError naming `what` if it does not fit.
     """
     if not patch:
         return
@@ -109,7 +112,7 @@ async def apply_patch(instance: Instance, sandbox: Sandbox, patch: str, what: st
 
 
 async def carry(instance: Instance, sandbox: Sandbox, folder: Path, place: str) -> None:
-    """Copies a folder from here to an absolute place of the sandbox. Raises TaskError where it cannot be read."""
+    """Copy a folder from this machine to an absolute place in the sandbox. Raises TaskError if it cannot be read."""
     try:
         files = await asyncio.to_thread(_contents, folder)
     except OSError as error:
@@ -126,7 +129,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 async def run(instance: Instance, sandbox: Sandbox, script: str, what: str) -> ExecResult:
-    """Runs a script with bash. Raises TaskError naming `what` when it fails, SandboxError when it was ended."""
+    """Run a script with bash. Raises TaskError naming `what` if it fails, SandboxError if it was ended from outside."""
     done = await sandbox.exec(["bash", "-c", script], limits=LIMITS, env=GIT_ENV)
     ended(done, f"instance {instance.id}, image {instance.image}: a command ({what})")
     if done.exit_code != 0:
@@ -137,5 +140,5 @@ async def run(instance: Instance, sandbox: Sandbox, script: str, what: str) -> E
 
 
 def inner(instance: Instance, path: str) -> str:
-    """A path of the repository as seen from `/`."""
+    """Return a path of the repository as seen from `/`."""
     return str(PurePosixPath(instance.workdir.lstrip("/")) / path)

@@ -29,8 +29,8 @@ SETTINGS = frozenset(
 class InstanceProblem:
     """An `Instance`, tried in containers of its image (see `image.prepare_image`).
 
-    Graded is what the agent changed but tests, what lies beside them, pytest's settings, and modules in place of a
-    library; a file that the repair itself changes is graded, settings apart.
+    What the agent changed is graded, except tests, what lies beside them, pytest's settings, and modules in place of a
+    library; a file that the repair itself changes is graded too, unless it holds such settings.
     """
 
     def __init__(
@@ -124,13 +124,16 @@ class InstanceProblem:
             await copy.close()
 
     async def _prepared(self) -> Prepared:
-        """Made when first asked for, once for all who try the instance."""
+        """Return the prepared image, made on the first request, once for all who try the instance."""
         prepared, _ = await self._images.get(self._digest, lambda: prepare_image(self._instance, self._sandboxes))
         return prepared
 
     async def _start(self, prepared: Prepared, image: Image) -> Sandbox:
-        """A sandbox of a prepared image. What cannot be started from is forgotten: it may have gone with the engine
-        that kept it, and the next one has it made again. Raises SandboxError."""
+        """Start a sandbox of a prepared image. Raises SandboxError.
+
+        An image that cannot be started is forgotten, so that the next request makes it again: it may have been lost
+        with the engine that kept it.
+        """
         try:
             return await self._sandboxes.start(image)
         except (ConfigError, SandboxError) as error:
@@ -159,7 +162,7 @@ class InstanceProblem:
                 self._known[path] = None
 
     async def _run(self, change: Change) -> Outcome:
-        """The tests on a fresh container with the change in it."""
+        """Run the tests in a fresh container with the change in it."""
         instance = self._instance
         prepared = await self._prepared()
         sandbox = await self._start(prepared, prepared.graded)
@@ -173,7 +176,7 @@ class InstanceProblem:
                 await sandbox.exec(["chmod", "+x", "--", *(inner(instance, path) for path in change.executable)])
             try:
                 await apply_patch(instance, sandbox, instance.test_patch, TESTS)
-            except TaskError as error:  # it fits what the image holds, so it is the change that is in its way
+            except TaskError as error:  # it fits the image, so it is the change that is in its way
                 return Outcome(problem=f"the change is in the way of its tests: {error}")
             if not instance.log_parser:
                 await carry(instance, sandbox, self._folder / "tests", "/tests")
@@ -217,7 +220,7 @@ class InstanceProblem:
 
 
 def _reasons(failed: Sequence[str], outcome: Outcome) -> Iterator[str]:
-    """Why each of the tests failed, in a line: names are cut at a blank as data sets do."""
+    """Yield why each of the tests failed, in a line; names are cut at a blank, as data sets do."""
     said, came = ({name.partition(" ")[0]: text for name, text in found.items()} | dict(found)
                   for found in (outcome.messages, outcome.statuses))  # fmt: skip
     for test in failed:

@@ -15,7 +15,7 @@ from turnstile.swe.problems.copy import Change, Copy, begin
 
 
 class MadeProblem:
-    """A `Bug`. The copy has no history: the package's files as its source distribution has them, with the bug in."""
+    """A `Bug`. The copy has no history: it holds the package's files as in its source distribution, with the bug in."""
 
     def __init__(self, name: str, bug: Bug, package: Package, grader: CodeGrader) -> None:
         self.id = name
@@ -32,8 +32,11 @@ class MadeProblem:
 
     @classmethod
     async def of(cls, name: str, bug: Bug, grader: CodeGrader) -> MadeProblem:
-        """Raises TaskError when the package cannot be had, is not the one the bug was made in, or can be read in the
-        sandboxes without the bug."""
+        """Return the problem of a bug.
+
+        Raises TaskError if the package cannot be had, is not the one the bug was made in, or can be read in the
+        sandboxes without the bug.
+        """
         package = await asyncio.to_thread(package_of, bug)
         await grader.bench.check_hidden(package, bug.file)
         return cls(name, bug, package, grader)

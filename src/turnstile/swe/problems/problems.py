@@ -1,4 +1,4 @@
-"""Tasks to problems: one place that knows both kinds, and keeps what all episodes of a run share."""
+"""Convert tasks to problems, in one place that knows both kinds and keeps what all episodes of a run share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _KEPT = 1024  # problems
 
 
 class Problems:
-    """The problems of a run's tasks. Images are made ready and verdicts remembered once for all episodes; `limits`
-    hold for the test command of an instance."""
+    """The problems of a run's tasks.
+
+    Images are prepared and verdicts remembered once for all episodes; `limits` apply to the test command of an
+    instance.
+    """
 
     def __init__(self, grader: CodeGrader, *, limits: Limits = SUITE_LIMITS, memo: int = 50_000) -> None:
         self.grader = grader
@@ -33,7 +36,7 @@ class Problems:
         self._known: OrderedDict[str, tuple[Task, Problem]] = OrderedDict()
 
     async def of(self, task: Task) -> Problem:
-        """A task's problem. Raises TaskError where the task is none of a repository, or what it needs is not there."""
+        """Return a task's problem. Raises TaskError if the task is not of a repository, or what it needs is missing."""
         known = self._known.get(task.id)
         if known is not None and known[0] == task:
             self._known.move_to_end(task.id)
@@ -54,6 +57,6 @@ class Problems:
         return problem
 
     async def close(self) -> None:
-        """End the runs under way. CodeGrader and sandboxes are their owners' to close."""
+        """End the running preparations and gradings. The grader and the sandboxes are closed by their owners."""
         await self._outcomes.close()
         await self._images.close()

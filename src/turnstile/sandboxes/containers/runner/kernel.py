@@ -15,7 +15,7 @@ class Kills:
     """The number of processes of this container that the kernel killed for lack of memory."""
 
     def __init__(self, files: Sequence[str]) -> None:
-        """`files` are candidate counters; the first that exists is used."""
+        """Open the first of `files`, the candidate counters, that exists."""
         self.file = next((os.open(name, os.O_RDONLY) for name in files if os.path.isfile(name)), None)
         self.known = self.count()
 
