@@ -32,7 +32,7 @@ from turnstile.sandboxes.base import Sandboxes
 GIB = 1024**3
 EXTRAS = {
     "container": ("docker", "sandboxes in containers"),
-    "remote": ("aiohttp", "sandboxes on another machine"),
+    "remote": ("aiohttp", "sandboxes on another machine, and models behind servers"),
     "lora": ("peft", "training low-rank adapters: model.train = 'lora'"),
     "tensorboard": ("tensorboard", "curves in TensorBoard"),
     "smollm2": ("gguf", "reading the packaged model"),

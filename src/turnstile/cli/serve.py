@@ -14,7 +14,7 @@ import click
 from turnstile.errors import ConfigError
 
 
-@click.command(short_help="Serve a model over a part of OpenAI's protocol.")
+@click.command(short_help="Serve a model over OpenAI's protocol.")
 @click.argument("model")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
@@ -43,16 +43,15 @@ def serve(
 ) -> None:
     """Serve MODEL, a hub id, a folder or a packaged name, until the process is interrupted or terminated.
 
-    Clients reach it at http://HOST:PORT/v1: /models, /completions (texts or token ids; ids and log-probabilities of the
-    sampled tokens are returned on request) and /chat/completions. That is a part of OpenAI's protocol: tools, stream, n
-    above 1 and messages of the role "tool" are refused. KEY=VALUE changes a key of the recipe that the engine is made
-    from, like engine.max_batch=32. With --weights-from runs it loads the weights that `turnstile train` publishes in a
-    run below that folder, so that it can serve a training run. Clients need the key in the environment variable
-    TURNSTILE_SERVE_TOKEN, if it is set; it must be set if other machines can reach HOST. Without it, requests of web
-    pages are refused, and those to a name that is not this machine's. Network traffic is not encrypted: put TLS or an
-    SSH tunnel in front.
+    Clients of OpenAI's protocol reach it at http://HOST:PORT/v1: /models, /chat/completions with tools and streams, and
+    /completions (texts or token ids; ids and log-probabilities of the sampled tokens are returned on request).
+    KEY=VALUE changes a key of the recipe that the engine is made from, like engine.max_batch=32. With --weights-from
+    runs it loads the weights that `turnstile train` publishes in a run below that folder, so that it can serve a
+    training run. Clients need the key in the environment variable TURNSTILE_SERVE_TOKEN, if it is set; it must be set
+    if other machines can reach HOST. Without it, requests of web pages are refused, and those to a name that is not
+    this machine's. Network traffic is not encrypted: put TLS or an SSH tunnel in front.
     """
-    module = importlib.import_module("turnstile.gateway.server")  # needs an extra
+    module = importlib.import_module("turnstile.gateway.http")  # needs an extra
     token = os.environ.get(module.TOKEN_VARIABLE, "")
     if not token and not importlib.import_module("turnstile.sandboxes.http.server").is_loopback(host):
         raise ConfigError(f"other machines can reach {host}, so clients must have a key: set {module.TOKEN_VARIABLE}")
