@@ -116,7 +116,7 @@ class CheckpointState:
         return [max(scores, key=lambda step: (scores[step], -step))] if scores else []
 
     def restore(self) -> bool:
-        """Go back to the newest whole checkpoint that the ledger names, and return whether there is one."""
+        """Restore the newest intact checkpoint committed in the ledger; return whether there was one."""
         records = self.run.records
         found, complaints = checkpoint.latest(self._folder, records.ledger.committed())
         for line in complaints:

@@ -206,7 +206,7 @@ async def end(folder: Path, server: ForkServer) -> None:
 
 
 async def end_spare(folder: Path, server: ForkServer) -> None:
-    """Do `end` for an unused spare: a folder that cannot be removed now is removed with the provider's home."""
+    """Like `end`, but only warn if the folder cannot be removed; it then goes with the provider's home."""
     try:
         await end(folder, server)
     except OSError as error:

@@ -167,7 +167,7 @@ def _logged(instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
 
 
 def error_near(log: str, test: str) -> str:
-    """Return the line with an error that follows soonest after one with the test's name; "" if there is none."""
+    """Return the error text closest after a line naming the test (fewer than 60 lines later); "" if none."""
     name = test.partition(" ")[0]
     found, nearest, since = "", _NEAR, _NEAR
     for line in log.splitlines():
