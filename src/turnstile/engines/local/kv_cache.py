@@ -24,7 +24,7 @@ from turnstile.models.allocator import zeros
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Shape and dtype of what is kept of one token."""
+    """Shape and dtype of one token's cached keys and values."""
 
     layers: int
     kv_heads: int
