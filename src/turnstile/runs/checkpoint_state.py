@@ -94,7 +94,7 @@ class CheckpointState:
         checkpoint.prune(self._folder, {*last, *self._best()})
 
     def save_if_new(self) -> None:
-        """Save the last whole step of a run that is stopped, if it is not saved yet."""
+        """Save the last complete step of a run that is stopped, if it is not saved yet."""
         if self.progress.step not in self.run.records.ledger.committed():
             self.save(self.progress, {})
 
