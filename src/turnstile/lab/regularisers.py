@@ -1,4 +1,4 @@
-"""Losses that ignore advantages, against the exact gradients of what they regularise.
+"""Losses that ignore advantages, against the exact gradients of the quantities that they regularise.
 
 Each has a number at every node, like a divergence from a reference. There are two objectives: the sum over the nodes
 that the policy visited while sampling, which is all that a loss of tokens can see; and the expectation over the
