@@ -17,7 +17,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What the recipe says of every step."""
+    """What the recipe specifies for every step."""
 
     attempts: int  # groups times attempts
     passes: int  # how often an attempt may be trained on: epochs * (1 + uses from the replay buffer)
