@@ -98,7 +98,7 @@ def comments(source: str) -> dict[int, str]:
 
 
 def default_of(value: ast.expr | None) -> str:
-    """A field's default as the recipe would write it; "" where there is none."""
+    """A field's default as the recipe would write it; "" if there is none."""
     if value is None:
         return ""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
@@ -227,7 +227,7 @@ def lab_figures(room: str, kind: str) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Text whose stars and angles are no markup, but for what stands in backticks."""
+    """Text with stars and angle brackets escaped, except between backticks."""
     pieces = text.split("`")
     pieces[::2] = [piece.replace("*", "\\*").replace("<", "&lt;") for piece in pieces[::2]]
     return "`".join(pieces)
