@@ -49,7 +49,7 @@ NEEDS = {
 
 
 def knob_table(given: Mapping[str, set[str]]) -> str:
-    """The table as JSON. `given` are the parameters of a room that are passed in, and so are no knobs."""
+    """The table as JSON. `given` are the parameters of a room that are passed in, and so are not knobs."""
     found = {
         room: {kind: _entry(room, kind, given.get(room, set())) for kind in kinds} for room, kinds in KINDS.items()
     }

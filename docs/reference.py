@@ -51,7 +51,7 @@ GIVEN = {
     "demonstrator": {"task", "rng"},
     "policy": {"task", "rng"},
 }
-"""room -> parameters that are passed in, and so are no knobs."""
+"""room -> parameters that are passed in, and so are not knobs."""
 ALGORITHMS = {
     "reward": ("rewards", "Rewards"),
     "compose": ("composition", "Composition of rewards"),
@@ -66,7 +66,7 @@ ALGORITHMS = {
 OTHERS = frozenset(
     {"env", "sandbox", "engine", "renderer", "parser", "demonstrator", "policy", "log_parser", "schedule", "tracker"}
 )
-"""Rooms of what is no algorithm of the catalogue."""
+"""Rooms whose kinds are not algorithms of the catalogue."""
 ELSEWHERE = (
     ("LOOP", '`credit.kind = "rloo"`'),
     ("oracle_turn: a symbolic oracle's verdict on each turn", "the environment's signal, by the reward `turn_signal`"),
@@ -98,7 +98,7 @@ def comments(source: str) -> dict[int, str]:
 
 
 def default_of(value: ast.expr | None) -> str:
-    """A field's default as the recipe would write it; "" where there is none."""
+    """A field's default as the recipe would write it; "" if there is none."""
     if value is None:
         return ""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
@@ -227,7 +227,7 @@ def lab_figures(room: str, kind: str) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Text whose stars and angles are no markup, but for what stands in backticks."""
+    """Text with stars and angle brackets escaped, except between backticks."""
     pieces = text.split("`")
     pieces[::2] = [piece.replace("*", "\\*").replace("<", "&lt;") for piece in pieces[::2]]
     return "`".join(pieces)

@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as behind nohup: the commands that tests interrupt inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-PATIENT = Limits(seconds=120.0, cpu_seconds=60.0)  # a busy machine is no hang
+PATIENT = Limits(seconds=120.0, cpu_seconds=60.0)  # a busy machine is not a hang
 
 
 @pytest.fixture(scope="session")

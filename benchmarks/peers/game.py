@@ -1,6 +1,6 @@
 """The game that both sides of `vs_trl.py` play, and what an episode of it is worth. Needs no torch.
 
-Numbers of six digits, so that turns are of one length and nobody finds the secret and ends early.
+Numbers of six digits, so that turns have equal lengths and no episode finds the secret and ends early.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from turnstile.types import JSON, Message, Task, ToolSpec
 T = TypeVar("T")
 LOW, HIGH = 100_000, 999_999
 TURN_TOKENS = 64  # at most, of one turn
-TEMPERATURE = 0.6  # at 1 a call in fifty is no call, and ends its episode early; now one in two thousand
+TEMPERATURE = 0.6  # at 1 one call in fifty is not a valid call, and ends its episode early; now one in two thousand
 ATTEMPTS = 8  # episodes a group
 WARM_UP_ROUNDS = 0  # of the step before the one that counts: a turn for each episode
 LEARNING_RATE = 1e-6
@@ -34,7 +34,7 @@ TOOL = ToolSpec(
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """How much a step plays and what it trains. A round is a tool's answer: with `rounds` of them an episode has one
-    turn more, whose call nobody answers."""
+    turn more, whose call gets no answer."""
 
     episodes: int
     rounds: int

@@ -3,9 +3,9 @@ the Python of `.peers/trl` and Turnstile's sources on its path, of which it take
 
     PYTHONPATH=src:. .peers/trl/bin/python -m benchmarks.peers.theirs SHAPE MODEL SEED OUT
 
-The first step, of one turn, warms up; the second is the one that counts. Where that would take minutes, a generation
-and a training pass over one batch warm up. Its settings are the fastest that it has
-here: float32, no gradient checkpointing, no second forward pass for log-probabilities of before, no reference model.
+The first step, of one turn, warms up; the second is the one that counts. If that would take minutes, a generation and a
+training pass over one batch warm up. Its settings are the fastest that it has here: float32, no gradient checkpointing,
+no second forward pass for log-probabilities of before, no reference model.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def config(shape: Shape, seed: int, folder: str) -> GRPOConfig:
 
 
 def network(shape: Shape, folder: str) -> Any:
-    """The same weights, of which the same learn."""
+    """The same weights as ours, with the same parameters trained."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     if shape.train == "top":
         decoder = model.get_decoder()

@@ -273,7 +273,7 @@ PARTS: dict[str, Callable[[Body | None], Body]] = {
     "hacking": hacked,
     "shaping": shapes,
 }
-"""Each is given what is kept of it where that is to be added to."""
+"""Each is given its kept results if they are to be added to."""
 ADDING = (gradients, branched, swept, curves)
 SHARES = {
     "constant": lambda rows: weights.constant(rows, divisor=16.0),

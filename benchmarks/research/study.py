@@ -29,7 +29,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What all runs share. Paths start at the project's folder, which is to be the current one."""
+    """What all runs share. Paths are relative to the project's folder, which must be the current one."""
 
     steps: int
     tasks: int

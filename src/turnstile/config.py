@@ -303,7 +303,8 @@ class EvalConfig(Section):
 class Recipe(Section):
     """Everything a run needs. See `recipes/` for examples and docs/configuration.md for the whole list.
 
-    A recipe file may begin with `base = "other.toml"`: it has what that recipe has, but for what it says itself.
+    A recipe file may begin with `base = "other.toml"`: it inherits everything from that recipe that it does not set
+    itself.
     """
 
     name: str = "run"  # the run's folder is runs/NAME
@@ -352,7 +353,7 @@ def make_recipe(
     folder: str | Path = ".",
     env: object = None,
 ) -> Recipe:
-    """Return a recipe from plain data, whose relative paths start at `folder`.
+    """Return a recipe from plain data; paths in it are relative to `folder`.
 
     Overrides and errors are as in `load_recipe`. `base` names a recipe file that gives everything that the data does
     not, and may have a `base` itself. Tables are merged key by key, but a table with another `kind` replaces the whole

@@ -132,5 +132,5 @@ class VerifierError(InfrastructureError):
 class VerifierKilledError(VerifierError):
     """The grading process got SIGKILL: the machine is short of memory, or the code under test sent it.
 
-    The two cannot be told apart, so it is no score of 0; repeated cases are counted per task and policy, and shown.
+    The two cannot be told apart, so it is not scored 0; repeated cases are counted per task and policy, and shown.
     """

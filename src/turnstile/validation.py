@@ -19,7 +19,7 @@ Place = tuple[str | int, ...]
 
 
 def check_types(where: str, function: Callable[..., Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the knobs, in which a table is what `function` annotates, where that is a dataclass.
+    """Return the knobs; a table becomes an instance of the dataclass that `function` annotates.
 
     Raises ConfigError for a knob that is not of the type, or out of the range, that is annotated. Only plain types,
     Literals, dataclasses, and tables, lists and unions of these are looked at.

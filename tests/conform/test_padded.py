@@ -35,7 +35,7 @@ def their_grpo(token_level_rewards: Tensor, response_mask: Tensor, index: Any, e
 
 
 def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Discounts every column, whoever spoke there."""
+    """Discounts every column, whichever agent spoke there."""
     found, ahead = torch.zeros_like(rewards), torch.zeros(len(rewards))
     for t in range(rewards.shape[1] - 1, -1, -1):
         ahead = rewards[:, t] + gamma * ahead

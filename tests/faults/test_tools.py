@@ -74,7 +74,7 @@ def test_a_tool_that(
 def test_a_sandbox_that_is_lost_again_and_again(
     ahead: int, recipe: list[str], template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The attempt is played again; the few that have no luck three times are given up, and are no zeros."""
+    """The attempt is played again; the few that fail three times are given up, and are not zeros."""
     run = tmp_path / "run"
     assert command(with_tool(recipe, template, "loses its sandbox", ahead)) == 0
     assert_whole(run)
@@ -90,7 +90,8 @@ def test_a_sandbox_that_is_lost_again_and_again(
 def test_a_rollout_that_raises(
     ahead: int, recipe: list[str], template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A fault of the environment's code ends a strict run, with the place; mended, the same command goes on."""
+    """A fault of the environment's code ends a strict run, with the place; once it is fixed, the same command goes
+    on."""
     run, train = tmp_path / "run", with_tool(recipe, template, "raises", ahead, every=6 * guess_run.CONCURRENT)
     train.append("--strict")
     with pytest.raises(ValueError, match="a rollout that raises") as raised:

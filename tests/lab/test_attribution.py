@@ -41,7 +41,7 @@ def test_no_others_come_nearer() -> None:
     world, p = listed("lock")
     found = contributions(world, p)
     errors = np.array([own.sum() - sum(path.outcome.values()) for path, own in zip(world.paths, found, strict=True)])
-    assert np.abs(errors).max() > 0.05  # a lock is no sum
+    assert np.abs(errors).max() > 0.05  # a lock is not a sum
     seen = {(world.process.view(step.state), step.tokens) for path in world.paths for step in path.steps}
     for view, tokens in seen:
         took = [(world.process.view(s.state), s.tokens) for path in world.paths for s in path.steps]

@@ -155,7 +155,7 @@ def test_branches_are_distributed_as_attempts_of_their_own() -> None:
 
 
 def test_a_mean_over_branches_shortens_the_trunk() -> None:
-    """A branch shares its parent's first turns, so a mean that holds it is no baseline for them."""
+    """A branch shares its parent's first turns, so a mean that includes it is not a baseline for them."""
     world = list_world(make("delayed", horizon=3))
     branched = make_bench(world, some_policy(world), size=4, groups=600, branched=True)
     assert figures("rloo", branched).biased

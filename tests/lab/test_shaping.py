@@ -1,4 +1,4 @@
-"""Potential-based shaping keeps the best policy and the gradient; behind a gate it is no such shaping."""
+"""Potential-based shaping keeps the best policy and the gradient; behind a gate it is not such a shaping."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def per_token(value: float, attempts: int = 2) -> list[list[np.ndarray]]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are equal bit by bit, NaN included, with the same types."""
+    """Whether two values are bitwise identical, NaN included, with the same types."""
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if type(a) is not type(b):

@@ -107,7 +107,7 @@ async def test_the_signal_is_none_if_there_is_nothing_to_ask(bytes_: Any) -> Non
     broken, empty = replace(broken, stop=Stop.ERROR), replace(empty, turns=())
     (seen,) = await grader(engine, bytes_).grade([replace(group, trajectories=(broken, empty))], 1)
     assert [one.signals["answer_probabilities"] for one in seen.trajectories] == [None, None]
-    (unasked,) = await grader(None, None).grade([group], None)  # a policy that is no model plays
+    (unasked,) = await grader(None, None).grade([group], None)  # a policy that is not a model plays
     assert unasked.trajectories[0].signals["answer_probabilities"] is None
     assert not information_gain(ASKED, unasked.trajectories[0]).any()
 

@@ -229,7 +229,7 @@ async def test_hung_measurement_is_an_infrastructure_failure() -> None:
     assert found.error is not None
     assert found.error.startswith("VerifierError: the environment did not measure the episode within 0.05 s")
     assert "episode.measure_seconds" in found.error
-    assert "measure" in found.times  # so that it is no part of what the turns took
+    assert "measure" in found.times  # so that it is not part of what the turns took
 
 
 async def test_measuring_does_not_count_towards_the_time_limit() -> None:

@@ -67,7 +67,7 @@ def test_a_model_in_the_run_folder_is_written_as_a_path(project: Path) -> None:
 
 
 def test_a_folder_with_the_name_of_the_model_is_another_recipe(project: Path) -> None:
-    """Whoever loads the name from here would get the folder."""
+    """Loading the name from here would give the folder."""
     (project / "recipes").mkdir()
     (project / "recipes" / "named.toml").write_text('[model]\nid = "org/name"\n')
     open_run(Path("runs/a"), load_recipe("recipes/named.toml"), fresh=False)

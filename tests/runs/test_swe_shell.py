@@ -1,4 +1,4 @@
-"""The recipe of the shell environment, end to end on a made task: the oracle's repair, and a dry run."""
+"""The recipe of the shell environment, end to end on a generated task: the oracle's repair, and a dry run."""
 
 from __future__ import annotations
 

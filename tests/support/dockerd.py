@@ -171,7 +171,7 @@ def dockerd() -> Iterator[Dockerd]:
 
 
 def knock(path: Path) -> None:
-    """Raises OSError where nobody listens."""
+    """Raises OSError if nothing listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.connect(str(path))
 

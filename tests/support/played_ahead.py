@@ -72,7 +72,7 @@ class AlwaysDeadly(GuessEnv):
 
 
 class Faulty(GuessEnv):
-    """Has a fault, which is no failure of the machine's."""
+    """Has a fault, which is not a failure of the machine."""
 
     async def step(self, message: Message) -> Step:
         if ahead():

@@ -32,7 +32,7 @@ class Ended:
 
     @property
     def hides_the_cursor(self) -> bool:
-        """Whether whoever types next does not see where."""
+        """Whether the cursor is hidden."""
         found = [command for command in CONTROL.findall(self.written) if command[0] == "?25"]
         return bool(found) and found[-1][1] == "l"
 

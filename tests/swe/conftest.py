@@ -17,7 +17,7 @@ from turnstile.swe.grading.bench import Bench
 from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.testrun import PRELOAD
 
-QUICK = Limits(seconds=60.0, cpu_seconds=1.0)  # a busy loop is over in a second, and a busy machine is no hang
+QUICK = Limits(seconds=60.0, cpu_seconds=1.0)  # a busy loop is over in a second, and a busy machine is not a hang
 
 TINY: Mapping[str, str] = {
     "src/tiny/__init__.py": '''

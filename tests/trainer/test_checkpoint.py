@@ -56,7 +56,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("train", ["all", "top", "lora"])
 def test_restore_gives_back_every_bit(train: Literal["all", "top", "lora"], tmp_path: Path, words: Any) -> None:
-    """A restored learner equals the saved one bit by bit, and its next update does too."""
+    """A restored learner is bitwise identical to the saved one, and so is its next update."""
     original = learner(train)
     rows = random_rows(4, vocabulary=32)
     for _ in range(2):

@@ -141,7 +141,7 @@ def _problems(
     answers: Sequence[Message],
     tools: Sequence[ToolSpec],
 ) -> Iterator[str]:
-    """Yield what is wrong with one turn."""
+    """Yield the problems of one turn."""
     after = [*history, reply]
     prompt, full = renderer.prompt(history, tools), renderer.prompt([*after, *answers], tools)
     marker = renderer.completion("")

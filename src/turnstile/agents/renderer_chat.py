@@ -209,7 +209,7 @@ class ChatRenderer:
     ) -> bool:
         try:
             return want in self._render(messages, tools, head=head)
-        except TemplateError:  # how a template says that it does not take such a message
+        except TemplateError:  # how a template says that it does not support such a message
             return False
 
     def _reads(self, called: Message) -> bool:

@@ -34,8 +34,8 @@ def pack_prefix_trees(
 ) -> list[Batch]:
     """Pack rows, with weights f32[L] for their tokens, into forests of at most `budget` unique tokens each.
 
-    A tree above the budget is split between rows, where that repeats the least of its shared prefix; a row longer than
-    the budget stands alone. On a CPU, forests are smaller than the budget where that repeats nothing. With
+    A tree above the budget is split between rows, at the point that repeats the least of its shared prefix; a row
+    longer than the budget stands alone. On a CPU, forests are smaller than the budget where that repeats nothing. With
     `share=False` every row is a tree of its own (plain packing). `activations` are the rows' known activations [L', H];
     they may end early, but not before tokens that the row's last trained token depends on.
     """

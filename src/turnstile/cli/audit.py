@@ -36,7 +36,7 @@ def audit(runs: tuple[str, ...], diff: bool, record: bool, everything: bool) -> 
         raise ConfigError("--diff compares two runs, and without it one is audited: turnstile audit RUN")
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 200  # whoever reads a pipe wants whole lines
+        console.width = 200  # no wrapping in a pipe
     if diff:
         return _compare(console, *folders)
     audited = audit_run(folders[0], record=record)

@@ -14,7 +14,7 @@ from rich.progress import (
 
 
 def bars(console: Console) -> Progress:
-    """Return bars with a description, a count, elapsed and remaining time; silent if the output is no terminal."""
+    """Return bars with a description, a count, elapsed and remaining time; silent if the output is not a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),

@@ -97,7 +97,7 @@ def check(
 
 
 def sections(tasks: Sequence[Task], sandbox: str | None, knobs: Sequence[str]) -> tuple[Kind, Kind | None]:
-    """Return the sandboxes of made tasks, and those of instances (None: the default).
+    """Return the sandboxes of generated tasks, and those of instances (None: the default).
 
     Raises ConfigError if it is ambiguous which of them the knobs belong to.
     """

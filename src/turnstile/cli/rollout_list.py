@@ -36,5 +36,5 @@ def list_episodes(run: str, task: str | None, phase: Phase | None, step: int | N
         )
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 200  # whoever reads a pipe wants whole lines
+        console.width = 200  # no wrapping in a pipe
     console.print(table)

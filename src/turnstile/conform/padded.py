@@ -39,7 +39,7 @@ names of groups."""
 
 Function: TypeAlias = Callable[..., Any]
 VALUE_AT_OBSERVATION = 0.5
-"""What a critic says at a token that nobody sampled."""
+"""A critic's value at a token that was not sampled."""
 
 
 def roles(function: Function) -> dict[str, str]:

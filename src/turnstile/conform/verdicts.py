@@ -38,7 +38,7 @@ GIVEN: Mapping[Form, tuple[str, ...]] = {
     "loss_multiplier": ("batch",),
     "padded": tuple(name for names in NAMES.values() for name in names),
 }
-"""The parameters that are passed, and so are no knobs."""
+"""The parameters that are passed, and so are not knobs."""
 ROOMS: Mapping[str, Form] = {"credit": "estimator", "loss": "loss", "loss_multiplier": "loss_multiplier"}
 """The rooms of our own kinds, and their form."""
 

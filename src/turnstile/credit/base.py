@@ -32,7 +32,7 @@ A trajectory whose score is out of the baseline takes no part in any statistic; 
 """
 SHAPE = "(groups, scores, **knobs) -> [trajectory][turn] of f32[n], or with a parameter `state` (advantages, state)"
 GIVEN = ("groups", "scores", "aux", "state")
-"""The parameters that an estimator is given, and so are no knobs."""
+"""The parameters that an estimator is given, and so are not knobs."""
 
 
 def estimate(

@@ -47,8 +47,8 @@ def utterance_critic(
 
     This is an actor-critic whose actions are whole utterances, with a policy of tokens below it. Q and V are each the
     smaller of two. Q learns r_t + gamma V'(s_{t+1}) and V learns Q'(s_t, a_t), where V' and Q' are slow copies.
-    Learning therefore needs only single turns, whoever played them. `gamma` discounts turns, and the outcome falls on
-    the last turn. Rewards enter A_t only through the critic.
+    Learning therefore needs only single turns, whichever policy played them. `gamma` discounts turns, and the outcome
+    falls on the last turn. Rewards enter A_t only through the critic.
 
     Needs a critic, which the trainer provides and fits to the step before using it (`[credit.critic]`). Raises
     ConfigError if `aux["q"]` or `aux["v"]` is missing, TrainingError if a reward or a value is not finite.

@@ -27,8 +27,8 @@ async def check_engine(
     is reported; that the same prompt and seed give the same tokens and log-probabilities (to `atol`) one by one, all at
     once, and as the second turn of a session; that a distribution cut to one token has log-probability 0; that stop
     strings end a turn, if `decode` (ids -> text) is given; that a `ScoringEngine` scores its own samples as it reported
-    them; and that a session that is not open raises EngineError. Check an engine that repeats bit by bit only in some
-    mode in that mode.
+    them; and that a session that is not open raises EngineError. If an engine is bitwise reproducible only in some
+    mode, check it in that mode.
     """
     sampling = Sampling(max_tokens=max_tokens, seed=1)
     problems: list[str] = []

@@ -176,7 +176,7 @@ def _episode_problems(episode: _Episode) -> list[str]:
 
 
 def _key_problems(episodes: Sequence[_Episode]) -> list[str]:
-    """Return a problem if the same action was answered in two ways in states with the same key; "" is no key."""
+    """Return a problem if the same action was answered in two ways in states with the same key; "" means no key."""
     seen: dict[tuple[str, str], Step] = {}
     for episode in episodes:
         for key, action, step in episode.turns:

@@ -171,4 +171,4 @@ class _Threaded:
         if ending.cancelled() or ending.exception() is not None:
             return  # the caller has seen this, or is gone
         if inspect.iscoroutine(found := ending.result()):
-            found.close()  # a coroutine that nobody awaited; others have ended
+            found.close()  # a coroutine that was never awaited; others have ended

@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One pair of axes. `share`: the values are shares, so the axis starts at 0."""
+    """One subplot. `share`: the values are shares, so the axis starts at 0."""
 
     title: str
     lines: tuple[Line, ...]
@@ -170,7 +170,7 @@ def _palette(theme: Theme, count: int) -> list[str]:
 
 
 def style(ax: Axes, title: str, ink: Mapping[str, str]) -> None:
-    """Give a pair of axes the look that all figures share."""
+    """Give a subplot the look that all figures share."""
     ax.set_facecolor(ink["paper"])
     ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=ink["text"])
     ax.grid(axis="y", color=ink["grid"], linewidth=0.8)

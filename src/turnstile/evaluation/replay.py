@@ -20,7 +20,7 @@ from turnstile.types import F32, Message, Score, Stop, Task, Trajectory, Turn
 class Shown:
     """One episode to show.
 
-    `advantages` [turn] f32[n], where it was trained on; `prompt` is what the agent saw first (default: the task's own).
+    `advantages` [turn] f32[n], if it was trained on; `prompt` is what the agent saw first (default: the task's own).
     """
 
     task: Task

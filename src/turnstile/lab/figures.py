@@ -25,7 +25,7 @@ def to_png(figure: Figure, *, dpi: int = 144) -> bytes:
 
 
 def panels(titles: Sequence[str], *, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with one styled pair of axes for each title."""
+    """Return a figure and one styled subplot per title."""
     rows = max(1, -(-len(titles) // columns))
     figure = Figure(figsize=(width * columns, height * rows + 0.5), facecolor=_LIGHT["paper"], layout="constrained")
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).ravel())

@@ -13,7 +13,7 @@ from turnstile.lab.world import F64, I64, World, accumulate, expected
 from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
 _SAMPLING = Sampling()
-_WORDS = 100  # token ids from here on are the observations', which nobody samples
+_WORDS = 100  # token ids from here on are the observations', which are never sampled
 Parent = tuple[int, int, int] | None
 GroupScores = list[list[Score]]
 _Array = TypeVar("_Array", I32, F32)

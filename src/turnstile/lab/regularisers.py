@@ -1,4 +1,4 @@
-"""Losses that ignore advantages, against the exact gradients of what they regularise.
+"""Losses that ignore advantages, against the exact gradients of the quantities that they regularise.
 
 Each has a number at every node, like a divergence from a reference. There are two objectives: the sum over the nodes
 that the policy visited while sampling, which is all that a loss of tokens can see; and the expectation over the
@@ -65,9 +65,9 @@ VALUE = "value"
 
 
 def measure_regulariser(subject: LossSubject, bench: LossBench, *, whole: bool = False) -> Figures:
-    """Return the figures of a loss of `REGULARISERS` on `bench`, against the objective that `whole` selects.
+    """Return the figures of a loss of `REGULARISERS` on `bench`, against the sum over visited nodes.
 
-    Raises ConfigError if the objective is at its optimum.
+    With `whole`: against the expectation over whole episodes. Raises ConfigError if the exact gradient vanishes.
     """
     theta = torch.from_numpy(bench.theta).clone().requires_grad_()
     numbers = REGULARISERS[subject.name](log_policy(theta, torch.from_numpy(bench.world.node)), bench, subject.knobs)

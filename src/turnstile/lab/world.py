@@ -26,7 +26,7 @@ Weigh = Literal["value", "to_go", "outcome"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One turn of a path: its state, its action, and its result."""
+    """One turn: state, action, its tokens and their logit indices, step reward and acting seat."""
 
     state: State
     action: int

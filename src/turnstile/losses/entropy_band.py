@@ -20,7 +20,7 @@ def entropy_band(logprobs: Tensor, batch: Batch, *, low: float = 0.8, high: floa
     (EPO's smoothing, arXiv 2509.22576). As a regulariser beside `entropy`, its coef is the paper's lambda * beta. The
     paper prints a penalty that is constant outside the band and so has no gradient. The distance to the band, which has
     one, and the bounds are our reading, not verified against a second source. `batch.extras["entropy_past"]` f32[N]
-    holds past; where it is NaN, as in the first step, the loss is 0.
+    holds past; if it is NaN, as in the first step, the loss is 0.
 
     logprobs f32[N] -> loss f32[N]; metrics entropy (nats), outside (1 where H is outside the band). Raises ConfigError
     for invalid bounds.

@@ -118,7 +118,7 @@ def bias_of(layer: nn.Module) -> torch.Tensor | None:
 
 
 def eps_of(norm: nn.Module) -> float | None:
-    """Return the epsilon of an RMS norm, or None if the module is none or has no known one."""
+    """Return the epsilon of an RMS norm, or None if the module is not one or its epsilon is unknown."""
     eps: float | None = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     return eps if hasattr(norm, "weight") and not isinstance(norm, nn.LayerNorm) else None
 

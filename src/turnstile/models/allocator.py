@@ -1,7 +1,7 @@
 """Memory allocation on CPUs: keep freed blocks, and commit zeroed memory only when it is first written.
 
 glibc returns a large block to the system when it is freed, and requests it again, page by page and filled with zeros,
-for the next tensor of that size. On a CPU that took a fifth of a training step, where it was profiled.
+for the next tensor of that size. On a CPU that took a fifth of a training step when it was profiled.
 """
 
 from __future__ import annotations

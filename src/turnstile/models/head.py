@@ -56,7 +56,7 @@ def _scale_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:
 
 
 ROWS_AT_ONCE = 4096
-"""Rows of a low-precision matrix that are converted to float32 at once, where no kernel accumulates in float32."""
+"""Rows of a low-precision matrix that are converted to float32 at once, if no kernel accumulates in float32."""
 
 
 def linear_float32(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What the recipe says of every step."""
+    """What the recipe specifies for every step."""
 
     attempts: int  # groups times attempts
     passes: int  # how often an attempt may be trained on: epochs * (1 + uses from the replay buffer)
@@ -121,7 +121,7 @@ def _lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> 
 
 
 def _overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Finding]:
-    """Yield attempts that were trained on too often, or in a state in which they must not be."""
+    """Yield attempts trained on more often than the recipe allows, or without having been admitted."""
     for name, count in db.execute(
         f"SELECT {_NAME}, u.uses FROM (SELECT attempt, COUNT(*) uses FROM uses GROUP BY 1 HAVING uses > ?) u "
         "JOIN attempts a ON a.id = u.attempt ORDER BY a.id",

@@ -71,7 +71,7 @@ class Appender:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A byte range of a file that is no complete member."""
+    """A byte range of a file that is not a complete gzip member."""
 
     begin: int
     end: int

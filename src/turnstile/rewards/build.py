@@ -93,7 +93,7 @@ def _checked(function: Callable[..., Any], label: str, name: str, knobs: dict[st
 
 
 def _every_term_has() -> set[str]:
-    """Return the keys that every term has, which are no knobs of its function."""
+    """Return the keys that every term has, which are not knobs of its function."""
     return {*inspect.signature(make_term).parameters} - {"knobs"}
 
 

@@ -21,7 +21,7 @@ def valid_format(task: Task, trajectory: Trajectory, *, malus: float = 0.0) -> F
 
 
 def command_succeeded(task: Task, trajectory: Trajectory, *, but: Sequence[str] = ("submit",)) -> F32:
-    """1 for a turn whose command succeeded, except the commands in `but` (ending is no success)."""
+    """1 for a turn whose command succeeded, except the commands in `but` (ending is not a success)."""
 
     def earned(turn: Turn) -> bool:
         command = turn_signal(turn, "command", "command_succeeded")

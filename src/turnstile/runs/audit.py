@@ -17,7 +17,7 @@ from turnstile.trainer import checkpoint
 class Audited:
     """The audit of a run's ledger, the number of steps of its recipe, and the staleness of each logged step.
 
-    Staleness is how many versions its tokens were behind, in the mean and at most.
+    Staleness is how many versions its tokens were behind, on average and at most.
     """
 
     audit: Audit
@@ -28,7 +28,7 @@ class Audited:
 def audit_run(run: Path, *, record: bool = False) -> Audited:
     """Audit the ledger of a run.
 
-    Raises ConfigError for a folder that is no run, LedgerError if its ledger is missing or damaged.
+    Raises ConfigError for a folder that is not a run, LedgerError if its ledger is missing or damaged.
     """
     recipe = read_recipe(run)
     train, rollout = recipe.train, recipe.rollout
@@ -67,7 +67,7 @@ class Difference:
 def compare_runs(one: Path, other: Path) -> Difference:
     """Find where two runs part.
 
-    Raises ConfigError for a folder that is no run, TurnstileError for one without a record.
+    Raises ConfigError for a folder that is not a run, TurnstileError for one without a record.
     """
     ours, theirs = read_resolved(one), read_resolved(other)
     recipe, another = (read_recipe(run).model_dump(mode="json") for run in (one, other))

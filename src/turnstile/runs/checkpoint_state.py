@@ -94,7 +94,7 @@ class CheckpointState:
         checkpoint.prune(self._folder, {*last, *self._best()})
 
     def save_if_new(self) -> None:
-        """Save the last whole step of a run that is stopped, if it is not saved yet."""
+        """Save the last complete step of a run that is stopped, if it is not saved yet."""
         if self.progress.step not in self.run.records.ledger.committed():
             self.save(self.progress, {})
 
@@ -116,7 +116,7 @@ class CheckpointState:
         return [max(scores, key=lambda step: (scores[step], -step))] if scores else []
 
     def restore(self) -> bool:
-        """Go back to the newest whole checkpoint that the ledger names, and return whether there is one."""
+        """Restore the newest intact checkpoint committed in the ledger; return whether there was one."""
         records = self.run.records
         found, complaints = checkpoint.latest(self._folder, records.ledger.committed())
         for line in complaints:

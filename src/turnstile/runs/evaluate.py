@@ -1,4 +1,4 @@
-"""`turnstile eval`: held-out episodes of a model, a run's last weights, or a policy that is no model."""
+"""`turnstile eval`: held-out episodes of a model, a run's last weights, or a policy that is not a model."""
 
 from __future__ import annotations
 

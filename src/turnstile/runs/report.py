@@ -1,4 +1,4 @@
-"""The report of a run, made from what is in its folder."""
+"""The report of a run, made from the files in its folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHOWN = 4
 def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task], env: Callable[..., Env] | None = None) -> Path:
     """Write report.html and curves.png into the run folder and return the report's path.
 
-    `env` is what made the run's environments, where that is not the recipe's.
+    `env` is what made the run's environments, if not the recipe's.
     """
     results = read_results(run)
     stages = named_stages(results)

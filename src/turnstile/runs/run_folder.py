@@ -26,7 +26,7 @@ UNTOUCHED, WARM, FINAL = "untouched", "warmstart", "trained"
 RESOLVED = "resolved.json"
 LOCK = ".lock"
 ASIDE = ".aside"
-"""What a start anew has put aside until it has begun."""
+"""Files of the old run that `fresh` has put aside until the new one has begun."""
 PACKAGES = ("turnstile-rl", "torch", "transformers", "peft", "numpy", "pytest", "safetensors")
 
 
@@ -175,12 +175,12 @@ def read_recipe(run: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _absolute(recipe: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a dumped recipe with every default, its relative paths, which start at `folder`, made absolute."""
+    """Return a dumped recipe with every default, its relative paths, which are relative to `folder`, made absolute."""
     return make_recipe(recipe, where=str(folder / RESOLVED), folder=folder).model_dump(mode="json")
 
 
 def _movable(recipe: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Return the recipe as the run folder keeps it: as in any recipe, its relative paths start at its folder.
+    """Return the recipe as the run folder keeps it, with relative paths relative to the run folder, as in any recipe.
 
     Paths below the current folder are written as relative if the run is below it too, so that a project can be moved or
     shared as a whole. Other paths stay absolute, so that a run can be moved away from its tasks.

@@ -69,7 +69,7 @@ class RunContext:
             write_whole(self.folder / "costs.json", json.dumps(costs, indent=1))
 
     def untrained(self) -> AbstractContextManager[None]:
-        """Return a context for sampling that nobody will train on.
+        """Return a context for sampling that is not trained on.
 
         An engine of this process keeps no activations for it.
         """
@@ -89,7 +89,7 @@ class RunContext:
         self.finish(name, groups, step)
 
     async def compare(self, name: str, kind: Kind, tasks: Sequence[Task]) -> None:
-        """Play `tasks` with a policy that is no model, unless the evaluation is already there."""
+        """Play `tasks` with a policy that is not a model, unless the evaluation is already there."""
         if name in read_results(self.folder) or not tasks:
             return
         done = counter(self.tracker, f"evaluating {name}", len(tasks))

@@ -30,7 +30,7 @@ def read_talks(recipe: Recipe) -> list[Conversation]:
 
 
 async def baselines_and_warm_start(run: RunContext, learner: Learner, talks: Sequence[Conversation]) -> None:
-    """Do what comes before the first RL step: the baselines, then the warm start."""
+    """Run the stages before the first RL step: the baselines, then the warm start."""
     recipe = run.recipe
     for name, kind in recipe.eval.policies.items():
         await run.compare(name, kind, run.heldout)

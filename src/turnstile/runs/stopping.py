@@ -33,7 +33,7 @@ class Stopping:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.save: Callable[[], None] | None = None
-        """Saves the last whole step, where the coroutine is one that waits only between steps."""
+        """Saves the last complete step, if the coroutine waits only between steps."""
         self._interrupted = False
         self._task: asyncio.Task[Any] | None = None
 

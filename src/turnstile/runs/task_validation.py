@@ -42,8 +42,8 @@ def check_tasks(
 ) -> list[CheckedTask]:
     """Check the repository tasks among `tasks` (see `swe.grading.gate.check`).
 
-    Made tasks are checked in `sandbox`, instances in `containers` (see `containers_of`; default: of this machine). What
-    was found before is not checked again, unless `again`. Raises TaskError if there is no repository task, and
+    Generated tasks are checked in `sandbox`, instances in `containers` (see `containers_of`; default: of this machine).
+    What was found before is not checked again, unless `again`. Raises TaskError if there is no repository task, and
     ConfigError for an unknown kind of sandbox.
     """
     found: list[CheckedTask] = []
@@ -68,7 +68,7 @@ def containers_of(task: Task, section: Kind | None = None) -> Kind:
     if section is not None and section.kind != CONTAINER:
         return section
     knobs = section.knobs if section is not None else {}
-    for name in ("dockerfile", "rootfs"):  # what containers of made tasks start from
+    for name in ("dockerfile", "rootfs"):  # what containers of generated tasks start from
         knobs.pop(name, None)
     image = instance_of(task).image
     for name, key, value in (("isolation", "user", "0:0"), ("pool", "warm", 0)):

@@ -224,8 +224,8 @@ def _training_parts(run: RunContext, state: CheckpointState, source: GroupSource
 def _rollout_activations(run: RunContext, learner: Learner) -> RolloutActivations | None:
     """Have the engine keep the output of the frozen layers, and return where to find it; None if that cannot be used.
 
-    It cannot if another engine samples, or if a run must repeat bit by bit: the engine computes tokens in other batches
-    than the trainer does, which changes the last bit.
+    It cannot if another engine samples, or if a run must be bitwise reproducible: the engine computes tokens in other
+    batches than the trainer does, which changes the last bit.
     """
     engine, recipe = run.engine, run.recipe
     if not isinstance(engine, TransformersEngine) or recipe.rollout.max_staleness:

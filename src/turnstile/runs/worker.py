@@ -250,7 +250,7 @@ async def _serve(pipe: Pipe, setup: Setup | Exception) -> None:
 
 
 def _end_soon() -> None:
-    """Kill this process group after a while: nobody else is left to do so, should something in it hang."""
+    """Kill this process group after a while: nothing else is left to do so if something in it hangs."""
 
     def end() -> None:
         time.sleep(GRACE_SECONDS)

@@ -99,9 +99,9 @@ def add(made: IO[bytes], entry: dict[str, Any], data: bytes = b"") -> None:
 def unpack_tree(archive: IO[bytes], folder: Path, *, most: int | None = None) -> int:
     """Unpack an archive into `folder`, which must be empty, and return the bytes that it takes on disk.
 
-    These include at least a block for each entry and the unused part of each file's last block. Raises ValueError for
-    an archive that would write elsewhere or is none, and TooLargeError before it takes more than `most`. Links are made
-    last, so that no file is written through one.
+    These include at least a block for each entry and the unused part of each file's last block. Raises ValueError for a
+    file that would write elsewhere or is not an archive, and TooLargeError before it takes more than `most`. Links are
+    made last, so that no file is written through one.
     """
     made = {""}
     links: list[tuple[str, str]] = []

@@ -75,8 +75,8 @@ def bound(paths: Sequence[str]) -> list[str]:
 def unused_packages() -> list[str]:
     """Return package folders of the base Python of this virtual environment that this Python does not use.
 
-    What is installed there is no dependency of a task, and may be the package that a task is made of. The system's own
-    package folders stay visible, because its programs use them.
+    Packages installed there are not dependencies of a task, and may include the package that a task is made from. The
+    system's own package folders stay visible, because its programs use them.
     """
     if sys.base_prefix == "/usr":
         return []
@@ -206,7 +206,7 @@ async def end(folder: Path, server: ForkServer) -> None:
 
 
 async def end_spare(folder: Path, server: ForkServer) -> None:
-    """Do `end` for an unused spare: a folder that cannot be removed now is removed with the provider's home."""
+    """Like `end`, but only warn if the folder cannot be removed; it then goes with the provider's home."""
     try:
         await end(folder, server)
     except OSError as error:

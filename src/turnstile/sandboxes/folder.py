@@ -183,7 +183,7 @@ def short_machine(folder: Path) -> Iterator[None]:
 
 
 async def copy_whole(source: Template, target: Path) -> None:
-    """Do `copy_tree` in a thread, and remove the copy if it fails or is cancelled."""
+    """Copy a tree in a thread (see `copy_tree`), and remove the copy if that fails or is cancelled."""
     copying = asyncio.get_running_loop().run_in_executor(None, copy_tree, source, target)
     try:
         await asyncio.shield(copying)
@@ -194,7 +194,7 @@ async def copy_whole(source: Template, target: Path) -> None:
 
 
 def as_folder(template: Template) -> Path:
-    """Return the template as a folder. Raises SandboxError if it is none."""
+    """Return the template as a folder. Raises SandboxError if it is not one."""
     if isinstance(template, Image):
         raise SandboxError(f"the image {template.name} cannot be started here; choose sandbox kind 'container'")
     if not template.is_dir():
@@ -243,7 +243,7 @@ def walk_tree(source: Path) -> Iterator[tuple[str, str, str]]:
 def copy_tree(source: Template, target: Path) -> None:
     """Copy what `walk_tree` yields into `target`, which must be empty or missing, without stale byte code.
 
-    All byte code that is not checked by hash could be stale. Raises SandboxError if `source` is no folder or the
+    All byte code that is not checked by hash could be stale. Raises SandboxError if `source` is not a folder or the
     machine is out of space.
     """
     source = as_folder(source)
@@ -313,7 +313,7 @@ def resolve_inside(root: Path, path: str) -> str:
 
 
 def read_inside(root: Path, path: str) -> bytes:
-    """Read a plain file below `root`. Raises ValueError outside it, and for what is no plain file."""
+    """Read a plain file below `root`. Raises ValueError if the path is outside it or not a plain file."""
     descriptor = os.open(resolve_inside(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe or a device would never end

@@ -105,7 +105,7 @@ def serve() -> None:
     prefer(sys.argv[1])
     BASE_PATH.extend(entry for entry in sys.path if entry)
     preload(sys.argv[2:])
-    sys.stdout.flush()  # what it printed is nobody's, and must not be inherited
+    sys.stdout.flush()  # so that children do not inherit buffered output
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, the pages shared with the children
     life, life_of_server = os.pipe()
@@ -133,7 +133,7 @@ def ward(connection: socket.socket, life: int) -> NoReturn:
             if answer is not None:
                 send(connection, answer)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the client left: nobody wants the answer
+        pass  # the client left: the answer is not needed
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -39,7 +39,7 @@ QUIET = {
     "NO_COLOR": "1",
     "DEBIAN_FRONTEND": "noninteractive",
     "OMP_NUM_THREADS": "1",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # what is installed beside Turnstile is no part of a task
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins installed beside Turnstile are not part of a task
 }
 """The environment of every command, before its folder's HOME and TMPDIR and what the caller adds."""
 

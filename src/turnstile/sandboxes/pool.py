@@ -137,7 +137,7 @@ class Pool(Generic[K, M]):
 
     def _refill(self, kind: K) -> None:
         if self._failures or self._closed:
-            return  # whoever needs one finds out whether that has changed
+            return  # the next start finds out whether that has changed
         for _ in range(self._spares.missing - len(self._warming)):
             task = asyncio.ensure_future(self._warm_one(kind))
             self._warming.add(task)

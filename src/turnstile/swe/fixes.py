@@ -1,4 +1,4 @@
-"""Express a repair as search and replace in what an agent is shown of the function, where that is possible.
+"""Express a repair as search and replace in what an agent is shown of the function, if possible.
 
 The view of a function has its lines without the docstring, comments and blank lines, and without the indentation of the
 whole. A fix replaces text that occurs once in the view by other text; both may span lines that follow each other in the

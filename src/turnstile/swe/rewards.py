@@ -70,18 +70,21 @@ def outcome_class(
 
 
 def looked_at_failing_code(task: Task, trajectory: Trajectory, *, once: bool = True) -> F32:
-    """Return 1 for the (first) turn that showed the code the failing tests run through."""
+    """1 for each turn that showed code the failing tests run through (with `once`, only the first), else 0; f32[K]."""
     name = "looked_at_failing_code"
     return where(trajectory, lambda turn: bool(turn_signal(turn, name, name)), once=once)
 
 
 def ran_tests(task: Task, trajectory: Trajectory, *, once: bool = True) -> F32:
-    """Return 1 for the (first) turn that ran the tests, whatever they said."""
+    """1 for each turn that ran the tests, pass or fail (with `once`, only the first), else 0; f32[K]."""
     return where(trajectory, lambda turn: bool(turn_signal(turn, "ran_tests", "ran_tests")), once=once)
 
 
 def modified_code(task: Task, trajectory: Trajectory, *, once: bool = True) -> F32:
-    """Return 1 for the (first) turn that changed the code; `once` keeps edit-and-undo from paying."""
+    """1 for each turn that changed the code (with `once`, only the first), else 0; f32[K].
+
+    `once` keeps edit-and-undo from paying.
+    """
     return where(trajectory, lambda turn: bool(turn_signal(turn, "modified", "modified_code")), once=once)
 
 

@@ -1,6 +1,6 @@
 """Agents to compare others with, in the shell and editor of `turnstile.swe.envs.shell`: the oracle and chance.
 
-The oracle repairs a made task, and is there to learn from too.
+The oracle repairs a generated task, and can also demonstrate repairs to learn from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prepare task files on this machine: fetch their packages into the cache, and check a sample of their tasks.
 
 A sample runs each task once, without cheats. A sound task is noted as by any check, and not tried again until the task
-or this Python changes; a task that is off is tried every time, so that whoever mends it sees the effect.
+or this Python changes; a task that is off is tried every time, so that a fix shows at once.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Tracker(Protocol):
         ...
 
     def resume_at(self, step: int) -> None:
-        """Drop what was logged after `step`, where the run resumes; it will be logged again."""
+        """Drop what was logged after `step`, from which the run resumes; it will be logged again."""
         ...
 
     def sync(self) -> None:

@@ -167,7 +167,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def restore(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Restore weights, optimiser and RNG states bit by bit.
+    """Restore weights, optimiser and RNG states bit for bit.
 
     With adapters, the layers below them are the frozen layers of the model that the run started from. Raises
     CheckpointError if the checkpoint has another architecture or other trained parameters.
@@ -186,7 +186,7 @@ def restore(checkpoint: Checkpoint, learner: Learner) -> None:
 
 
 def restore_auxiliary(checkpoint: Checkpoint, part: AuxiliaryModel) -> None:
-    """Restore the state of the auxiliary model bit by bit.
+    """Restore the state of the auxiliary model bit for bit.
 
     Raises CheckpointError if the checkpoint has none.
     """

@@ -28,9 +28,9 @@ def prepare(
 ) -> TrainingRows:
     """Return the rows of every trajectory that is in the gradient.
 
-    `drop_zero_advantage` leaves out groups whose advantages are all zero, as in the dynamic sampling of DAPO (arXiv
-    2503.14476), but without sampling others instead. Such groups cost no forward and backward pass, their tokens take
-    no share of the weights, and regularisers do not see them. Raises TrainingError if advantages are not finite.
+    `drop_zero_advantage` leaves out groups whose advantages are all zero, as in DAPO's dynamic sampling (arXiv
+    2503.14476), but without resampling replacements. Such groups cost no forward and backward pass, their tokens do not
+    count in the loss denominator, and regularisers do not see them. Raises TrainingError if advantages are not finite.
     """
     rows: list[list[Row]] = []
     indices: list[int] = []

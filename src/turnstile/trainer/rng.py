@@ -44,7 +44,7 @@ def preserved() -> Iterator[None]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Restore the states bit by bit; those of missing devices are skipped."""
+    """Restore the states bit for bit; those of missing devices are skipped."""
     version, internal, following = state["python"]
     random.setstate((version, tuple(internal), following))
     kind, keys, place, has_gauss, gauss = state["numpy"]

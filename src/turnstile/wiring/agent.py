@@ -54,9 +54,9 @@ class Agent:
 
     @functools.cached_property
     def engine(self) -> TransformersEngine:
-        """Made at first use: a model that servers sample from may be of a family that this engine does not take.
+        """The local engine, built on first use.
 
-        Raises ConfigError for those.
+        With remote sampling the model may be of a family that this engine does not support (ConfigError).
         """
         return self.make_engine()
 

@@ -106,7 +106,7 @@ def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
 
 
 def _served(recipe: Recipe) -> dict[str, Any]:
-    """Return the knobs of the servers, of which a recipe may name several."""
+    """Return the knobs of the servers; a recipe may name several."""
     knobs = dict(recipe.engine.knobs)
     if isinstance(knobs.get("url"), list | tuple):
         knobs["url"] = next(iter(knobs["url"]), "")

@@ -21,7 +21,7 @@ from turnstile.wiring.kinds import bind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remote:
-    """A model behind a server. `context` is how many ids it can hold, 0 where nobody says it."""
+    """A model behind a server. `context` is how many ids it can hold, 0 if unknown."""
 
     scaffold: Scaffold
     engine: Replica | Router

@@ -75,7 +75,7 @@ async def test_a_missing_verdict_is_none_and_noted(tmp_path: Path) -> None:
     gone = Asker(Model(dead).write, identity="m", kept=tmp_path / "kept.jsonl")
     assert await gone.ask("?", score, FORM) is None
     assert gone.failures == [("the server is gone", True)]
-    assert not (tmp_path / "kept.jsonl").exists()  # a failure is no answer
+    assert not (tmp_path / "kept.jsonl").exists()  # a failure is not an answer
 
     def wrong(_: Sequence[Message]) -> str:
         raise ConfigError("the key is wrong")

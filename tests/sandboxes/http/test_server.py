@@ -136,7 +136,7 @@ async def test_a_request_is_known_for_as_long_as_it_takes(
 
 
 async def test_what_a_cancelled_caller_does_not_get_is_undone(remote: RemoteSandboxes, template: Path) -> None:
-    """The answer may have come while the caller's loop was busy: the sandbox is there, and nobody's."""
+    """The answer may have come while the caller's loop was busy: the sandbox is there, and has no owner."""
     await remote.start(template)  # so that the connection is open
     ended, undone = threading.Event(), []
 

@@ -70,7 +70,7 @@ async def test_few_come_at_once_and_in_the_temporary_folder(
     for client in clients:
         client.go_on.set()
     ends = await asyncio.gather(*coming, return_exceptions=True)
-    assert [type(end) for end in ends] == [ValueError] * 8 + [type(None)]  # parts of zeros are no archive
+    assert [type(end) for end in ends] == [ValueError] * 8 + [type(None)]  # parts of zeros are not an archive
     assert digests[-1] in uploads
     assert spooled(spool) == 0
     await uploads.close()

@@ -135,7 +135,7 @@ def test_tests_do_not_outlive_the_process_that_runs_them(source_of: SourceOf, tm
 
 
 def wait_until_gone(stat: Path) -> None:
-    """Returns when a process is no more, or is dead and only not yet waited for by its parent."""
+    """Returns when a process is gone, or is dead and only not yet waited for by its parent."""
     while stat.exists():
         try:
             if stat.read_text().rpartition(")")[2].split()[0] == "Z":

@@ -95,7 +95,7 @@ async def test_a_cheat_scores_nothing_with_test_cases(
 
 @pytest.mark.parametrize("name", ["patch_runner", "slip_in_plugin", "expect_failure"])
 async def test_cheats_win_under_a_plain_pytest_run(name: str, task: Task, sandboxes: LocalSandboxes) -> None:
-    """Under a plain pytest run the cheat's exit code is that of success: the probes are no straw men."""
+    """Under a plain pytest run the cheat's exit code is that of success: the probes are not straw men."""
     bug, package = Bug.of(task), package_of(task)
     sandbox = await sandboxes.start(package.tree)
     try:
@@ -225,7 +225,7 @@ KILLS_ITSELF = """
 
 
 async def test_a_task_whose_gradings_keep_being_killed_fails(task: Task, grader: CodeGrader, tmp_path: Path) -> None:
-    """It is no score of 0, since it may be the machine; but it is no task to train on either."""
+    """It is not scored 0, since it may be the machine; but it is not a task to train on either."""
     tree = tmp_path / "changed"
     shutil.copytree(package_of(task).tree, tree)
     (tree / "tests" / "test_other.py").write_text(textwrap.dedent(KILLS_ITSELF))

@@ -562,7 +562,7 @@ async def test_only_tests_may_expect_a_failure(
     verdict = await grader.grade(tmp_path / "alone", {}, fail_to_pass=[second], pass_to_pass=[first])
     assert verdict.resolved is passed
     repair = await grader.grade(tmp_path / "alone", {}, fail_to_pass=[first])
-    assert not repair.resolved  # an expected failure is no repair
+    assert not repair.resolved  # an expected failure is not a repair
 
 
 async def test_a_module_that_shadows_a_library_is_not_applied(grader: CodeGrader, template: Path) -> None:

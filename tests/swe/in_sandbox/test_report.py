@@ -325,7 +325,7 @@ def test_the_canary_fails_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_hook_that_passes_everything_passes_the_canary(tmp_path: Path) -> None:
-    """So that the run is not believed, whoever the hook is of."""
+    """So that the run is not believed, whatever defines the hook."""
     found = of_pytest(tmp_path, EARLY)
     assert (found.outcomes, found.planted) == ({"test_bad": "PASSED"}, ["PASSED"])
 

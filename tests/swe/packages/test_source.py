@@ -264,7 +264,7 @@ PLUGIN = {
 
 @pytest.mark.parametrize("place", PLUGIN)
 def test_plugins_are_found_as_if_the_package_were_installed(place: str, source_of: SourceOf) -> None:
-    """Suites use them; what offers them is no part of the sources."""
+    """Suites use them; what offers them is not part of the sources."""
     package = fetch(source_of({place: PLUGIN[place]}))
     code = "import importlib.metadata as m; print([(p.name, p.value) for p in m.entry_points(group='wee.plugins')])"
     environment = {**os.environ, **package.environment}

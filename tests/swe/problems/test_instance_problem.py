@@ -251,7 +251,7 @@ async def test_without_a_repair_the_tests_must_run(problems: Problems, instance:
 
 
 async def test_an_unsound_instance_fails_with_a_reason(problems: Problems, instance: Instance) -> None:
-    """As of made tasks: without the repair the tests that it is to mend fail, and the others pass."""
+    """As of generated tasks: without the repair the tests that it must fix fail, and the others pass."""
     mean, biggest = "tests/test_mean.py::test_mean", "tests/test_calc.py::test_biggest"
     off = (
         replace(instance, id="passing", fail_to_pass=(mean, biggest), pass_to_pass=()),
@@ -320,7 +320,7 @@ async def test_unittest_is_watched_as_pytest_is(problems: Problems, of_cases: In
 
 
 async def test_a_log_that_code_can_forge_is_refused(problems: Problems, instance: Instance, of_cases: Instance) -> None:
-    """Where a plugin cannot be loaded, the log decides, and whoever can print it wins."""
+    """If a plugin cannot be loaded, the log decides, and code that can print it wins."""
     own = replace(
         instance,
         id="own",

@@ -24,7 +24,7 @@ from turnstile.models.allocator import zeros
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Shape and dtype of what is kept of one token."""
+    """Shape and dtype of one token's cached keys and values."""
 
     layers: int
     kv_heads: int
@@ -187,7 +187,10 @@ def _capacity(tokens: int, factor: int) -> int:
 
 
 class KVCache:
-    """All size classes. Evicts the least recently used rows when `limit` bytes are taken."""
+    """Key-value cache rows, grouped by size class.
+
+    Evicts least recently used rows to stay within `limit` bytes, unless forced.
+    """
 
     def __init__(self, shape: CacheShape, limit: int) -> None:
         self.shape = shape

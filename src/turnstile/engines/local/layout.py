@@ -69,7 +69,7 @@ def lay_out(spans: Sequence[Span]) -> list[Span]:
 
 
 def _index_of(slots: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Return an index of a tensor at `slots`: a slice, which copies nothing, where they are consecutive."""
+    """Return an index of a tensor at `slots`: a slice, which copies nothing, if they are consecutive."""
     first = slots[0] if slots else 0
     if list(slots) == list(range(first, first + len(slots))):
         return slice(first, first + len(slots))
@@ -285,7 +285,7 @@ class CacheLayout:
 
 
 class DeterministicLayout:
-    """Layout of passes that repeat bit by bit: every token attends alone, whatever else is in the pass.
+    """Layout of bitwise reproducible passes: every token attends alone, whatever else is in the pass.
 
     Rows must not share prefixes. Tokens after the last span are padding.
     """

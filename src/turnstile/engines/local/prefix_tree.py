@@ -1,8 +1,8 @@
 """Prefix tree of the tokens that the sessions of one group have computed, stored as cache rows without duplicates.
 
 A `PrefixPosition` is a session's place in the tree. It moves freely along known tokens, whichever session computed
-them. Where a session continues with other tokens, it gets a row of its own, which refers to the row that it leaves for
-the shared prefix.
+them. If a session continues with other tokens, it gets a row of its own, which refers to the row that it leaves for the
+shared prefix.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class TransformersEngine:
 
     @contextmanager
     def without_activations(self) -> Iterator[None]:
-        """Keep no activations of what is sampled inside, which is never trained on."""
+        """Keep no activations of tokens sampled inside, which are never trained on."""
         layers = self._planner.activation_layer
         self.keep_activations(0)
         try:

@@ -60,7 +60,11 @@ class Endpoint:
     async def get(
         self, path: str, *, root: bool = False, seconds: float | None = None, retries: int | None = None
     ) -> dict[str, Any]:
-        """Return the JSON object at a path; otherwise as `post`."""
+        """GET a path and return its JSON object.
+
+        Unlike `post`, it does not count towards `concurrent`; `seconds` and `retries` override the defaults. Raises as
+        `post`.
+        """
         address = f"{self._root if root else self.url}{path}"
         return await self._request("GET", address, None, seconds or self._timeout, retries)
 

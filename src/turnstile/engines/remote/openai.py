@@ -118,7 +118,7 @@ class OpenAIEngine:
         self.loaded = weights
 
     def reset(self) -> None:
-        """Forget what was found out: the server was gone, and another one may have taken its place."""
+        """Forget what is known of the server: it was gone, and another one may have taken its place."""
         self._connecting = self.loaded = None
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:

@@ -42,7 +42,7 @@ class Replica(Engine, Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget what was found out: the server was gone, and another one may have taken its place."""
+        """Forget what is known of the server: it was gone, and another one may have taken its place."""
         ...
 
     async def healthy(self) -> bool:
@@ -132,7 +132,7 @@ class ManagedReplica:
     def load(self) -> asyncio.Task[None]:
         """Start loading the target weights unless a load is under way.
 
-        A server that does not take them becomes unreachable.
+        A server that does not accept them becomes unreachable.
         """
         if self._loading is None or self._loading.done():
             self._loading = asyncio.ensure_future(self._load_target())

@@ -22,7 +22,7 @@ _AGAIN = "That cannot be read: {why}. Answer again, with nothing but the JSON ob
 
 
 class UnreadableError(ValueError):
-    """An answer that is none of those asked for, with the reason in a clause."""
+    """An answer that is not in the form asked for, with the reason in a clause."""
 
 
 class Asker:

@@ -152,7 +152,7 @@ class Daemon:
         options = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
         host = client.create_host_config(
             auto_remove=True,  # so it goes with its first process, which ends when we do
-            init=False,  # the first process shall be ours, since nobody inside can kill that
+            init=False,  # the first process must be ours, since nothing inside can kill it
             network_mode=spec.network,
             read_only=spec.read_only,
             tmpfs=dict.fromkeys(spec.tmpfs, options) or None,
@@ -164,7 +164,7 @@ class Daemon:
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             ulimits=[docker.types.Ulimit(name=name, soft=most, hard=most) for name, most in spec.ulimits.items()],
-            log_config=docker.types.LogConfig(type="none"),  # what goes to and fro is no log
+            log_config=docker.types.LogConfig(type="none"),  # the attached stream is not a log
             storage_opt={"size": f"{spec.disk_mb}m"} if spec.limit_layer else None,
         )
         made = client.create_container(
@@ -183,7 +183,7 @@ class Daemon:
         return identity
 
     def remove(self, identity: str) -> None:
-        """End a container and remove it with its unnamed volumes; a missing container is no error."""
+        """End a container and remove it with its unnamed volumes; a missing container is not an error."""
         with translated("a container's removal"):
             deadline = time.monotonic() + GOING
             while not self._removed(identity):
@@ -273,7 +273,7 @@ class Daemon:
         )
 
     def clear(self, found: Leavings) -> None:
-        """Remove these objects; missing ones are no error."""
+        """Remove these objects; missing ones are not an error."""
         for identity in found.containers:
             self.remove(identity)
         with translated("a removal"):

@@ -74,7 +74,7 @@ def announce() -> Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltImage:
-    """An image that was built here: its name, a description of its contents, its size in bytes, its time in seconds."""
+    """An image that was built here: name, description of its contents, size in bytes, creation time (Unix seconds)."""
 
     name: str
     holds: str

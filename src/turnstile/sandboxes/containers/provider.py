@@ -60,7 +60,7 @@ class Made:
 
 
 class ContainerSandbox:
-    """A container in use. Commands and paths start at `root`, a folder inside it."""
+    """A container in use. Commands run in `root`, a folder inside it, and paths are relative to it."""
 
     def __init__(
         self, provider: ContainerSandboxes, container: Container, *, root: str, limits: Limits, carries: bool
@@ -217,7 +217,7 @@ class Resources:
     """What one container may use; memory and disk in MiB.
 
     With `Isolation.read_only` `disk_mb` bounds the root and the scratch folder each, which are kept in memory and count
-    as such; without, it bounds the container's own layer, where `limit_layer` asks the storage driver for it. `ulimits`
+    as such; without, it bounds the container's own layer, if `limit_layer` asks the storage driver for it. `ulimits`
     sets what a daemon cannot raise on its own (nofile, nproc).
     """
 
@@ -254,10 +254,10 @@ class ContainerSandboxes:
     archive of a root file system; what is not there yet is pulled or made here (`images.Images`).
 
     A container has its `resources` and `isolation`, and no capabilities. `python` is the image's interpreter; commands
-    can import the image's modules and, where a folder was started from, those that `carry` names, copied from this
-    Python. Where the engine is one of this machine, `readable` folders of this machine can be read at the same place
-    inside, and of the folder `shelf` what `start` names as `deps`. `limits` hold for commands that bring none: a
-    command's own memory limit counts where it is below the container's.
+    can import the image's modules and, if it was started from a folder, those that `carry` names, copied from this
+    Python. If the engine runs on this machine, `readable` folders of this machine can be read at the same place inside,
+    and of the folder `shelf` what `start` names as `deps`. `limits` hold for commands that bring none: a command's own
+    memory limit counts where it is below the container's.
 
     `start` pulls an image that the engine lacks where `pull` names it, and any where that is None.
 
@@ -438,7 +438,7 @@ class ContainerSandboxes:
         except BaseException as error:
             await container.end()
             if spec.image in self.snapshots:
-                if isinstance(error, OSError):  # as whoever had its sandbox left the files: no fault of a recipe
+                if isinstance(error, OSError):  # as its sandbox's user left the files, so not the recipe's fault
                     raise SandboxError(f"the snapshot {spec.image} cannot be started: {error}") from None
             elif isinstance(error, OSError) or (isinstance(error, ContainerDiedError) and container.said):
                 raise ConfigError(f"the image {spec.image} cannot be used as a sandbox: {error}") from None

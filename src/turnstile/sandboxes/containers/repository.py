@@ -54,7 +54,7 @@ def commit_once(tree: Path, into: Path) -> str:
 def past(repository: Path) -> list[str]:
     """Return what a repository reveals beside its one commit, one line each: refs, reflogs, objects, changes.
 
-    An empty list is as it should be. Raises ConfigError if it is no repository.
+    The list should be empty. Raises ConfigError if it is not a repository.
     """
     found = []
     commits = git(repository, "rev-list", "--all", "--reflog").split()

@@ -92,4 +92,4 @@ class Lease:
                 async with asyncio.timeout(pause):
                     await self._post("beat", {}, tries=1)
             except (SandboxError, ConfigError, TimeoutError):
-                continue  # the next one may get through; whoever asks for something is told
+                continue  # the next one may get through; requests raise the error

@@ -84,7 +84,7 @@ class RemoteSandbox:
             self._closed = True
 
     async def leave(self) -> None:
-        """Do `close` in the connection's thread, for a sandbox whose caller was cancelled.
+        """End a sandbox whose caller was cancelled, in the connection's thread.
 
         If the server cannot be reached, it ends the sandbox when the lease expires.
         """

@@ -98,7 +98,7 @@ class SandboxServer:
             await self._uploads.close()
 
     async def _stop(self) -> None:
-        self._clients = 0  # nobody new
+        self._clients = 0  # accept no new clients
         if self._reaper is not None:
             self._reaper.cancel()
         for name in tuple(self._tenants):

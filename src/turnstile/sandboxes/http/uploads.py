@@ -47,7 +47,7 @@ class Uploads:
         """Store the archive with this digest (SHA-256, hexadecimal).
 
         Raises ConfigError if it is too large, SandboxError if it has another digest, arrives too slowly or does not
-        fit, and ValueError if it is no archive.
+        fit, and ValueError if it is not an archive.
         """
         async with self._coming:
             with tempfile.TemporaryFile() as archive:  # not at home, which may be memory

@@ -43,7 +43,7 @@ _KNOWN: Mapping[str, type[Exception]] = {
 
 
 class GarbageError(ValueError):
-    """Raised for a message that is no frame, or lacks a required field."""
+    """Raised for a message that is not a frame, or lacks a required field."""
 
 
 def frame(told: Mapping[str, Any], data: bytes = b"") -> bytes:

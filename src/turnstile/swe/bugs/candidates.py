@@ -17,7 +17,7 @@ from turnstile.swe.packages.source import Package
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filter:
-    """Which bugs are wanted. 0 is no limit."""
+    """Which bugs are wanted. 0 means no limit."""
 
     max_line: int = 0  # characters of the buggy line without its indentation
     max_shown: int = 0  # lines shown of the function

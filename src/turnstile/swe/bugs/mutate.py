@@ -278,7 +278,7 @@ class Patch:
 
 
 def patch(text: str, mutant: Mutant) -> Patch:
-    """Return the bug with one token of context on each side, and with more until it is unique, where that is possible.
+    """Return the bug with one token of context on each side, and with more until it is unique, if possible.
 
     A bug in several places or lines has no such form: its texts are those of its first edit, and never unique.
     """

@@ -28,7 +28,7 @@ class Validator:
         self._grader = grader
 
     async def verdict(self, candidate: Candidate) -> Task | str | None:
-        """Return a task, or a phrase that says why the candidate is none; None if no verdict can be had."""
+        """Return a task, or a phrase that says why the candidate is not one; None if no verdict can be had."""
         for _ in range(2):
             with suppress(VerifierError):  # a single error may be an accident
                 return await self._verdict(candidate)

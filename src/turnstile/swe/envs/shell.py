@@ -62,7 +62,7 @@ _LONGEST = 100_000  # characters of a command
 
 
 class ShellEnv:
-    """One episode of repairing a repository (of a made task or an instance) in a sandbox of its own.
+    """One episode of repairing a repository (of a generated task or an instance) in a sandbox of its own.
 
     A command takes at most `seconds` and shows at most `chars` characters, as does `view`; `memory_mb` and `processes`
     limit it too. What the agent changed, except tests, is graded in a fresh sandbox (`swe.problems`).

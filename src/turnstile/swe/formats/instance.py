@@ -13,7 +13,7 @@ from turnstile.lookup import resolve
 from turnstile.types import JSON, Task
 
 INSTANCE = "swe_shell"
-"""The environment of tasks that hold an instance. Made tasks can be tried in it too."""
+"""The environment of tasks that hold an instance. Generated tasks can be tried in it too."""
 PASSED = frozenset({"PASSED", "XFAIL"})
 """Statuses that count as passed: an expected failure does; XPASS is a strict matter of its suite and does not."""
 

@@ -18,7 +18,10 @@ _USED = ("instance_id", "repo", "base_commit", "patch", "FAIL_TO_PASS", "PASS_TO
 
 
 def read(row: Mapping[str, Any], where: str) -> Instance:
-    """Read a row as an instance. Without its own base_commit it gets the short one in its repository's name."""
+    """Parse a row.
+
+    If base_commit is missing, use the short hash that ends the repo name.
+    """
     repo, bug = field_of(row, "repo", where), field_of(row, "patch", where)
     return Instance(
         id=field_of(row, "instance_id", where),

@@ -169,7 +169,10 @@ class CodeGrader:
         executable: frozenset[str],
         repeat: int,
     ) -> str:
-        """Return a key for everything the outcome depends on; a file with the template's own content is no change."""
+        """Return a key for everything the outcome depends on.
+
+        A file with the template's own content does not count as changed.
+        """
         if template not in self._digests:
             self._digests[template] = await asyncio.to_thread(tree_digest, template)
         changed = {

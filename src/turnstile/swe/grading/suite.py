@@ -4,9 +4,9 @@ If the runner is pytest or unittest, a plugin of ours (`in_sandbox.report`, `in_
 outcome under a random key, adds a test that must fail, and counts; the log then decides nothing. For other runners
 there is only the log, and what its parser objects to.
 
-`grading.grader` grades made tasks, for which we choose the runner: pytest under `in_sandbox.verifier`, on copies that
-are quick to make and with outcomes that can be remembered. An instance comes with its own image, command and log, so
-only the lines under a key are shared with that (`testrun.read_events`).
+`grading.grader` grades generated tasks, for which we choose the runner: pytest under `in_sandbox.verifier`, on copies
+that are quick to make and with outcomes that can be remembered. An instance comes with its own image, command and log,
+so only the lines under a key are shared with that (`testrun.read_events`).
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _logged(instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
 
 
 def error_near(log: str, test: str) -> str:
-    """Return the line with an error that follows soonest after one with the test's name; "" if there is none."""
+    """Return the error text closest after a line naming the test (fewer than 60 lines later); "" if none."""
     name = test.partition(" ")[0]
     found, nearest, since = "", _NEAR, _NEAR
     for line in log.splitlines():

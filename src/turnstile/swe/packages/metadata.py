@@ -59,7 +59,7 @@ def _said(tree: Path) -> Mapping[str, str]:
 
 
 def named(texts: Mapping[str, str], default: str) -> tuple[str, str]:
-    """Return name and version as the project's files state them, else `default` and 0."""
+    """Return the canonicalised name and sanitised version; `default` and "0" where missing."""
     metadata = static_metadata(texts)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", str(metadata.get("Name") or default)).strip("-._")
     version = re.sub(r"[^A-Za-z0-9.]", "", str(metadata.get("Version") or "")) or "0"

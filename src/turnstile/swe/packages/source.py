@@ -36,7 +36,7 @@ _RECORD = "package.json"
 
 
 def deps_home(cache: Path | None = None) -> Path:
-    """Return the folder of all packages' dependencies, of which a sandbox needs only those of its own task."""
+    """Return the folder of all packages' dependencies; a sandbox needs only those of its own task."""
     return (cache or cache_dir()) / "swe-deps"
 
 

@@ -20,7 +20,7 @@ from turnstile.types import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemCases:
-    """Made tasks and instances (see `grading.cases.Cases`)."""
+    """Generated tasks and instances (see `grading.cases.Cases`)."""
 
     problems: Problems
     probes: Mapping[str, Probe] = field(default_factory=lambda: PROBES)
@@ -57,7 +57,7 @@ class ProblemCase:
         return await self.problem.grade(Change(), repeat=repeat)
 
     async def cheat(self, name: str) -> Verdict | None:
-        """Return the verdict on a cheat, None if there is no Python file that it could start from."""
+        """Return the verdict on a cheat; None if there is no Python file to plant it in."""
         copy = await self.problem.open()
         try:
             file = await self._beginning(copy)

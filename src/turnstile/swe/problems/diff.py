@@ -85,7 +85,10 @@ def _blob(data: bytes | None) -> str:
 
 
 def _literal(data: bytes) -> str:
-    """Return a whole file as `git apply` reads it: deflated, 52 bytes a line in base 85 after their number."""
+    """Encode a file as a git binary-patch literal.
+
+    That is zlib, then base85, 52 bytes a line, each prefixed by its length character.
+    """
     packed = zlib.compress(data)
     lines = [f"literal {len(data)}\n"]
     for first in range(0, len(packed), 52):

@@ -1,4 +1,4 @@
-"""A made task as a problem: a folder with a bug in it, graded by the package's own tests."""
+"""A generated task as a problem: a folder with a bug in it, graded by the package's own tests."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def text_of(content: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind in _TEXTS and isinstance(part.get("text"), str):
             texts.append(part["text"])
-        elif kind not in ("thinking", "redacted_thinking"):  # reasoning, which is no part of the text
+        elif kind not in ("thinking", "redacted_thinking"):  # reasoning, which is not part of the text
             raise TaskError(f"{where}: its content has a part of type {kind!r}; only text can be learned")
     return "".join(texts)
 

@@ -74,7 +74,10 @@ def launch(argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -
 
 
 def find(program: str, path: str) -> str:
-    """Return the file that a shell would run. Raises OSError if there is none."""
+    """Resolve a program on PATH as a shell would; a name containing "/" is returned as is.
+
+    Raises OSError if PATH has no executable by that name.
+    """
     if "/" in program:
         return program
     files = [f"{folder or '.'}/{program}" for folder in path.split(os.pathsep)]

@@ -156,7 +156,7 @@ def attend(heads: int, width: int) -> Any:  # noqa: C901 - its loops are one ker
     """
 
     def kernel(args_address: Any) -> None:
-        """Compute softmax attention of each token over its segments; a task is a token and one key head.
+        """Compute softmax attention of each token over its segments; work is split by token and key head.
 
         Tokens with the same first segment are computed together, tile by tile, while the tile is in the cache.
         """
@@ -222,7 +222,7 @@ def attend(heads: int, width: int) -> Any:  # noqa: C901 - its loops are one ker
 
 @kernel_of(WriteArgs)
 def write(args_address: Any) -> None:
-    """Write keys and values of new tokens to their cache columns; a task is a token."""
+    """Write keys and values of new tokens to their cache columns; work is split by token."""
     args = carray(args_address, 1)[0]
     width = args.width
     first = carray(integers(args.first), args.tokens + 1)

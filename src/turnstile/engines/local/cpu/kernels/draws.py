@@ -69,7 +69,7 @@ def _find(logits: Any, best: Any, inverse_temperature: Any, masses: Any, end: An
 
 @kernel_of(DrawArgs)
 def draw(args_address: Any) -> None:
-    """Draw tokens from softmaxes by inversion, with log-probabilities and entropies; a task is a draw."""
+    """Draw tokens from softmaxes by inversion, with log-probabilities and entropies; work is split by draw."""
     args = carray(args_address, 1)[0]
     count, vocabulary, inverse_temperature = args.count, args.vocabulary, args.inverse_temperature
     rows, draws = carray(integers(args.rows), count), carray(doubles(args.draws), count)

@@ -185,8 +185,8 @@ def _swish(x: Any) -> Any:
 def product(args_address: Any) -> None:
     """Multiply rows by a packed matrix.
 
-    A task is a panel, or two of which one gates the other, for a band of the rows: with many rows, more processors than
-    panels have work.
+    Work is split by panel (or pair of panels of which one gates the other) and by band of rows: with many rows, more
+    processors than panels have work.
     """
     args = carray(args_address, 1)[0]
     rows, depth, width, halves, chunk = args.rows, args.depth, args.width, args.halves, args.chunk
@@ -222,7 +222,7 @@ def product(args_address: Any) -> None:
 
 @kernel_of(PackArgs)
 def pack(args_address: Any) -> None:
-    """Pack the rows of a matrix into panels, each number multiplied by its column's scale; a task is a panel."""
+    """Pack the rows of a matrix into panels, each number multiplied by its column's scale; work is split by panel."""
     args = carray(args_address, 1)[0]
     depth, width, halves = args.depth, args.width, args.halves
     panels = (width + WIDTH - 1) // WIDTH
