@@ -27,13 +27,21 @@ SHIPPED_EVERY = 5
 
 
 def kill(rng: random.Random, point: str, steps: int, recipe: Path, run: Path) -> str:
-    """Kill a run at some place, sooner than drawn if it does not come by there, and return where that was."""
-    step, nth = rng.randint(1, steps), rng.randint(1, MOST[point])
-    while killed.start("kill", point, step, nth, recipe, run).returncode != -signal.SIGKILL:
-        assert nth > 1, f"{point} of step {step} is nowhere"
-        nth = (nth + 1) // 2
-        shutil.rmtree(run)
-    return f"{nth} ms into step {step}" if point == "moment" else f"{point} {nth} of step {step}"
+    """Kill a run at some place and return where that was.
+
+    If the run does not reach the place that is drawn, it is killed earlier in that step, else in another step: a step
+    whose attempts all earn the same has no update.
+    """
+    drawn, nth = rng.randint(1, steps), rng.randint(1, MOST[point])
+    halves = [nth]
+    while halves[-1] > 1:
+        halves.append((halves[-1] + 1) // 2)
+    for step in (drawn, *(other for other in range(1, steps + 1) if other != drawn)):
+        for time in halves:
+            if killed.start("kill", point, step, time, recipe, run).returncode == -signal.SIGKILL:
+                return f"{time} ms into step {step}" if point == "moment" else f"{point} {time} of step {step}"
+            shutil.rmtree(run)
+    raise AssertionError(f"{point} is nowhere")
 
 
 @pytest.mark.parametrize("number", range(KILLS))
