@@ -22,7 +22,7 @@ from turnstile.credit.base import estimate
 from turnstile.credit.samples import sample_aux, sample_group, sample_score
 from turnstile.errors import ConfigError
 from turnstile.lookup import KINDS, load, part_of, resolve
-from turnstile.losses.check import sample_batch
+from turnstile.losses.check import DECLARED, sample_batch
 from turnstile.swe.rewards import outcome_class
 from turnstile.types import Task
 
@@ -46,6 +46,8 @@ NEEDS = {
     ("tracker", "tensorboard"): ("tensorboard", "tensorboard"),
 }
 """Kinds that need an optional dependency: its package, and the extra that brings it."""
+REWARDLESS = {declared.kind for declared in DECLARED if 7 in declared.exempt}
+"""Losses that learn without any advantage."""
 
 
 def knob_table(given: Mapping[str, set[str]]) -> str:
@@ -73,6 +75,8 @@ def _entry(room: str, kind: str, given: set[str]) -> dict[str, Any]:
         knobs[part.section] = {"type": TABLE_TYPE, "default": "{}", "keys": keys}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         entry["any"] = True
+    if room == "loss" and kind in REWARDLESS:
+        entry["rewardless"] = True
     if (room, kind) in NEEDS:
         entry["needs"] = dict(zip(("package", "extra"), NEEDS[room, kind], strict=True))
     return entry

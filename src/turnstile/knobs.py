@@ -30,7 +30,7 @@ TABLE = pathlib.Path(__file__).with_name("knobs.json")
 
 @functools.cache
 def table() -> Mapping[str, Mapping[str, Any]]:
-    """Return room -> kind -> {"knobs": {name: knob}, "any"?, "extra"?}.
+    """Return room -> kind -> {"knobs": {name: knob}, "any"?, "needs"?, "rewardless"?}.
 
     A knob is {"type", "default"?, "least"?, "above"?, "most"?, "below"?}, and of a table {"keys": {name: knob}} too.
     """

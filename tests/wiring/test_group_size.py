@@ -10,11 +10,9 @@ import pytest
 import guess_run
 import turnstile
 from turnstile.config import Kind, make_recipe
-from turnstile.credit.base import GIVEN
 from turnstile.credit.check import DECLARED
 from turnstile.errors import ConfigError
 from turnstile.wiring.group_size import check_company
-from turnstile.wiring.kinds import bind
 
 COMPARES = {
     "grpo", "rloo", "turn_return", "gigpo", "salt", "empg", "entropy_aware", "broadcast", "branch", "tree", "segments",
@@ -31,7 +29,7 @@ ALONE = {
 def check(credit: Any, *, attempts: int = 1, **sections: Any) -> None:
     rollout = {"group_size": attempts, **sections.pop("rollout", {})}
     recipe = make_recipe({"credit": credit, "rollout": rollout, **sections})
-    check_company(recipe, bind("credit", recipe.credit, given=GIVEN))
+    check_company(recipe)
 
 
 def refused(credit: Any, **sections: Any) -> bool:

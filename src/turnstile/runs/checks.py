@@ -20,7 +20,6 @@ from turnstile.trainer.learner import Objective
 from turnstile.types import Task
 from turnstile.wiring.agent import check_kinds, check_models
 from turnstile.wiring.graders import check_asked, check_graders
-from turnstile.wiring.group_size import check_company
 from turnstile.wiring.kinds import bind
 from turnstile.wiring.learning import make_objective
 from turnstile.wiring.world import make_scorer
@@ -58,7 +57,6 @@ def check_parts(
     scorer, objective = make_scorer(recipe, reward), make_objective(recipe)
     rehearsal_objective(recipe)
     estimator = bind("credit", recipe.credit, given=GIVEN)
-    check_company(recipe, estimator)
     check_scripts(recipe)
     check_keep_best(recipe, env)
     conversations = read_talks(recipe)

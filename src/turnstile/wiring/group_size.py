@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 
 from turnstile.config import Recipe
-from turnstile.credit.base import Advantages, Estimator, State, estimate
+from turnstile.credit.base import GIVEN, Advantages, Estimator, State, estimate
 from turnstile.credit.samples import sample_aux, sample_group, sample_score
 from turnstile.errors import ConfigError
+from turnstile.knobs import table
 from turnstile.lookup import KINDS
-from turnstile.losses.check import DECLARED
 from turnstile.types import F32, Group, Trajectory
+from turnstile.wiring.kinds import bind
 
 MOST = 4  # groups that are made up
 OUTCOMES = (0.0, 1.0, 0.5, -1.0, 0.25, 1e3, 0.75, -1e3)
 """What they came to, in turns: on both sides of any threshold that is likely."""
-_REWARDLESS = {declared.kind for declared in DECLARED if 7 in declared.exempt}
-"""Losses that learn without any advantage."""
 
 
-def check_company(recipe: Recipe, estimator: Estimator) -> None:
+def check_company(recipe: Recipe) -> None:
     """Raise ConfigError if groups have one attempt and the recipe's estimator compares attempts.
 
     Then no reward would change an advantage, and the run would silently train on nothing. A built-in kind is tried,
@@ -32,9 +31,11 @@ def check_company(recipe: Recipe, estimator: Estimator) -> None:
     train, rollout, kind = recipe.train, recipe.rollout, recipe.credit.kind
     if rollout.group_size > 1 or kind not in KINDS["credit"]:
         return
-    losses = {recipe.loss.kind, *(regularizer.kind for regularizer in recipe.regularizers)}
-    if not train.drop_zero_advantage_groups and losses & _REWARDLESS:
+    losses = (recipe.loss.kind, *(regularizer.kind for regularizer in recipe.regularizers))
+    learns_anyway = any(table()["loss"].get(loss, {}).get("rewardless") for loss in losses)
+    if learns_anyway and not train.drop_zero_advantage_groups:
         return
+    estimator = bind("credit", recipe.credit, given=GIVEN)
     groups = [_alone(number) for number in range(min(rollout.tasks_per_step, MOST))]
     first, *others = _steps(estimator, groups)
     if all(_same(first, other) for other in others):

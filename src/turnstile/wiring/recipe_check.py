@@ -20,6 +20,7 @@ from turnstile.errors import ConfigError
 from turnstile.knobs import check_kind, check_value
 from turnstile.lookup import KINDS, nearest
 from turnstile.tracking.metrics import METRICS, meaning_of
+from turnstile.wiring.group_size import check_company
 
 ALONE = ("swe", "swe_shell", "guess")
 """Environments of ours, in which no turn has a tag or a subgoal."""
@@ -74,6 +75,7 @@ def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
     wrongs = itertools.chain(*(part(recipe) for part in parts), _of_others(recipe, env), _of_training(recipe, env))
     for wrong in wrongs:
         raise ConfigError(wrong)
+    check_company(recipe)
     return lines
 
 
