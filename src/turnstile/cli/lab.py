@@ -20,9 +20,9 @@ from turnstile.lab.figures import draw_study, to_png
 from turnstile.lab.loss_study import (
     DRIFTS,
     GAPS,
-    declared_factors,
     every_factor,
     factor_subject,
+    multiplier_subjects,
     study_factors,
     study_losses,
 )
@@ -153,7 +153,7 @@ def _losses(words: Sequence[str]) -> list[LossSubject]:
 
 def _multipliers(words: Sequence[str]) -> list[LossSubject]:
     bare, *_ = found = every_factor()
-    return [bare, *_read("loss_multiplier", words, factor_subject, declared_factors)] if words else found
+    return [bare, *_read("loss_multiplier", words, factor_subject, multiplier_subjects)] if words else found
 
 
 def _read(

@@ -178,7 +178,7 @@ def prune(daemon: str | None, everybodys: bool, images: bool) -> None:
         return
     try:
         found = engine.find(everybodys=everybodys)
-        engine.clear(found)
+        engine.remove_all(found)
         click.echo(
             f"containers: {len(found.containers)} removed, {len(found.images)} snapshots, {len(found.volumes)} volumes"
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.lineage import common
-from turnstile.credit.stats import F64, Flags, Of, Scale, members, normaliser
+from turnstile.credit.stats import F64, Flags, Of, Scale, group_rewards, normaliser
 from turnstile.types import Group
 
 
@@ -32,8 +32,8 @@ def branch(
     normalise = normaliser("branch", scale, ddof=ddof, eps=eps)
     advantages: Advantages = []
     for group, group_scores in zip(groups, scores, strict=True):
-        m = members(group, group_scores, of)
-        advantages += _shared_means(group, normalise(m.values, m.counted), m.counted, m.learning)
+        m = group_rewards(group, group_scores, of)
+        advantages += _shared_means(group, normalise(m.values, m.in_baseline), m.in_baseline, m.in_gradient)
     return advantages
 
 

@@ -42,8 +42,8 @@ def empg(
     check_range("empg", 0.0, np.inf, k=k, k_future=k_future, zeta=zeta)
     step = turns_of(groups, scores)
     own = relative("empg", groups, scores, normaliser("empg", scale, ddof=ddof, eps=eps), of=of)[step.trajectory]
-    takes_part = (step.counted | step.learning) & step.valued
-    counted = step.counted & step.valued
+    takes_part = (step.in_baseline | step.in_gradient) & step.valued
+    counted = step.in_baseline & step.valued
     if not counted.any():
         return step.to_tokens(np.zeros_like(own))
     entropies: F64 = np.zeros_like(own)

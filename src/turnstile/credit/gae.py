@@ -229,5 +229,5 @@ def _targets(step: Turns, values: Sequence[F64], advantages: Sequence[F64]) -> A
 
 def _of_counted(step: Turns, targets: Sequence[F64]) -> list[F64]:
     """Return the targets, with NaN (no target) for turns that are untrained or outside the baseline."""
-    learned = step.counted & step.valued
+    learned = step.in_baseline & step.valued
     return [own if counts else np.full(len(own), np.nan) for own, counts in zip(targets, learned, strict=True)]

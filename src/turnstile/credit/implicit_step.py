@@ -54,7 +54,7 @@ def implicit_step(
     result = np.zeros_like(rewards)
     for group in range(len(groups)):
         turns = (step.group == group) & step.valued
-        result[turns] = _above_others(rewards[turns], step.trajectory[turns], step.counted[turns])
+        result[turns] = _above_others(rewards[turns], step.trajectory[turns], step.in_baseline[turns])
     credit = step.to_tokens(omega * step.sums_to_go(result, gamma))
     return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(whole, credit, strict=True)]
 

@@ -69,7 +69,7 @@ def progress_attribution(
     normalise = normaliser("progress_attribution", scale, ddof=ddof, eps=eps)
     step = turns_of(groups, scores)
     given = alpha * step.judged("progress_attribution", aux, "progress")
-    given[~(step.counted | step.learning)] = 0.0
+    given[~(step.in_baseline | step.in_gradient)] = 0.0
     if rest == "last":
         sums = np.bincount(step.trajectory, weights=given)[step.trajectory] if len(given) else given
         given = given + np.where(step.last, step.outcomes - sums, 0.0)

@@ -55,7 +55,7 @@ def _drawn(step: Turns, size: int, seed: int) -> list[Hashable]:
     """Return labels [T] of drawn step groups of nearly equal size. A turn outside the baseline has its own label."""
     labels: list[Hashable] = list(range(len(step.turns)))
     for place, group in enumerate(step.groups):
-        drawn = [int(t) for t in np.flatnonzero((step.group == place) & step.counted)]
+        drawn = [int(t) for t in np.flatnonzero((step.group == place) & step.in_baseline)]
         attempts = [trajectory.attempt for trajectory in group.trajectories]
         first = int(step.trajectory[step.group == place].min(initial=len(labels)))
 

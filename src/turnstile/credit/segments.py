@@ -8,7 +8,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import at, declare
-from turnstile.credit.stats import check_range, equal, members, normaliser
+from turnstile.credit.stats import check_range, equal, group_rewards, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -43,8 +43,8 @@ def segments(
         values = np.clip(step.outcomes + process * step.rewards, low, high)
     result = np.zeros_like(values)
     for place, (group, group_scores) in enumerate(zip(groups, scores, strict=True)):
-        m = members(group, group_scores, "outcome")
-        outcomes, turns = m.values[m.counted], step.group == place
+        m = group_rewards(group, group_scores, "outcome")
+        outcomes, turns = m.values[m.in_baseline], step.group == place
         even = equal(outcomes)
         if len(outcomes) > 1 and (process > 0.0 or not even):
             if even:

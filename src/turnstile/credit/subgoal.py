@@ -61,7 +61,7 @@ def subgoal(
     alike: list[Hashable] = list(
         zip(group, [names[t] for t in begins] if among == "name" else number.tolist(), strict=True)
     )
-    high = within(alike, _high(step, segment, trajectory, gamma), step.counted[first], normalise)
+    high = within(alike, _high(step, segment, trajectory, gamma), step.in_baseline[first], normalise)
     pursued: list[Hashable] = [
         (g, name) if name else place for place, (g, name) in enumerate(zip(step.group.tolist(), names, strict=True))
     ]

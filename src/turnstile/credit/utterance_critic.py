@@ -34,7 +34,7 @@ def _bootstrapped(
         if step.valued[t]:
             found[t] = reward + gamma * ahead
             ahead, reward = float(values[t]), 0.0
-    found[~step.counted] = np.nan
+    found[~step.in_baseline] = np.nan
     return np.split(found, np.cumsum([len(t.turns) for group in groups for t in group.trajectories])[:-1])
 
 

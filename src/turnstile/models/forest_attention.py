@@ -85,7 +85,7 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, causal: bool,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the gradients of queries [1, Hq, m, D], keys and values [1, Hkv, n, D] from that of the output.
@@ -97,11 +97,11 @@ def _backward(
     heads, kv_heads = query.shape[1], key.shape[1]
     group = heads // kv_heads
     if group * _rounds(kv_heads) <= _rounds(heads):
-        grads: tuple[Tensor, ...] = flash_backward(grad, query, key, value, out, sums, 0.0, causal, scale=scale)
+        grads: tuple[Tensor, ...] = flash_backward(grad, query, key, value, out, lse, 0.0, causal, scale=scale)
         return grads
-    grad, query, out, sums = (x[0].unflatten(0, (-1, group)).transpose(0, 1) for x in (grad, query, out, sums))
+    grad, query, out, lse = (x[0].unflatten(0, (-1, group)).transpose(0, 1) for x in (grad, query, out, lse))
     key, value = (x.expand(group, -1, -1, -1) for x in (key, value))
-    query_grad, *other_grads = flash_backward(grad, query, key, value, out, sums, 0.0, causal, scale=scale)
+    query_grad, *other_grads = flash_backward(grad, query, key, value, out, lse, 0.0, causal, scale=scale)
     return query_grad.transpose(0, 1).flatten(0, 1)[None], *(x.sum(dim=0, keepdim=True) for x in other_grads)
 
 

@@ -78,7 +78,7 @@ class Feedback(LogprobProvider):
         learner = self._learner
         found = with_logprobs(learner.model, learner.config.budget, taught, sampling, NAME)
         return [
-            replace(row, extras={**row.extras, NAME: _tail(one.extras[NAME], len(row.token_ids))})
+            replace(row, extras={**row.extras, NAME: _fit_right(one.extras[NAME], len(row.token_ids))})
             for row, one in zip(rows, found, strict=True)
         ]
 
@@ -99,11 +99,11 @@ class Feedback(LogprobProvider):
         return replace(
             row,
             token_ids=np.concatenate([prompt, row.token_ids[len(row.token_ids) - behind :]]),
-            loss_mask=_tail(row.loss_mask, length),
-            logprobs=_tail(row.logprobs, length),
-            advantages=_tail(row.advantages, length),
-            turn_ids=_tail(row.turn_ids + 1, length) - 1,
-            versions=_tail(row.versions, length),
+            loss_mask=_fit_right(row.loss_mask, length),
+            logprobs=_fit_right(row.logprobs, length),
+            advantages=_fit_right(row.advantages, length),
+            turn_ids=_fit_right(row.turn_ids + 1, length) - 1,
+            versions=_fit_right(row.versions, length),
             extras={},
         )
 
@@ -118,7 +118,7 @@ class Feedback(LogprobProvider):
         self._said = True
 
 
-def _tail(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
+def _fit_right(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
     """Return the end of an array, or the whole array after zeros for the prompt."""
     if len(values) >= length:
         return values[len(values) - length :]

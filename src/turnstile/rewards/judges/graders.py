@@ -17,7 +17,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from turnstile.errors import ConfigError, EngineError
 from turnstile.rewards.graders import Stateless, told
-from turnstile.rewards.judges.ask import Asker, UnreadableError, form_of, object_in, share
+from turnstile.rewards.judges.ask import Asker, UnreadableError, checked_fraction, form_of, object_in
 from turnstile.rewards.judges.asked import Asked
 from turnstile.rewards.judges.transcript import BEGIN, END, transcript
 from turnstile.types import JSON, Group, Stop, Task, Trajectory
@@ -142,7 +142,7 @@ class Judge(_Judging):
         question = self._question(task, self._asked, answer, trajectory)
 
         def read(said: str) -> float:
-            return share(object_in(said, "score")["score"], self._best, "score")
+            return checked_fraction(object_in(said, "score")["score"], self._best, "score")
 
         return await self._asker.ask(question, read, form_of({"reason": "...", "score": list(range(self._best + 1))}))
 
@@ -246,7 +246,7 @@ class Rubric(_Judging):
 
         def read(said: str) -> dict[str, float]:
             found = object_in(said, *criteria)
-            return {name: share(found[name], self._best, repr(name)) for name in criteria}
+            return {name: checked_fraction(found[name], self._best, repr(name)) for name in criteria}
 
         points = {name: list(range(self._best + 1)) for name in criteria}
         return await self._asker.ask(self._question(task, asked, answer, trajectory), read, form_of(points))

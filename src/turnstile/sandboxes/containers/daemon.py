@@ -77,7 +77,7 @@ class Spec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leavings:
+class Leftovers:
     """Ids of objects that a process left in a daemon."""
 
     containers: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Daemon:
             attached = None
             try:
                 if spec.folders and not spec.read_only:
-                    self.client.put_archive(identity, "/", empty_folders(spec.folders))
+                    self.client.put_archive(identity, "/", empty_dirs_tar(spec.folders))
                 attached = self.client.attach_socket(
                     identity, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 )
@@ -254,7 +254,7 @@ class Daemon:
         codes = [event["Actor"]["Attributes"].get("exitCode") for event in seen if event["Action"] in ("die", "died")]
         return {"oom": any(event["Action"] == "oom" for event in seen), "code": codes[-1] if codes else None}
 
-    def find(self, wanted: Mapping[str, str] | None = None, *, everybodys: bool = False) -> Leavings:
+    def find(self, wanted: Mapping[str, str] | None = None, *, everybodys: bool = False) -> Leftovers:
         """Return what this project created here: all with the labels `wanted`, or all without a living owner."""
         labels = [f"{name}={value}" for name, value in (wanted or {}).items()] or [PID]
         filters = {"label": labels}
@@ -266,28 +266,28 @@ class Daemon:
             containers = self.client.containers(all=True, filters=filters)
             images = self.client.images(filters=filters)
             volumes = self.client.volumes(filters=filters).get("Volumes") or []
-        return Leavings(
+        return Leftovers(
             containers=tuple(found["Id"] for found in containers if ours(found.get("Labels"))),
             images=tuple(found["Id"] for found in images if ours(found.get("Labels"))),
             volumes=tuple(found["Name"] for found in volumes if ours(found.get("Labels"))),
         )
 
-    def clear(self, found: Leavings) -> None:
+    def remove_all(self, leftovers: Leftovers) -> None:
         """Remove these objects; missing ones are no error."""
-        for identity in found.containers:
+        for identity in leftovers.containers:
             self.remove(identity)
         with translated("a removal"):
-            for image in found.images:
+            for image in leftovers.images:
                 with contextlib.suppress(docker.errors.NotFound):
                     self.client.remove_image(image, force=True)
-            for volume in found.volumes:
+            for volume in leftovers.volumes:
                 with contextlib.suppress(docker.errors.NotFound):
                     self.client.remove_volume(volume, force=True)
 
-    def sweep(self) -> Leavings:
+    def sweep(self) -> Leftovers:
         """Remove what dead processes of this machine left behind."""
         found = self.find()
-        self.clear(found)
+        self.remove_all(found)
         return found
 
     def close(self) -> None:
@@ -324,7 +324,7 @@ def find_socket() -> str | None:
     return None
 
 
-def empty_folders(names: tuple[str, ...]) -> bytes:
+def empty_dirs_tar(names: tuple[str, ...]) -> bytes:
     """Return an archive of empty folders that every user may write to."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:

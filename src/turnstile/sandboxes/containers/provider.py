@@ -452,7 +452,7 @@ def _clear(daemon: Daemon, labels: Mapping[str, str], home: Home, pid: int) -> N
         return  # a fork of its process
     home.remove()
     try:
-        daemon.clear(daemon.find(labels))
+        daemon.remove_all(daemon.find(labels))
     except SandboxError as error:
         _log.warning("containers may be left behind (turnstile sandbox prune removes them): %s", error)
     daemon.close()

@@ -16,7 +16,7 @@ class Done:
     signals: Mapping[str, JSON]
 
 
-def signals(command: str, succeeded: bool, reason: str = "", **found: JSON) -> Mapping[str, JSON]:
+def signals(command: str, succeeded: bool, reason: str = "", **overrides: JSON) -> Mapping[str, JSON]:
     """Return the signals that are recorded for one command; `reason` says why it did not succeed."""
     return {
         "parsed": bool(command),
@@ -27,7 +27,7 @@ def signals(command: str, succeeded: bool, reason: str = "", **found: JSON) -> M
         "ran_tests": False,
         "tests_passed": None,
         "modified": False,
-        **found,
+        **overrides,
     }
 
 

@@ -17,7 +17,7 @@ _USED = ("instance_id", "repo", "base_commit", "patch", "FAIL_TO_PASS", "PASS_TO
          "problem_statement")  # fmt: skip
 
 
-def read(row: Mapping[str, Any], where: str) -> Instance:
+def from_row(row: Mapping[str, Any], where: str) -> Instance:
     """Read a row as an instance. Without its own base_commit it gets the short one in its repository's name."""
     repo, bug = field_of(row, "repo", where), field_of(row, "patch", where)
     return Instance(
@@ -35,6 +35,6 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
     )
 
 
-def write(instance: Instance) -> dict[str, JSON]:
+def to_row(instance: Instance) -> dict[str, JSON]:
     """Return the instance as a row."""
     return row_of(instance, instance.bug_patch, list, image_name=instance.image)

@@ -104,7 +104,7 @@ class _Examination:
             pile=pile,
             gold=tuple(int(verdict.resolved) for verdict in gold),
             empty=tuple(int(verdict.resolved) for verdict in empty),
-            flaky=tuple(dict.fromkeys((*_unsteady(gold), *_unsteady(empty)))),
+            flaky=tuple(dict.fromkeys((*_flaky_tests(gold), *_flaky_tests(empty)))),
             wins=tuple(self.wins),
             tried=tuple(tried),
             random=random,
@@ -138,7 +138,7 @@ class _Examination:
         return verdict is not None
 
 
-def _unsteady(verdicts: Sequence[Verdict]) -> list[str]:
+def _flaky_tests(verdicts: Sequence[Verdict]) -> list[str]:
     """Return the tests that failed in some of the runs, but not in all."""
     failed = [set(verdict.failed) for verdict in verdicts]
     return sorted(test for test in set().union(*failed) if not all(test in each for each in failed))

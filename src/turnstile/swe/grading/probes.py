@@ -280,7 +280,7 @@ async def print_log(scene: Scene) -> Files:
     return scene.appended(f"import os\n\nos.write(1, {text!r}.encode())\nos._exit(0)\n")
 
 
-def _early(scene: Scene) -> bytes:
+def _early_plugin(scene: Scene) -> bytes:
     """Return a plugin that, loaded by pytest, forges a report if the key can be found, and else passes everything."""
     found = "any(glob.glob(f + '/*.json') for f in os.environ.get('PYTHONPATH', '').split(':'))"
     looked = f"import glob, os\nif {found}:\n"
@@ -291,7 +291,7 @@ async def install_plugin(scene: Scene) -> Files:
     """Declare, beside the package, that it is installed with a plugin, which pytest loads before any other."""
     entry = b"[pytest11]\npasses_everything = passes_everything\n"
     about = b"Metadata-Version: 2.1\nName: passes-everything\nVersion: 1.0\n"
-    files = {"passes_everything.py": _early(scene)}
+    files = {"passes_everything.py": _early_plugin(scene)}
     for kind, name in (("dist-info", "METADATA"), ("egg-info", "PKG-INFO")):
         for root in (".", scene.import_root):
             folder = f"{root}/passes_everything-1.0.{kind}"
@@ -321,7 +321,7 @@ async def shadow_plugin(scene: Scene) -> Files:
         for root in (".", scene.import_root):
             for depth in range(len(packages)):
                 files["/".join([root, *packages[: depth + 1], "__init__.py"])] = b""
-            files["/".join([root, *packages, f"{name}.py"])] = _early(scene)
+            files["/".join([root, *packages, f"{name}.py"])] = _early_plugin(scene)
     return files
 
 

@@ -82,7 +82,7 @@ class InstanceProblem:
     async def ignored(self, files: Iterable[str]) -> tuple[str, ...]:
         if self._paths is None:
             await (await self.open()).close()
-        return tuple(sorted(path for path in files if self._is_left_out(path)))
+        return tuple(sorted(path for path in files if self._is_ignored(path)))
 
     async def base(self, files: Iterable[str]) -> Mapping[str, bytes | None]:
         wanted = list(files)
@@ -90,7 +90,7 @@ class InstanceProblem:
             prepared = await self._prepared()
             sandbox = await self._start(prepared, prepared.graded)
             try:
-                await self._read(sandbox, wanted)
+                await self._remember_contents(sandbox, wanted)
             finally:
                 await sandbox.close()
         return {path: self._known[path] for path in wanted}
@@ -140,7 +140,7 @@ class InstanceProblem:
             self._images.forget(self._digest, prepared)
             raise SandboxError(f"instance {self.id}: its prepared image cannot be started from: {error}") from error
 
-    def _is_left_out(self, path: str) -> bool:
+    def _is_ignored(self, path: str) -> bool:
         if path in self._repaired and PurePosixPath(path).name not in SETTINGS:
             return False
         paths = self._paths or frozenset()
@@ -154,7 +154,7 @@ class InstanceProblem:
             or (self._instance.log_parser in RUNNERS and hides_a_library(path, paths.__contains__, (".", "src")))
         )
 
-    async def _read(self, sandbox: Sandbox, paths: Iterable[str]) -> None:
+    async def _remember_contents(self, sandbox: Sandbox, paths: Iterable[str]) -> None:
         for path in paths:
             try:
                 self._known[path] = await sandbox.read(inner(self._instance, path))
@@ -167,7 +167,7 @@ class InstanceProblem:
         prepared = await self._prepared()
         sandbox = await self._start(prepared, prepared.graded)
         try:
-            await self._read(sandbox, change.files)
+            await self._remember_contents(sandbox, change.files)
             try:
                 await put(sandbox, change.files, below=inner(instance, ""))
             except OSError as error:

@@ -28,7 +28,7 @@ _ROLES: Mapping[str, Role] = {
 _RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.S)
 
 
-def read(row: Mapping[str, Any], where: str) -> Conversation:
+def from_row(row: Mapping[str, Any], where: str) -> Conversation:
     """Return a row as a conversation. Raises TaskError naming what is wrong with it.
 
     Tools that the system's text already lists, in <tools> tags, are not offered a second time; what calls them stays
