@@ -30,7 +30,7 @@ from turnstile.lab.losses import LossSubject, declared_losses, every_loss, loss_
 from turnstile.lab.measure import Subject
 from turnstile.lab.processes import PROCESSES, make
 from turnstile.lab.study import Line, Setting, study
-from turnstile.lab.subjects import declared, everyone, subject
+from turnstile.lab.subjects import declared_subjects, everyone, subject
 from turnstile.lab.table import Grid, details, directions, learning, progress, to_rich
 from turnstile.lab.world import list_world
 from turnstile.wiring.kinds import bind
@@ -144,7 +144,7 @@ def read_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _estimators(words: Sequence[str]) -> list[Subject]:
-    return _read("credit", words, subject, declared) if words else everyone()
+    return _read("credit", words, subject, declared_subjects) if words else everyone()
 
 
 def _losses(words: Sequence[str]) -> list[LossSubject]:

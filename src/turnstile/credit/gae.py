@@ -25,7 +25,7 @@ def _gae_targets(
     **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
-    values = step.learned("gae", aux, "values")
+    values = step.token_predictions("gae", aux, "values")
     return _targets(step, values, _by_token(step, values, gamma, lam, bootstrap))
 
 
@@ -61,7 +61,7 @@ def gae(
     check_range("gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    raw = _by_token(step, step.learned("gae", aux, "values"), gamma, lam, bootstrap)
+    raw = _by_token(step, step.token_predictions("gae", aux, "values"), gamma, lam, bootstrap)
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued))
 
 
@@ -76,7 +76,7 @@ def _turn_gae_targets(
     **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
-    values = step.learned("turn_gae", aux, "values")
+    values = step.token_predictions("turn_gae", aux, "values")
     found = [np.full(len(own), np.nan) for own in values]  # the value of a turn is that of its first token
     first = _ends(values, 0)
     for own, value, advantage in zip(found, first, _by_turn(step, first, gamma, lam, bootstrap), strict=True):
@@ -110,7 +110,7 @@ def turn_gae(
     check_range("turn_gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("turn_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    values = step.learned("turn_gae", aux, "values")
+    values = step.token_predictions("turn_gae", aux, "values")
     turns = _by_turn(step, _ends(values, 0), gamma, lam, bootstrap)
     raw = [np.full(len(own), value) for own, value in zip(values, turns, strict=True)]
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued))
@@ -129,7 +129,7 @@ def _bilevel_targets(
     **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
-    values = step.learned("bilevel_gae", aux, "values")
+    values = step.token_predictions("bilevel_gae", aux, "values")
     turns = _by_turn(step, _ends(values, -1), gamma, lam, bootstrap)
     return _targets(step, values, _inside(step, values, turns, token_gamma, token_lam))
 
@@ -165,7 +165,7 @@ def bilevel_gae(
     check_range("bilevel_gae", 0.0, 1.0, gamma=gamma, lam=lam, token_gamma=token_gamma, token_lam=token_lam)
     check_knob("bilevel_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    values = step.learned("bilevel_gae", aux, "values")
+    values = step.token_predictions("bilevel_gae", aux, "values")
     raw = _inside(step, values, _by_turn(step, _ends(values, -1), gamma, lam, bootstrap), token_gamma, token_lam)
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued))
 

@@ -68,7 +68,7 @@ def progress_attribution(
     check_range("progress_attribution", 0.0, 1.0, gamma=gamma)
     normalise = normaliser("progress_attribution", scale, ddof=ddof, eps=eps)
     step = turns_of(groups, scores)
-    given = alpha * step.judged("progress_attribution", aux, "progress")
+    given = alpha * step.turn_predictions("progress_attribution", aux, "progress")
     given[~(step.in_baseline | step.in_gradient)] = 0.0
     if rest == "last":
         sums = np.bincount(step.trajectory, weights=given)[step.trajectory] if len(given) else given

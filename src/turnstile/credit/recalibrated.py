@@ -46,7 +46,7 @@ def recalibrated(
     check_range("recalibrated", 1, np.inf, window=window)
     check_scores(groups, scores)
     found = [group_rewards(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
-    reached = [value for group, m in zip(groups, found, strict=True) for value in _reached(group, m, over)]
+    reached = [value for group, m in zip(groups, found, strict=True) for value in _values_to_remember(group, m, over)]
     recent = [*state.get("recent", ()), *reached][-window:]
     advantages: Advantages = []
     for group, m in zip(groups, found, strict=True):
@@ -61,7 +61,7 @@ def recalibrated(
     return advantages, {**state, "recent": recent}
 
 
-def _reached(group: Group, m: GroupRewards, over: str) -> list[float]:
+def _values_to_remember(group: Group, m: GroupRewards, over: str) -> list[float]:
     """Return the values that a group adds to the memory, attempts in the order of their numbers."""
     if not m.in_baseline.any():
         return []

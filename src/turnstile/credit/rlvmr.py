@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from turnstile.credit.base import Advantages, Scores, named, reads
+from turnstile.credit.base import Advantages, Scores, reads, signal_name
 from turnstile.credit.stats import Of, Scale, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
@@ -35,7 +35,7 @@ def rlvmr(
     step = turns_of(groups, scores)
     outcome = relative("rlvmr", groups, scores, normalise, of=of)[step.trajectory]
     labels: list[Hashable] = [
-        (int(group), name) if (name := named(turn, tag)) else place
+        (int(group), name) if (name := signal_name(turn, tag)) else place
         for place, (group, turn) in enumerate(zip(step.group, step.turns, strict=True))
     ]
     return step.to_tokens(outcome + alpha * step.within(labels, step.rewards, normalise))

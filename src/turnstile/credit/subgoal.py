@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, named, reads
+from turnstile.credit.base import Advantages, Scores, reads, signal_name
 from turnstile.credit.invariants import LENGTHS, at, declare
 from turnstile.credit.stats import F64, Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import I64, Turns, turns_of, within
@@ -52,7 +52,7 @@ def subgoal(
     check_range("subgoal", 0.0, np.inf, omega=omega)
     normalise = normaliser("subgoal", scale, ddof=ddof, eps=eps)
     step = turns_of(groups, scores)
-    names = [named(turn, key) for turn in step.turns]
+    names = [signal_name(turn, key) for turn in step.turns]
     begins = [t for t in range(len(names)) if step.index[t] == 0 or names[t] != names[t - 1]]
     first = np.array(begins, dtype=np.int64)
     segment = np.searchsorted(first, np.arange(len(names)), side="right") - 1

@@ -100,7 +100,7 @@ class Turns:
             found.append(values.astype(np.float64))
         return found
 
-    def learned(self, kind: str, aux: Mapping[str, Any], part: Literal["values", "implicit"]) -> list[F64]:
+    def token_predictions(self, kind: str, aux: Mapping[str, Any], part: Literal["values", "implicit"]) -> list[F64]:
         """Return the predictions of an auxiliary model for the chosen tokens, [T] -> f64[n].
 
         `aux` has them for all sampled tokens. Raises ConfigError if it lacks them.
@@ -120,7 +120,7 @@ class Turns:
             raise TrainingError(f"credit {kind!r}: {what} are not finite; lower {section}.lr")
         return found
 
-    def judged(self, kind: str, aux: Mapping[str, Any], part: Literal["q", "v", "progress"]) -> F64:
+    def turn_predictions(self, kind: str, aux: Mapping[str, Any], part: Literal["q", "v", "progress"]) -> F64:
         """Return the predictions of an auxiliary model for whole turns, f64[T].
 
         Raises ConfigError if `aux` lacks them.

@@ -300,11 +300,11 @@ def block_mask(subtree_end: Tensor) -> BlockMask:
     full = before & (ends.amin(dim=1) > last)  # never for an incomplete last block: no subtree ends after it
     part = (some & ~full) | (index[None] == index[:, None])
     return BlockMask.from_kv_blocks(
-        *_listed(part), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
+        *_list_blocks(part), *_list_blocks(full), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
     )
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _list_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of True entries of each row, i32[1, 1, n], and the columns, those first, i32[1, 1, n, n]."""
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return blocks.sum(dim=1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]

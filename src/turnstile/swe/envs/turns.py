@@ -41,7 +41,7 @@ def failed(command: str, say: str, reason: str, **found: JSON) -> Done:
     return Done(say=say, signals=signals(command, False, reason, **found))
 
 
-def merged(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> dict[str, JSON]:
+def merge_signals(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> dict[str, JSON]:
     """Return the signals of a turn with several calls.
 
     All calls must succeed, anything seen or done counts, and the last test run and the first reason are kept.
